@@ -1,4 +1,4 @@
 """Lowerings: each turns a rank's local ATen graph into a callable.
 
-This folder is the package ``fxpar.lowering`` (by the symlink ``fxpar/lowering``), and is imported under that name only.
+The symlink fxpar/lowering makes this folder the package fxpar.lowering, its only name in imports.
 """

@@ -1,0 +1,77 @@
+"""The native core (csrc/) as typed functions. ctypes loads it once, and its calls release the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import CDLL, POINTER, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from fxpar.errors import CoreNotBuiltError
+
+
+def philox_block(counter: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
+    """Encrypt four 32-bit counter words under two 32-bit key words into four uniform 32-bit words.
+
+    Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", section 3.3.
+    """
+    words = (c_uint32 * 4)()
+    _core().fxpar_philox_block(words, (c_uint32 * 4)(*counter), (c_uint32 * 2)(*key))
+    return tuple(words)
+
+
+def philox_uniform(
+    shape: Sequence[int], strides: Sequence[int], offset: int, *, seed: int, step: int, op: int
+) -> torch.Tensor:
+    """Draw the uniform numbers in [0, 1) that belong to a box of a logical tensor, on the CPU.
+
+    Element ``i`` of the float32 result, of shape `shape`, gets the number of logical index
+    ``offset + sum(i[d] * strides[d])``. Strides and offset count elements of the logical tensor, so a shard
+    draws exactly what the whole tensor would draw in its place.
+    `seed` counts modulo 2**64; `step` and `op` are below 2**32.
+    """
+    assert len(shape) == len(strides), f"{len(shape)} sizes but {len(strides)} strides"
+    assert 0 <= step < 2**32 and 0 <= op < 2**32, f"step {step} and op {op} must fit in 32 bits"
+    box = torch.empty(tuple(shape), dtype=torch.float32, device="cpu")
+    int64s = c_int64 * len(shape)
+    status = _core().fxpar_philox_uniform(
+        box.data_ptr(), seed, step, op, len(shape), int64s(*shape), int64s(*strides), offset
+    )
+    assert status == 0, (
+        f"logical indices of shape {shape}, strides {strides}, offset {offset} leave [0, 2**63)"
+    )
+    return box
+
+
+@cache
+def _core() -> CDLL:
+    return load_core(Path(__file__).with_name("libfxpar.so"))
+
+
+def load_core(path: Path) -> CDLL:
+    """Load the library at `path` and declare its functions, as in csrc/fxpar.h.
+
+    Raises CoreNotBuiltError where it is missing, is not loadable, or lacks a function.
+    """
+    words = POINTER(c_uint32)
+    sizes = POINTER(c_int64)
+    try:
+        core = CDLL(str(path))
+        core.fxpar_philox_block.argtypes = (words, words, words)
+        core.fxpar_philox_block.restype = None
+        core.fxpar_philox_uniform.argtypes = (
+            c_void_p,
+            c_uint64,
+            c_uint32,
+            c_uint32,
+            c_int,
+            sizes,
+            sizes,
+            c_int64,
+        )
+        core.fxpar_philox_uniform.restype = c_int
+    except (OSError, AttributeError) as error:
+        raise CoreNotBuiltError(str(path), str(error)) from error
+    return core
