@@ -1,0 +1,139 @@
+"""Schedules as plain data: the order in which every pipe rank runs its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fxpar.errors import InvalidScheduleError
+from fxpar.schedule.action import Action, Kind, parse_action
+
+_FOLLOWS: dict[Kind, Kind] = {"B": "F", "I": "F", "W": "I"}
+_EXCLUDES: dict[Kind, Kind] = {"B": "I", "I": "B"}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`ranks[r]` is what pipe rank r runs, in order; rank r runs stage r.
+
+    A schedule that exists is complete: every rank runs each microbatch's forward once and, unless there is no
+    backward anywhere, its backward once and later. Whether the ranks' orders fit together depends on what
+    the stages exchange, which `check_programs` proves. `str` gives one line per rank, which `parse` reads.
+
+    Raises InvalidScheduleError, which marks the first wrong action.
+    """
+
+    name: str
+    num_stages: int
+    num_microbatches: int
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.num_stages < 1 or self.num_microbatches < 1:
+            found = f"{self.num_stages} stages and {self.num_microbatches} microbatches"
+            raise InvalidScheduleError(f"{self.name}: {found}: expected at least 1 of each")
+        if len(self.ranks) != self.num_stages:
+            found = f"{len(self.ranks)} pipe ranks for {self.num_stages} stages"
+            raise InvalidScheduleError(f"{self.name}: {found}: expected one rank per stage")
+        for rank in range(self.num_stages):
+            _check_rank(self, rank)
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(map(str, actions)) for actions in self.ranks)
+
+    @staticmethod
+    def parse(text: str, name: str = "custom") -> Schedule:
+        """The schedule that prints as `text`: line r has rank r's actions, separated by blanks.
+
+        Raises InvalidScheduleError for what is not an action and for an incomplete schedule.
+        """
+        return schedule_from_cells((line.split() for line in text.strip().splitlines()), name)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether it trains; if not, it only runs forwards."""
+        return any(action.kind != "F" for actions in self.ranks for action in actions)
+
+
+def schedule_from_cells(rows: Iterable[Iterable[str]], name: str) -> Schedule:
+    """The schedule whose rank r runs the actions that row r has printed, on the microbatches they name."""
+    ranks = tuple(
+        tuple(_parse_cell(cell, rank, position, name) for position, cell in enumerate(row))
+        for rank, row in enumerate(rows)
+    )
+    num_microbatches = max((action.microbatch + 1 for actions in ranks for action in actions), default=0)
+    return Schedule(name, len(ranks), num_microbatches, ranks)
+
+
+def _parse_cell(cell: str, rank: int, position: int, name: str) -> Action:
+    try:
+        return parse_action(cell)
+    except InvalidScheduleError as error:
+        raise InvalidScheduleError(f"{name}, rank {rank}, action {position}: {error}") from None
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The schedule without its backward, as evaluation without gradients runs it."""
+    ranks = tuple(tuple(action for action in actions if action.kind == "F") for actions in schedule.ranks)
+    return Schedule(f"{schedule.name}, forward only", schedule.num_stages, schedule.num_microbatches, ranks)
+
+
+def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Per rank, the most microbatches whose forward has begun and whose last action has not ended."""
+    last_kinds: tuple[Kind, ...] = ("B", "W") if schedule.has_backward else ("F",)
+    return tuple(_peak_of_rank(actions, last_kinds) for actions in schedule.ranks)
+
+
+def _peak_of_rank(actions: Sequence[Action], last_kinds: Sequence[Kind]) -> int:
+    in_flight = peak = 0
+    for action in actions:
+        in_flight += action.kind == "F"
+        peak = max(peak, in_flight)
+        in_flight -= action.kind in last_kinds
+    return peak
+
+
+def marked(items: Sequence[object], position: int, separator: str = " ", around: int = 3) -> str:
+    """Some `items` before and after `position`, and an arrow at the one there, for error messages."""
+    first, stop = max(0, position - around), position + around + 1
+    shown = [f"--> {item} <--" if i == position else str(item) for i, item in enumerate(items[:stop])][first:]
+    return separator.join((["..."] if first else []) + shown + (["..."] if stop < len(items) else []))
+
+
+def _check_rank(schedule: Schedule, rank: int) -> None:
+    actions = schedule.ranks[rank]
+    done: set[Action] = set()
+    for position, action in enumerate(actions):
+        if problem := _problem(schedule, rank, action, done):
+            where = f"{schedule.name}, rank {rank}, action {position}"
+            raise InvalidScheduleError(f"{where}: {action} {problem}\n  {marked(actions, position)}")
+        done.add(action)
+    if missing := _first_missing(schedule, rank, done):
+        raise InvalidScheduleError(f"{schedule.name}, rank {rank}: {missing} is missing")
+
+
+def _problem(schedule: Schedule, rank: int, action: Action, done: set[Action]) -> str | None:
+    """Why `action` cannot run on `rank` after the actions that are `done`, if so."""
+    stage, kind, microbatch = action.stage, action.kind, action.microbatch
+    if stage != rank:
+        return f"is of stage {stage}: expected stage {rank}, the one of this rank"
+    if microbatch >= schedule.num_microbatches:
+        return f"is of microbatch {microbatch}: expected one below {schedule.num_microbatches}"
+    if action in done:
+        return "runs a second time"
+    if kind in _FOLLOWS and (before := Action(stage, _FOLLOWS[kind], microbatch)) not in done:
+        return f"runs before {before}"
+    if kind in _EXCLUDES and (other := Action(stage, _EXCLUDES[kind], microbatch)) in done:
+        return f"repeats a part of {other}: B is I and W in one"
+    return None
+
+
+def _first_missing(schedule: Schedule, rank: int, done: set[Action]) -> Action | None:
+    has_backward = schedule.has_backward
+    for microbatch in range(schedule.num_microbatches):
+        forward, whole, inputs, weights = (Action(rank, kind, microbatch) for kind in ("F", "B", "I", "W"))
+        if forward not in done:
+            return forward
+        if has_backward and (last := weights if inputs in done else whole) not in done:
+            return last
+    return None
