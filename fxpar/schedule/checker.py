@@ -40,12 +40,12 @@ def _check_messages(programs: Sequence[Program]) -> None:
     for program in programs:
         for position, instruction in enumerate(program.instructions):
             if isinstance(instruction, Send | PostReceive):
-                messages = sends if isinstance(instruction, Send) else posts
-                pair = instruction.transfer.source, instruction.transfer.target
-                if pair[isinstance(instruction, PostReceive)] != program.rank:
-                    raise _wrong(program, position, "belongs to another rank")
-                messages[pair].append(position)
-    for source, target in sends.keys() | posts.keys():
+                source, target = instruction.transfer.source, instruction.transfer.target
+                is_send = isinstance(instruction, Send)
+                if program.rank != (source if is_send else target):
+                    raise _wrong(program, position, "is not this rank's to do")
+                (sends if is_send else posts)[source, target].append(position)
+    for source, target in sorted(sends.keys() | posts.keys()):
         _check_pair(programs[source], programs[target], sends[source, target], posts[source, target])
 
 
@@ -137,17 +137,10 @@ class _Machine:
         return None
 
     def check_end(self) -> None:
-        """Raise InvalidScheduleError if something was left undone."""
-        left = {
-            "computes": self._to_compute[-1:],
-            "sends": self._to_send,
-            "waits for": self._posted,
-            "uses": self._arrived,
-            "frees": self._to_free,
-        }
-        for verb, things in left.items():
-            if things:
-                raise InvalidScheduleError(f"rank {self._program.rank} never {verb} {min(map(str, things))}")
+        """Raise InvalidScheduleError for what is not computed or freed; other omissions show earlier."""
+        for verb, left in (("computes", self._to_compute[-1:]), ("frees", self._to_free)):
+            if left:
+                raise InvalidScheduleError(f"rank {self._program.rank} never {verb} {min(map(str, left))}")
 
 
 def _located(program: Program, position: int) -> str:

@@ -1,0 +1,240 @@
+"""The checker accepts what lowering makes, and rejects what is broken at the first wrong instruction."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpar.errors import InvalidScheduleError
+from fxpar.schedule import (
+    SCHEDULE_NAMES,
+    Edge,
+    Instruction,
+    PostReceive,
+    Program,
+    Schedule,
+    Transfer,
+    build_schedule,
+    chain,
+    check_programs,
+    forward_only,
+    lower,
+)
+
+H = Edge("h", 0, (1,))
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_all_named_schedules_are_accepted_over_a_chain(name: str) -> None:
+    for num_stages, num_microbatches in product(range(1, 9), range(1, 33)):
+        schedule, edges = build_schedule(name, num_stages, num_microbatches), chain(num_stages)
+        check_programs(lower(schedule, edges), schedule, edges)
+
+
+@st.composite
+def edge_lists(draw: st.DrawFn, num_stages: int) -> list[Edge]:
+    """Edges between any stages, several between the same two among them."""
+    edges = []
+    for index in range(draw(st.integers(0, 6))):
+        source = draw(st.integers(0, num_stages - 2))
+        targets = draw(st.sets(st.integers(source + 1, num_stages - 1), min_size=1))
+        edges.append(Edge(f"e{index}", source, tuple(sorted(targets)), draw(st.booleans())))
+    return edges
+
+
+@given(st.data(), st.sampled_from(SCHEDULE_NAMES), st.integers(2, 5), st.integers(1, 6), st.booleans())
+def test_all_named_schedules_are_accepted_over_any_edges_and_lookahead(
+    data: st.DataObject, name: str, num_stages: int, num_microbatches: int, training: bool
+) -> None:
+    schedule = build_schedule(name, num_stages, num_microbatches)
+    schedule = schedule if training else forward_only(schedule)
+    edges = data.draw(edge_lists(num_stages))
+    check_programs(lower(schedule, edges, data.draw(st.none() | st.integers(0, 4))), schedule, edges)
+
+
+def test_a_split_backward_is_accepted() -> None:
+    schedule = Schedule.parse("0F0 0F1 0I0 0I1 0W0 0W1\n1F0 1I0 1F1 1W0 1I1 1W1")
+    check_programs(lower(schedule, [H]), schedule, [H])
+
+
+Edit: TypeAlias = Callable[[list[Instruction]], list[Instruction]]
+
+
+def _without(*printed: str) -> Edit:
+    return lambda program: [i for i in program if str(i) not in printed]
+
+
+def _doubled(printed: str) -> Edit:
+    return lambda program: [i for i in program for _ in range(2 if str(i) == printed else 1)]
+
+
+def _swapped(first: str, second: str) -> Edit:
+    def edit(program: list[Instruction]) -> list[Instruction]:
+        at = {str(i): i for i in program}
+        swap = {first: at[second], second: at[first]}
+        return [swap.get(str(i), i) for i in program]
+
+    return edit
+
+
+BROKEN: dict[str, tuple[int, Edit, str]] = {  # the rank whose program is edited, how, and what the error says
+    "a send is missing": (
+        0,
+        _without("send h[1] 0->1"),
+        "rank 1, instruction 1: post h[1] 0->1 has no matching send",
+    ),
+    "a receive is missing": (
+        1,
+        _without("post h[1] 0->1"),
+        "rank 0, instruction 6: send h[1] 0->1 has no matching receive",
+    ),
+    "a send is doubled": (
+        0,
+        _doubled("send h[0] 0->1"),
+        "rank 1, instruction 1: post h[1] 0->1 would take what rank 0 sends as h[0] 0->1",
+    ),
+    "a receive is doubled": (
+        0,
+        _doubled("post gradient of h[1] 1->0"),
+        "rank 0, instruction 2: post gradient of h[1] 1->0 has no matching send",
+    ),
+    "receives are in another order than sends": (
+        1,
+        _swapped("post h[0] 0->1", "post h[1] 0->1"),
+        "rank 1, instruction 0: post h[1] 0->1 would take what rank 0 sends as h[0] 0->1",
+    ),
+    "a receive is posted after its wait": (
+        1,
+        _swapped("post h[1] 0->1", "wait h[1] 0->1"),
+        "rank 1, instruction 1: wait h[1] 0->1 has no receive posted",
+    ),
+    "a wait is missing": (
+        0,
+        _without("wait gradient of h[0] 1->0"),
+        "rank 0, instruction 8: compute 0B0 needs gradient of h[0] 1->0, for which nothing waited",
+    ),
+    "a wait is doubled": (
+        0,
+        _doubled("wait gradient of h[0] 1->0"),
+        "rank 0, instruction 9: wait gradient of h[0] 1->0 has no receive posted",
+    ),
+    "a send is before its compute": (
+        0,
+        _swapped("compute 0F0", "send h[0] 0->1"),
+        "rank 0, instruction 2: send h[0] 0->1 has nothing to send",
+    ),
+    "a forward is missing": (
+        0,
+        _without("compute 0F1"),
+        "rank 0, instruction 5: send h[1] 0->1 has nothing to send",
+    ),
+    "a forward is doubled": (
+        0,
+        _doubled("compute 0F0"),
+        "rank 0, instruction 3: compute 0F0 is out of order: the schedule has 0F1 here",
+    ),
+    "a backward is before its forward": (
+        0,
+        _swapped("compute 0F0", "compute 0B0"),
+        "rank 0, instruction 2: compute 0B0 is out of order: the schedule has 0F0 here",
+    ),
+    "a backward is missing": (
+        0,
+        _without("compute 0B0"),
+        "rank 0, instruction 9: free 0B0 has nothing to free",
+    ),
+    "a backward is doubled": (
+        0,
+        _doubled("compute 0B1"),
+        "rank 0, instruction 13: compute 0B1 is out of order: the schedule has the end here",
+    ),
+    "the last backward is missing": (
+        0,
+        _without("compute 0B1", "free 0B1"),
+        "rank 0 never computes 0B1",
+    ),
+    "a free is doubled": (
+        1,
+        _doubled("free 1F0"),
+        "rank 1, instruction 5: free 1F0 has nothing to free",
+    ),
+    "a free is before its send": (
+        0,
+        _swapped("free 0F0", "send h[0] 0->1"),
+        "rank 0, instruction 3: free 0F0 comes before send h[0] 0->1",
+    ),
+    "a free is missing": (
+        1,
+        _without("free 1F1"),
+        "rank 1 never frees 1F1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rank", "edit", "problem"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_program_is_rejected_at_its_first_wrong_instruction(
+    rank: int, edit: Edit, problem: str
+) -> None:
+    schedule = build_schedule("1f1b", 2, 2)
+    programs = list(lower(schedule, [H]))
+    programs[rank] = Program(rank, tuple(edit(list(programs[rank].instructions))))
+    with pytest.raises(InvalidScheduleError) as caught:
+        check_programs(programs, schedule, [H])
+    assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_no_instruction_can_be_left_out(name: str) -> None:
+    schedule, edges = build_schedule(name, 3, 3), [*chain(3), Edge("skip", 0, (1, 2))]
+    programs = lower(schedule, edges)
+    for rank, program in enumerate(programs):
+        for position, left_out in enumerate(program.instructions):
+            rest = program.instructions[:position] + program.instructions[position + 1 :]
+            with pytest.raises(InvalidScheduleError):
+                check_programs(
+                    [*programs[:rank], Program(rank, rest), *programs[rank + 1 :]], schedule, edges
+                )
+                pytest.fail(f"rank {rank} needs no instruction {position}: {left_out}")
+
+
+def test_a_message_of_other_ranks_is_rejected() -> None:
+    schedule = build_schedule("1f1b", 3, 1)
+    first, middle, last = lower(schedule, chain(3))
+    broken = Program(2, (PostReceive(Transfer("out0", 0, 0, 1)), *last.instructions))
+    with pytest.raises(
+        InvalidScheduleError, match=r"rank 2, instruction 0: post out0\[0\] 0->1 is not this rank's"
+    ):
+        check_programs([first, middle, broken], schedule, chain(3))
+
+
+def test_the_first_wrong_instruction_is_marked_among_its_neighbours() -> None:
+    schedule = build_schedule("1f1b", 1, 3)
+    (program,) = lower(schedule, [])
+    with pytest.raises(InvalidScheduleError) as caught:
+        check_programs([Program(0, program.instructions[:4] + program.instructions[5:])], schedule, [])
+    assert str(caught.value).splitlines() == [
+        "rank 0, instruction 4: free 0F1 has nothing to free: it was not computed, or it is freed already",
+        "  ...",
+        "  free 0F0",
+        "  compute 0B0",
+        "  free 0B0",
+        "  --> free 0F1 <--",
+        "  compute 0B1",
+        "  free 0B1",
+        "  compute 0F2",
+        "  ...",
+    ]
+
+
+def test_ranks_that_wait_for_each_other_are_reported_with_what_they_wait_for() -> None:
+    schedule = Schedule.parse("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1")
+    with pytest.raises(InvalidScheduleError) as caught:
+        check_programs(lower(schedule, [H]), schedule, [H])
+    assert str(caught.value).splitlines() == [
+        "deadlock: these ranks wait for each other",
+        "  rank 0, instruction 5: wait gradient of h[0] 1->0",
+        "  rank 1, instruction 5: wait h[1] 0->1",
+    ]

@@ -1,0 +1,50 @@
+"""Edges between stages decide what every action receives and sends."""
+
+import pytest
+
+from fxpar.schedule import Action, Edge, Routes, Transfer, chain
+
+SKIP = Edge("skip", 0, (1, 3))
+MASK = Edge("mask", 0, (1,), differentiable=False)
+HIDDEN = Edge("hidden", 1, (3,))
+ROUTES = Routes([SKIP, MASK, HIDDEN])
+
+
+def test_a_forward_sends_a_value_to_every_target_the_nearest_first() -> None:
+    sent = ROUTES.sent(Action(0, "F", 5))
+    assert sent == [Transfer("skip", 5, 0, 1), Transfer("mask", 5, 0, 1), Transfer("skip", 5, 0, 3)]
+
+
+def test_a_forward_receives_every_edge_that_ends_in_its_stage() -> None:
+    assert ROUTES.received(Action(3, "F", 0)) == [Transfer("hidden", 0, 1, 3), Transfer("skip", 0, 0, 3)]
+    assert ROUTES.received(Action(2, "F", 0)) == []
+
+
+@pytest.mark.parametrize("kind", ["B", "I"])
+def test_a_backward_receives_a_gradient_from_every_target_of_its_values(kind: str) -> None:
+    backward = Action(0, "B", 2) if kind == "B" else Action(0, "I", 2)
+    assert ROUTES.received(backward) == [Transfer("skip", 2, 1, 0), Transfer("skip", 2, 3, 0)]
+
+
+def test_no_gradient_flows_over_an_edge_that_is_not_differentiable() -> None:
+    assert ROUTES.sent(Action(1, "B", 0)) == [Transfer("skip", 0, 1, 0)]
+
+
+def test_weight_gradients_exchange_nothing() -> None:
+    assert ROUTES.received(Action(1, "W", 0)) == [] == ROUTES.sent(Action(1, "W", 0))
+
+
+def test_a_transfer_prints_what_moves_between_which_stages() -> None:
+    assert str(Transfer("h", 3, 0, 1)) == "h[3] 0->1"
+    assert str(Transfer("h", 3, 1, 0)) == "gradient of h[3] 1->0"
+
+
+def test_a_chain_joins_neighbours() -> None:
+    assert [(edge.source, edge.targets) for edge in chain(3)] == [(0, (1,)), (1, (2,))]
+    assert chain(1) == ()
+
+
+@pytest.mark.parametrize("targets", [(), (1,), (0,), (3, 2), (2, 2)])
+def test_an_edge_must_lead_to_later_stages_in_order(targets: tuple[int, ...]) -> None:
+    with pytest.raises(AssertionError, match="ascend"):
+        Edge("e", 1, targets)
