@@ -21,7 +21,7 @@ def one_f_one_b_warm_up(stage: int, num_stages: int, num_microbatches: int) -> i
 
 def eager_one_f_one_b_warm_up(stage: int, num_stages: int, num_microbatches: int) -> int:
     """Twice the distance to the last stage, and one: each microbatch's way there and back has time to be
-    communicated while others compute (Zhuang et al., section 4).
+    communicated while others compute (Zhuang et al., eager-1F1B).
     """
     return min(num_microbatches, 2 * (num_stages - stage) - 1)
 
