@@ -1,0 +1,50 @@
+"""Every private PyTorch name that fxpar uses, as of torch 2.13; a new release is this file's work."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext, tracing
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+
+__all__ = [
+    "GradAOTOutput",
+    "InputMutationAOTOutput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "StridedShard",
+    "TangentAOTInput",
+    "TracingContext",
+    "aot_export_joint_with_descriptors",
+    "ignore_logging_calls",
+    "mark_static",
+    "skip_frame",
+    "tracing",
+]
+
+
+def ignore_logging_calls() -> None:
+    """Let Dynamo trace past calls of loggers, which would break the graph (libraries add methods to `Logger`, too)."""
+    methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
+    torch._dynamo.config.ignore_logging_functions.update(methods)
+
+
+def skip_frame(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` runs as plain Python, but what it calls is compiled."""
+    skipped: Callable[..., Any] = torch._dynamo.disable(function, recursive=False)
+    return skipped
+
+
+def mark_static(tensor: torch.Tensor) -> None:
+    """Make Dynamo compile anew for another shape of this argument rather than trace symbolic sizes."""
+    torch._dynamo.mark_static(tensor)

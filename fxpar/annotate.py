@@ -1,0 +1,89 @@
+"""Typed access to what fxpar keeps in `node.meta`; no other file reads or writes these keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.layout import Layout
+
+_PLACED = "fxpar_placed"
+_MOVE = "fxpar_move"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The layouts chosen for one op: what it needs of each tensor operand (with repeats) and gives for each result."""
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout | None, ...]
+
+
+def placed(node: fx.Node) -> Placed:
+    """The layouts of a laid-out node."""
+    found: Placed = node.meta[_PLACED]
+    return found
+
+
+def set_placed(node: fx.Node, layouts: Placed) -> None:
+    """Record the layouts chosen for `node`."""
+    node.meta[_PLACED] = layouts
+
+
+MoveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a collective does: along which axis, and the local bytes of the larger of what it takes and gives."""
+
+    kind: MoveKind
+    axis: str
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} over {self.axis}, {self.num_bytes} bytes"
+
+
+def move(node: fx.Node) -> Move | None:
+    """What the collective at `node` does; None where `node` is not a collective."""
+    return node.meta.get(_MOVE)
+
+
+def set_move(node: fx.Node, done: Move) -> None:
+    """Record what the collective at `node` does."""
+    node.meta[_MOVE] = done
+
+
+def value(node: fx.Node) -> Any:
+    """The fake value of a traced node: a FakeTensor, or a tuple of them."""
+    return node.meta["val"]
+
+
+def tensor(node: fx.Node) -> Tensor:
+    """The fake tensor of a node that gives exactly one."""
+    found = node.meta["val"]
+    assert isinstance(found, torch.Tensor), f"{node} gives {type(found).__name__}, not a tensor"
+    return found
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether autograd tagged the node as part of the backward pass."""
+    return bool(node.meta.get("partitioner_tag") == "is_backward")
+
+
+def module_path(node: fx.Node) -> str:
+    """Dotted path of the module whose forward made the node (of the forward node, for a backward one); '' at the root."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return normalize_path(path)
+
+
+def normalize_path(path: str) -> str:
+    """Dynamo's spelling of a module path (`L['self']._modules['h']._modules['0'].mlp`) as PyTorch's (`h.0.mlp`)."""
+    for old, new in (("L['self']", ""), ("L['fn']", ""), (".__dict__['_modules']", ""), ("._modules", ""), ("']", ""), ("['", ".")):
+        path = path.replace(old, new)
+    return path.replace("[", ".").replace("]", "").strip(".")

@@ -1,0 +1,83 @@
+"""The forward's tensor arguments: which are split into microbatches, and along which dim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.utils import _pytree as pytree
+
+from fxpar._torch import mark_static
+from fxpar.distribution import Distribution
+from fxpar.errors import InvalidOptionError, MicrobatchError
+from fxpar.mesh import STAGE_AXES, Mesh
+
+
+def split_dim(
+    args: Sequence[Any], kwargs: Mapping[str, Any], batch_dims: Mapping[str | int, int | None]
+) -> list[int | None]:
+    """The batch dim of each leaf of (args, kwargs), in pytree order; None for what all microbatches share.
+
+    `batch_dims` overrides by position or keyword. Otherwise every tensor whose first dim has the size of the first
+    tensor's first dim is split along it.
+    """
+    keyed = [(key, leaf) for key, value in (*enumerate(args), *kwargs.items()) for leaf in pytree.tree_leaves(value)]
+    batch = _batch_size(keyed, batch_dims)
+    dims: list[int | None] = []
+    for key, leaf in keyed:
+        if not isinstance(leaf, torch.Tensor):
+            dims.append(None)
+        elif key in batch_dims:
+            dims.append(batch_dims[key])
+        else:
+            dims.append(0 if leaf.dim() > 0 and leaf.shape[0] == batch else None)
+    return dims
+
+
+def _batch_size(keyed: Sequence[tuple[str | int, Any]], batch_dims: Mapping[str | int, int | None]) -> int | None:
+    for key, leaf in keyed:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
+            dim = batch_dims.get(key, 0)
+            if dim is not None:
+                return leaf.shape[dim]
+    return None
+
+
+def prepare_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], distribution: Distribution
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Check the arguments of one call, and turn DTensors into this rank's batch shard.
+
+    Shapes are marked static: a new shape compiles anew, since layouts and transfer plans are made for fixed sizes.
+
+    Raises:
+        MicrobatchError: a batch that the microbatches do not divide.
+        InvalidOptionError: `batch_dims` names an argument that does not exist.
+    """
+    for key in distribution.batch_dims:
+        if key not in kwargs and not (isinstance(key, int) and key < len(args)):
+            raise InvalidOptionError("batch_dims", key, f"positions below {len(args)} or keywords among {sorted(kwargs)}")
+    dims = split_dim(args, kwargs, distribution.batch_dims)
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    leaves = [_localize(leaf, dim, distribution.mesh) for leaf, dim in zip(leaves, dims, strict=True)]
+    for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
+        if isinstance(leaf, torch.Tensor):
+            mark_static(leaf)
+        if dim is not None and leaf.shape[dim] % distribution.microbatches:
+            raise MicrobatchError(str(position), leaf.shape[dim], distribution.microbatches)
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
+    return args, kwargs
+
+
+def _localize(leaf: Any, dim: int | None, mesh: Mesh) -> Any:
+    """A DTensor is global: take this rank's shard of its batch."""
+    if not isinstance(leaf, DTensor):
+        return leaf
+    wanted: list[Placement] = [
+        Shard(dim) if dim is not None and axis in mesh.batch_axes else Replicate() for axis in STAGE_AXES
+    ]
+    local: Tensor = leaf.redistribute(mesh.stage_mesh, wanted).to_local()
+    return local

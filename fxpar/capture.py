@@ -1,0 +1,138 @@
+"""Read the graph that Dynamo hands to a backend: what enters, what leaves, and which distributed model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.errors import GraphBreakError, UnsupportedGraphError
+from fxpar.stage import Port, PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A whole forward in torch IR, in logical shapes of one microbatch.
+
+    `sources` are the nodes at which values enter, with their ports; `results` the nodes that leave, in output
+    order; `arguments` the position of each input and buffer among the compiled function's arguments.
+    """
+
+    module: fx.GraphModule
+    model: int
+    sources: Mapping[fx.Node, Port]
+    results: Sequence[fx.Node]
+    arguments: Mapping[Port, int]
+
+    @property
+    def loss(self) -> int | None:
+        """The position of the loss: the first scalar result that requires grad."""
+        for position, node in enumerate(self.results):
+            value = example(node)
+            if value.dim() == 0 and value.is_floating_point() and value.requires_grad:
+                return position
+        return None
+
+    def describe_results(self) -> str:
+        """What the forward returns, for messages."""
+        shapes = [f"{node.name}: {example(node).dtype} {tuple(example(node).shape)}" for node in self.results]
+        return ", ".join(shapes) or "nothing"
+
+
+def example(node: fx.Node) -> Tensor:
+    """The fake tensor that Dynamo computed for `node`."""
+    value = node.meta["example_value"]
+    assert isinstance(value, torch.Tensor), f"{node} gives {type(value).__name__}, not a tensor"
+    return value
+
+
+def is_marker(node: fx.Node, name: str) -> bool:
+    """Whether `node` calls the marker op `fxpar::name`."""
+    return node.op == "call_function" and node.target in (
+        getattr(torch.ops.fxpar, name),
+        getattr(torch.ops.fxpar, name).default,
+    )
+
+
+def belongs_to_distributed_model(module: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph comes from a model that went through `fxpar.distribute`."""
+    return any(is_marker(node, marker) for node in module.graph.nodes for marker in ("param", "enter", "exit"))
+
+
+def read_capture(module: fx.GraphModule) -> Capture:
+    """Find the borders of Dynamo's graph.
+
+    Raises:
+        GraphBreakError: the graph has no end, so the forward goes on in another graph.
+        UnsupportedGraphError: an argument is a symbolic number, or the graph returns more than the forward's results.
+    """
+    nodes = list(module.graph.nodes)
+    exits = [node for node in nodes if is_marker(node, "exit")]
+    if not exits:
+        raise _graph_break(module)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    sources = _sources(nodes, placeholders)
+    arguments = {port: placeholders.index(_argument(node)) for node, port in sources.items() if port.kind is not PortKind.PARAMETER}
+    results = [_result(node) for node in _output_nodes(module)]
+    return Capture(module, exits[0].args[1], sources, results, arguments)
+
+
+def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:
+    sources = {}
+    for node in nodes:
+        if is_marker(node, "param"):
+            sources[node] = Port(PortKind.PARAMETER, node.args[2])
+        elif is_marker(node, "enter"):
+            sources[node] = Port(PortKind.INPUT, str(node.args[3]))
+    for node in placeholders:
+        if not isinstance(node.meta.get("example_value"), torch.Tensor):
+            raise UnsupportedGraphError(
+                f"argument {node.target} of the forward became the symbolic number {node.meta.get('example_value')}: "
+                "expected tensors and constants; pass it as a tensor or keep it fixed"
+            )
+        if any(user not in sources for user in node.users):
+            sources[node] = Port(PortKind.BUFFER, node.name)
+    return sources
+
+
+def _argument(source: fx.Node) -> fx.Node:
+    """The placeholder that feeds a source."""
+    if source.op == "placeholder":
+        return source
+    argument = source.args[0]
+    assert isinstance(argument, fx.Node)
+    return argument
+
+
+def _output_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    returned = output.args[0]
+    assert isinstance(returned, tuple | list)
+    return [node for node in returned if isinstance(node, fx.Node)]
+
+
+def _result(node: fx.Node) -> fx.Node:
+    if not is_marker(node, "exit"):
+        raise UnsupportedGraphError(
+            f"the forward keeps the tensor {node.name} on an object outside the graph: {_source_line(node)}\n"
+            "  a tensor may leave a distributed forward only as a result; return it instead"
+        )
+    result = node.args[0]
+    assert isinstance(result, fx.Node)
+    return result
+
+
+def _source_line(node: fx.Node) -> str:
+    lines = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip()]
+    return lines[-2] if len(lines) >= 2 else "source line unknown"
+
+
+def _graph_break(module: fx.GraphModule) -> GraphBreakError:
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None:
+        return GraphBreakError("reason unknown", "an unknown line")
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
+    return GraphBreakError(reason.reason, where)

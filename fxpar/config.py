@@ -1,0 +1,44 @@
+"""The options of `torch.compile(..., backend="fxpar", options=...)`; the only file that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fxpar.errors import InvalidOptionError, UnknownLoweringError, UnknownOptionError
+
+LOWERINGS = ("inductor", "aten")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compile.
+
+    dump: directory for numbered dumps of every pass (default: the environment variable FXPAR_DUMP, else none).
+    lowering: what turns graphs into code; "inductor" or "aten" (the reference).
+    """
+
+    dump: Path | None = None
+    lowering: str = "inductor"
+
+
+def read_options(given: Mapping[str, Any] | None) -> Options:
+    """Check the user's options by name and value.
+
+    Raises:
+        UnknownOptionError, InvalidOptionError, UnknownLoweringError
+    """
+    known = [field.name for field in fields(Options)]
+    values = dict(given or {})
+    for name in values:
+        if name not in known:
+            raise UnknownOptionError(name, known)
+    if values.get("lowering", LOWERINGS[0]) not in LOWERINGS:
+        raise UnknownLoweringError(str(values["lowering"]), LOWERINGS)
+    dump = values.get("dump", os.environ.get("FXPAR_DUMP"))
+    if not isinstance(dump, str | Path | None):
+        raise InvalidOptionError("dump", dump, "a directory")
+    return Options(Path(dump) if dump else None, values.get("lowering", LOWERINGS[0]))

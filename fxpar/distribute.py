@@ -1,0 +1,89 @@
+"""`distribute`: turn a model's parameters into local shards, and its forward into a logical program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fxpar.distribution import Distribution, LogicalParameter
+from fxpar.errors import AlreadyDistributedError, InvalidOptionError, UnknownScheduleError
+from fxpar.hints import Entry, resolve_hints
+from fxpar.logical import install, is_distributed
+from fxpar.mesh import Mesh
+from fxpar.parameters import shard_parameters
+from fxpar.plan import Plan
+from fxpar.plan_model import make_plan
+from fxpar.schedule import SCHEDULES
+
+
+def distribute(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    stages: Sequence[str] | int | None = None,
+    layouts: Mapping[str, Sequence[Entry]] | None = None,
+    microbatches: int = 1,
+    schedule: str = "eager-1f1b",
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    batch_dims: Mapping[str | int, int | None] | None = None,
+    init_weights: Callable[[nn.Module], None] | None = None,
+    plan: Plan | None = None,
+) -> nn.Module:
+    """Spread `model` over `mesh`, in place, and return it.
+
+    Every parameter becomes this rank's piece of a DTensor on its stage's ranks; parameters of other stages leave the
+    model. Compile the result with `torch.compile(model, backend="fxpar")`.
+
+    Args:
+        model: any module whose forward returns a loss. It may be built under `torch.device("meta")`: then its
+            parameters are initialised piece by piece.
+        mesh: from `init_mesh`.
+        stages: paths of the modules that open the second and later stages, or a count (default: the pipe axis).
+        layouts: hints; pattern over parameter names (or module paths with ":out") -> one entry per dim.
+        microbatches: into how many the local batch is split.
+        schedule: "gpipe", "1f1b" or "eager-1f1b".
+        example_inputs: the forward's arguments (a tuple, or a dict of keywords; meta tensors do), for
+            balancing stages and for finding the storage of weights that have no hint.
+        batch_dims: argument name or position -> its batch dim, or None to share it between microbatches. By default
+            tensors whose first dim equals that of the first tensor are split along it.
+        init_weights: initialises one module's parameters; default: the module's `reset_parameters`.
+        plan: a plan made before; then `stages`, `microbatches` and `schedule` come from it.
+
+    Raises:
+        AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,
+        InvalidOptionError, UnknownScheduleError, InfeasibleLayoutError, GraphBreakError, UninitializedModuleError
+    """
+    if is_distributed(model):
+        raise AlreadyDistributedError(type(model).__name__)
+    if plan is not None:
+        stages, microbatches, schedule = plan.stages, plan.microbatches, plan.schedule
+    if not isinstance(microbatches, int) or microbatches < 1:
+        raise InvalidOptionError("microbatches", microbatches, "a positive integer")
+    if schedule not in SCHEDULES:
+        raise UnknownScheduleError(schedule, sorted(SCHEDULES))
+    parameters = logical_parameters(model)
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
+    distribution = Distribution(model, mesh, hints, parameters, microbatches, batch_dims or {})
+    install(distribution)
+    distribution.plan = plan or make_plan(distribution, stages, schedule, example_inputs)
+    shard_parameters(distribution, init_weights)
+    return model
+
+
+def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
+    """Every parameter of `model` once, by its first name, with all the places that hold it."""
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}
+    named: dict[str, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in homes:
+                named[f"{path}.{attribute}" if path else attribute] = parameter
+            homes.setdefault(id(parameter), []).append((module, attribute))
+    return {
+        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)])) for fqn, p in named.items()
+    }

@@ -1,0 +1,76 @@
+"""The record of one distributed model: its plan, and where to find its pieces at run time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from fxpar.hints import Hints
+from fxpar.mesh import Mesh
+from fxpar.plan import Plan
+
+_handles = itertools.count()
+_by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalParameter:
+    """A parameter of the original model.
+
+    `fqn` is its first name; `homes` are all (module, attribute) pairs that hold it, several if it is tied.
+    """
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    homes: tuple[tuple[nn.Module, str], ...]
+
+
+class Distribution:
+    """One distributed model. `plan` is None while the model is being captured to make one."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        hints: Hints,
+        parameters: Mapping[str, LogicalParameter],
+        microbatches: int,
+        batch_dims: Mapping[str | int, int | None],
+    ) -> None:
+        self.model = model
+        self.mesh = mesh
+        self.hints = hints
+        self.parameters = parameters
+        self.microbatches = microbatches
+        self.batch_dims = batch_dims
+        self.plan: Plan | None = None
+        self.handle = next(_handles)
+        _by_handle[self.handle] = self
+
+    @property
+    def final_plan(self) -> Plan:
+        """The plan, once `distribute` is done."""
+        assert self.plan is not None, "the model is not distributed yet"
+        return self.plan
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters whose pieces this rank holds, as DTensors by name; looked up afresh, since users may replace them."""
+        found = {}
+        for fqn, parameter in self.parameters.items():
+            module, attribute = parameter.homes[0]
+            held = module._parameters.get(attribute)
+            if held is not None:
+                found[fqn] = held
+        return found
+
+
+def distribution_of(handle: int) -> Distribution:
+    """The distributed model that a marker in a graph refers to."""
+    return _by_handle[handle]

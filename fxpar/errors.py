@@ -1,0 +1,172 @@
+"""Everything a user can get wrong, one class each: what was expected, what was found, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+
+class FxparError(Exception):
+    """Base of every error that fxpar raises on purpose."""
+
+
+def _one_of(expected: Sequence[str], found: str) -> str:
+    close = get_close_matches(found, expected, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"expected one of {', '.join(map(repr, expected)) or '(nothing)'}{hint}"
+
+
+class UnknownOptionError(FxparError):
+    """`torch.compile(..., options=...)` or `distribute` was given an option that does not exist."""
+
+    def __init__(self, found: str, expected: Sequence[str]) -> None:
+        super().__init__(f"unknown option {found!r}: {_one_of(expected, found)}")
+
+
+class InvalidOptionError(FxparError):
+    """An option exists but its value does not fit."""
+
+    def __init__(self, option: str, found: object, expected: str) -> None:
+        super().__init__(f"option {option!r} is {found!r}: expected {expected}")
+
+
+class UnknownScheduleError(FxparError):
+    """The schedule's name is not one that fxpar can build."""
+
+    def __init__(self, found: str, expected: Sequence[str]) -> None:
+        super().__init__(f"unknown schedule {found!r}: {_one_of(expected, found)}")
+
+
+class InvalidScheduleError(FxparError):
+    """A schedule cannot be built, parsed, or run; the message marks the first wrong action."""
+
+
+class UnknownLoweringError(FxparError):
+    """The lowering's name is not one that fxpar has."""
+
+    def __init__(self, found: str, expected: Sequence[str]) -> None:
+        super().__init__(f"unknown lowering {found!r}: {_one_of(expected, found)}")
+
+
+class MeshSizeError(FxparError):
+    """The mesh does not have as many places as there are processes."""
+
+    def __init__(self, sizes: str, product: int, world_size: int) -> None:
+        super().__init__(
+            f"mesh {sizes} has {product} ranks, but {world_size} processes were started; "
+            f"start {product} processes (torchrun --nproc-per-node {product}) or change the mesh"
+        )
+
+
+class InvalidMeshError(FxparError):
+    """An axis of the mesh has a size that is not a positive integer."""
+
+
+class StageNotFoundError(FxparError):
+    """A path in `stages` names no module, or one whose operations never run."""
+
+    def __init__(self, path: str, expected: Sequence[str], reason: str) -> None:
+        super().__init__(f"stages: {path!r} {reason}: {_one_of(expected, path)}")
+
+
+class InvalidStagesError(FxparError):
+    """`stages` does not describe as many stages as the mesh has pipe ranks."""
+
+
+class HintNotFoundError(FxparError):
+    """A pattern in `layouts` matches no parameter and no module."""
+
+    def __init__(self, pattern: str, expected: Sequence[str]) -> None:
+        super().__init__(
+            f"layouts: pattern {pattern!r} matches no parameter and no module output: {_one_of(expected, pattern)}"
+        )
+
+
+class InvalidHintError(FxparError):
+    """A sharding hint has an unknown axis, too many dims, or uses an axis twice."""
+
+    def __init__(self, where: str, hint: object, problem: str) -> None:
+        super().__init__(f"layouts: hint {hint!r} for {where}: {problem}")
+
+
+class InfeasibleLayoutError(FxparError):
+    """No assignment of layouts satisfies all hints together."""
+
+
+class MicrobatchError(FxparError):
+    """The batch does not divide into the microbatches."""
+
+    def __init__(self, argument: str, size: int, microbatches: int) -> None:
+        super().__init__(
+            f"argument {argument} has a batch of {size}, which {microbatches} microbatches do not divide; "
+            f"pass a batch that is a multiple of {microbatches} on every rank, or change `microbatches`"
+        )
+
+
+class GraphBreakError(FxparError):
+    """The model's forward did not trace into one graph."""
+
+    def __init__(self, reason: str, where: str) -> None:
+        super().__init__(
+            f"the model's forward breaks into several graphs, but fxpar needs it as one: {reason}\n"
+            f"  at {where}\n  change the code there so that torch.compile(..., fullgraph=True) accepts it"
+        )
+
+
+class NoLossError(FxparError):
+    """Gradients are enabled, but the forward returns no scalar to differentiate."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"the forward must return a scalar loss that requires grad when grad is enabled; it returned {found}; "
+            "return the loss (alone or first among several outputs), or call the model under torch.no_grad()"
+        )
+
+
+class NotCompiledError(FxparError):
+    """The distributed model was called without being compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a distributed model only runs compiled, because its parameters are shards: "
+            'call torch.compile(model, backend="fxpar") and run what that returns'
+        )
+
+
+class AlreadyDistributedError(FxparError):
+    """`distribute` was called twice on one model."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} is distributed already; build a fresh model to distribute it differently")
+
+
+class UninitializedModuleError(FxparError):
+    """A module built on the meta device has parameters and no way to initialise them."""
+
+    def __init__(self, path: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"module {path!r} holds the meta parameters {', '.join(names)} and has no reset_parameters(); "
+            "pass init_weights=<callable taking a module> to distribute"
+        )
+
+
+class PlanMismatchError(FxparError):
+    """Ranks derived different plans; raised before the first collective, so nothing hangs."""
+
+
+class UnsupportedGraphError(FxparError):
+    """The model does something that fxpar cannot run distributed; the message says where and what instead."""
+
+
+class ReshardError(FxparError):
+    """A tensor cannot be moved as asked between two meshes or layouts."""
+
+
+class CoreNotBuiltError(FxparError):
+    """The native core's shared library is missing, cannot be loaded, or is older than the Python code."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"expected fxpar's native core at {path}, but {reason}; build it with `make install` "
+            "(or `pip install -e .`), which needs a C++ compiler"
+        )

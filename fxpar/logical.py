@@ -1,0 +1,112 @@
+"""Make a model trace as the single-device program that it was written as, whatever its parameters are on this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fxpar._torch import ignore_logging_calls, skip_frame
+from fxpar.arguments import prepare_arguments, split_dim
+from fxpar.distribution import Distribution, LogicalParameter
+from fxpar.markers import PLAIN, shard
+
+_MARK = "_fxpar_distributed"
+
+
+def is_distributed(model: nn.Module) -> bool:
+    """Whether `model`, or a module inside it, went through `distribute`."""
+    return any(hasattr(type(module), _MARK) for module in model.modules())
+
+
+def install(distribution: Distribution) -> None:
+    """Give each module of the model a subclass of its class, of the same name, whose parameters read as logical ones.
+
+    The root's forward is wrapped with the markers of what enters and leaves; a hinted module's output is marked too.
+    """
+    ignore_logging_calls()
+    members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
+    for parameter in distribution.parameters.values():
+        for module, attribute in parameter.homes:
+            members[module][attribute] = _logical_parameter(parameter, attribute, distribution)
+    for path, module in distribution.model.named_modules():
+        if path in distribution.hints.outputs:
+            members[module]["forward"] = _hinted_forward(type(module), distribution.hints.outputs[path])
+    root = distribution.model
+    inner = members[root].get("forward", type(root).forward)
+    members[root] |= {"forward": _own_code(_logical_forward(inner, distribution)), "__call__": _checked_call(distribution)}
+    for module, namespace in members.items():
+        cls = type(module)
+        if namespace:
+            module.__class__ = type(cls.__name__, (cls,), {**namespace, _MARK: True, "__module__": cls.__module__})
+
+
+def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution: Distribution) -> property:
+    device = distribution.mesh.device_type
+    stand_in = torch.empty(0, dtype=parameter.dtype, device=device, requires_grad=parameter.requires_grad)
+    shape, fqn, handle = list(parameter.shape), parameter.fqn, distribution.handle
+
+    def read(module: nn.Module) -> Tensor:
+        if torch.compiler.is_compiling():
+            marked: Tensor = torch.ops.fxpar.param(stand_in, shape, fqn, handle)
+            return marked
+        held = module._parameters.get(attribute)
+        if held is None:
+            raise AttributeError(f"parameter {fqn!r} is held by the ranks of another stage")
+        return held
+
+    return property(read)
+
+
+def _hinted_forward(cls: type[nn.Module], spec: Sequence[Any]) -> Callable[..., Any]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = cls.forward(self, *args, **kwargs)
+        if isinstance(output, tuple):
+            return (shard(output[0], spec), *output[1:])
+        return shard(output, spec)
+
+    return forward
+
+
+def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> FunctionType:
+    """The model's forward between markers: it takes this batch shard's batch and computes one microbatch."""
+    microbatches, handle, batch_dims = distribution.microbatches, distribution.handle, distribution.batch_dims
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        dims = split_dim(args, kwargs, batch_dims)
+        entered = [
+            torch.ops.fxpar.enter(leaf, microbatches, PLAIN if dims[i] is None else dims[i], i, handle)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+        args, kwargs = pytree.tree_unflatten(entered, structure)
+        output = inner(self, *args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, lambda result: torch.ops.fxpar.exit(result, handle), output)
+
+    return forward
+
+
+def _own_code(function: FunctionType) -> FunctionType:
+    """The same function with a code object of its own: Dynamo keeps its compiled graphs, and their limit, by code object."""
+    copy = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _checked_call(distribution: Distribution) -> Callable[..., Any]:
+    """A call that checks and localises the arguments in plain Python, before Dynamo sees them."""
+    base = type(distribution.model).__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = prepare_arguments(args, kwargs, distribution)
+        return base(self, *args, **kwargs)
+
+    return skip_frame(call)

@@ -1,0 +1,114 @@
+"""The ops that mark a traced program: where a parameter is read, a batch enters, a result leaves, a layout is hinted.
+
+Their fakes give the *logical* shapes of one microbatch, so that tracing sees the single-device program; they never run.
+Every marker carries `model`, the handle of the distributed model it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpar.errors import InvalidHintError, NotCompiledError
+from fxpar.layout import AXES
+
+PLAIN = -1
+"""Value of `batch_dim` for an argument that all microbatches share."""
+
+
+@torch.library.custom_op("fxpar::param", mutates_args=())
+def param(stand_in: Tensor, shape: list[int], fqn: str, model: int) -> Tensor:
+    """The parameter `fqn` in its logical `shape`; `stand_in` is an empty tensor of its dtype, device and requires_grad."""
+    raise NotCompiledError
+
+
+@param.register_fake
+def _param_fake(stand_in: Tensor, shape: list[int], fqn: str, model: int) -> Tensor:
+    return stand_in.new_empty(shape)
+
+
+@torch.library.custom_op("fxpar::enter", mutates_args=())
+def enter(x: Tensor, microbatches: int, batch_dim: int, position: int, model: int) -> Tensor:
+    """One microbatch of the forward's tensor argument number `position`, which holds this batch shard's rows."""
+    raise NotCompiledError
+
+
+@enter.register_fake
+def _enter_fake(x: Tensor, microbatches: int, batch_dim: int, position: int, model: int) -> Tensor:
+    shape = list(x.shape)
+    if batch_dim != PLAIN:
+        shape[batch_dim] //= microbatches
+    return x.new_empty(shape)
+
+
+@torch.library.custom_op("fxpar::exit", mutates_args=())
+def exit(x: Tensor, model: int) -> Tensor:
+    """A result of the forward, as one microbatch computes it."""
+    raise NotCompiledError
+
+
+@torch.library.custom_op("fxpar::shard", mutates_args=())
+def shard_marker(x: Tensor, hint: str) -> Tensor:
+    """The identity, with a hint (JSON of one entry per dim) for the layout of `x` and of its gradient."""
+    return x.clone()
+
+
+@torch.library.custom_op("fxpar::border", mutates_args=())
+def border(x: Tensor) -> Tensor:
+    """The identity, where a value leaves a stage; it hides views from autograd, so that every output is its own tensor."""
+    return x.clone()
+
+
+def _identity_fake(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _shard_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.fxpar.shard(gradient, ctx.hint), None
+
+
+def _save_hint(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.hint = inputs[1]
+
+
+exit.register_fake(_identity_fake)
+shard_marker.register_fake(_identity_fake)
+border.register_fake(_identity_fake)
+exit.register_autograd(lambda ctx, gradient: (gradient, None))
+border.register_autograd(lambda ctx, gradient: gradient)
+shard_marker.register_autograd(_shard_backward, setup_context=_save_hint)
+# A parameter's gradient is taken with respect to the marker's output, never through it.
+param.register_autograd(lambda ctx, gradient: (None, None, None, None))
+
+
+def shard(x: Tensor, spec: Sequence[str | None]) -> Tensor:
+    """Hint the layout of an activation inside a forward: the mesh axis (or None) of each dim of `x`.
+
+    Returns `x`, unchanged. Under `torch.compile(backend="fxpar")` the value and its gradient get this layout.
+
+    Raises:
+        InvalidHintError: the hint has not one entry per dim, names an unknown axis, or an axis twice.
+    """
+    check_spec("fxpar.shard", spec, x.dim())
+    return torch.ops.fxpar.shard(x, json.dumps(list(spec)))
+
+
+def check_spec(where: str, spec: Sequence[Any], num_dims: int) -> None:
+    """Check a hint of plain axis names; grouped entries count by their axis.
+
+    Raises:
+        InvalidHintError: as `shard`.
+    """
+    if len(spec) != num_dims:
+        raise InvalidHintError(where, tuple(spec), f"it has {len(spec)} entries, the tensor has {num_dims} dims")
+    axes = [getattr(entry, "axis", entry) for entry in spec if entry is not None]
+    automatic = [axis for axis in AXES if axis in ("x", "y")]
+    for axis in axes:
+        if axis not in automatic:
+            raise InvalidHintError(where, tuple(spec), f"axis {axis!r} is none of {automatic}, the axes that hints may use")
+        if axes.count(axis) > 1:
+            raise InvalidHintError(where, tuple(spec), f"axis {axis!r} is used {axes.count(axis)} times; once is allowed")

@@ -1,0 +1,134 @@
+"""The mesh: which rank has which place on the axes pipe, data, z, y and x."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.layout import AXES
+
+STAGE_AXES = ("data", "y", "x", "z")
+"""Axes of a stage's parameter mesh. z comes last, so that gathering it gives contiguous pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Sizes of the five axes, and this process's rank. Ranks count with x fastest, then y, z, data and pipe."""
+
+    pipe: int = 1
+    data: int = 1
+    z: int = 1
+    y: int = 1
+    x: int = 1
+    rank: int = 0
+    device_type: str = "cpu"
+    device_mesh: DeviceMesh | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for axis, size in self.sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise InvalidMeshError(f"mesh axis {axis!r} has size {size!r}: expected a positive integer")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> size, outermost first."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes the mesh has."""
+        return math.prod(self.sizes.values())
+
+    def coordinate_of(self, rank: int) -> dict[str, int]:
+        """Axis -> index of `rank`."""
+        coordinate = {}
+        for axis, size in reversed(self.sizes.items()):
+            rank, coordinate[axis] = divmod(rank, size)
+        return coordinate
+
+    @property
+    def coordinate(self) -> dict[str, int]:
+        """This process's place."""
+        return self.coordinate_of(self.rank)
+
+    def rank_at(self, coordinate: Mapping[str, int]) -> int:
+        """The rank at `coordinate`; axes left out count as 0."""
+        rank = 0
+        for axis, size in self.sizes.items():
+            rank = rank * size + coordinate.get(axis, 0)
+        return rank
+
+    def stage_coordinates(self, pipe: int) -> Iterator[dict[str, int]]:
+        """Every coordinate of the ranks at index `pipe` of the pipe axis, in rank order."""
+        sizes = [range(size) for axis, size in self.sizes.items() if axis != "pipe"]
+        for index in product(*sizes):
+            yield dict(zip(AXES, (pipe, *index), strict=True))
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that split the batch."""
+        return ("data", "z")
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The process group of this rank along `axis`."""
+        assert self.device_mesh is not None, "the mesh was made without processes"
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def stage_mesh(self) -> DeviceMesh:
+        """The DeviceMesh (`STAGE_AXES`) of the ranks that share this rank's stage."""
+        assert self.device_mesh is not None, "the mesh was made without processes"
+        return self.device_mesh[STAGE_AXES]
+
+    def __str__(self) -> str:
+        return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+
+
+def init_mesh(pipe: int = 1, data: int = 1, z: int = 1, y: int = 1, x: int = 1, *, device_type: str | None = None) -> Mesh:
+    """Arrange the started processes in a mesh; x varies fastest with the rank.
+
+    Works under torchrun (or any launcher that sets c10d's variables), after an own `init_process_group`, and in a single
+    process without either.
+
+    Raises:
+        InvalidMeshError: a size is not a positive integer.
+        MeshSizeError: the product of the sizes is not the number of processes.
+    """
+    shape = Mesh(pipe, data, z, y, x)
+    device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    _init_process_group(device_type)
+    if shape.num_ranks != dist.get_world_size():
+        raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
+    ranks = torch.arange(shape.num_ranks).view(pipe, data, z, y, x).permute(0, 1, 3, 4, 2)
+    device_mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
+    return Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh)
+
+
+def _init_process_group(device_type: str) -> None:
+    if dist.is_initialized():
+        return
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    if dist.is_torchelastic_launched():
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def num_batch_shards(mesh: Mesh) -> int:
+    """How many different local batches there are: `num_replicas` of a DistributedSampler."""
+    return math.prod(mesh.sizes[axis] for axis in mesh.batch_axes)
+
+
+def batch_rank(mesh: Mesh) -> int:
+    """Which of the local batches this process reads: `rank` of a DistributedSampler."""
+    place = 0
+    for axis in mesh.batch_axes:
+        place = place * mesh.sizes[axis] + mesh.coordinate[axis]
+    return place

@@ -1,0 +1,151 @@
+"""Cut the captured forward into one graph per pipeline stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxpar.annotate import module_path
+from fxpar.capture import Capture, example, is_marker
+from fxpar.errors import StageNotFoundError, UnsupportedGraphError
+from fxpar.passes.shared_values import is_context, recomputable, storages_mutated_later
+from fxpar.stage import Port, PortKind, StageGraph
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Which stage each node belongs to, and which values every stage computes for itself."""
+
+    stage_of: dict[fx.Node, int]
+    recomputed: Set[fx.Node]
+    num_stages: int
+
+
+def split_stages(capture: Capture, openers: Sequence[str]) -> tuple[StageGraph, ...]:
+    """Cut `capture` where the modules at the paths `openers` begin, in the order in which the forward runs.
+
+    A value that a later stage uses becomes an edge, whether or not the stages are adjacent. Values that depend on inputs
+    alone (masks, positions, rotary tables) are recomputed where they are used.
+
+    Before: `h = embed(x); h = block0(h); h = block1(h); loss = head(h)` with openers `["block1"]`
+    After:  stage 0: `h = embed(x); return block0(h)`; stage 1: `return head(block1(h))`
+
+    Raises:
+        StageNotFoundError: a path names no module whose forward runs.
+        UnsupportedGraphError: a stage changes in place what another stage made.
+    """
+    order = [node for node in capture.module.graph.nodes if node.op not in ("placeholder", "output")]
+    order = [node for node in order if node not in capture.sources and not is_marker(node, "exit")]
+    cut = _Cut(_assign(capture, openers), recomputable(order, capture.sources), len(openers) + 1)
+    _check_mutations(order, cut)
+    builders = [_StageBuilder(capture, cut, order, stage) for stage in range(cut.num_stages)]
+    edges = {node for builder in builders for node in builder.edges_in}
+    return tuple(builder.build(edges) for builder in builders)
+
+
+def _assign(capture: Capture, openers: Sequence[str]) -> dict[fx.Node, int]:
+    nodes = list(capture.module.graph.nodes)
+    paths = [module_path(node) for node in nodes]
+    starts = sorted(_first_inside(paths, opener) for opener in openers)
+    stage_of: dict[fx.Node, int] = {}
+    for index, node in enumerate(nodes):
+        producer = node.args[0] if node.args else None
+        if isinstance(producer, fx.Node) and not isinstance(producer.meta.get("example_value"), torch.Tensor):
+            stage_of[node] = stage_of.get(producer, 0)  # an item of a tuple stays where the tuple was made
+        else:
+            stage_of[node] = sum(start <= index for start in starts)
+    return stage_of
+
+
+def _first_inside(paths: Sequence[str], opener: str) -> int:
+    for index, path in enumerate(paths):
+        if path == opener or path.startswith(opener + "."):
+            return index
+    raise StageNotFoundError(opener, sorted(set(paths) - {""}), "names no module whose forward runs")
+
+
+def _check_mutations(order: Sequence[fx.Node], cut: _Cut) -> None:
+    for owner, mutator in storages_mutated_later(order):
+        if owner in cut.recomputed or cut.stage_of[owner] == cut.stage_of[mutator]:
+            continue
+        raise UnsupportedGraphError(
+            f"{mutator.name} in stage {cut.stage_of[mutator]} (module {module_path(mutator)!r}) changes {owner.name} of stage "
+            f"{cut.stage_of[owner]} in place; open the stage elsewhere, or write the operation out of place"
+        )
+
+
+class _StageBuilder:
+    """Collects what one stage computes and what it takes from outside, then writes its graph."""
+
+    def __init__(self, capture: Capture, cut: _Cut, order: Sequence[fx.Node], stage: int) -> None:
+        self._capture, self._cut, self._stage = capture, cut, stage
+        self._nodes: set[fx.Node] = set()
+        self._sources: set[fx.Node] = set()
+        self.edges_in: set[fx.Node] = set()
+        self._is_last = stage == cut.num_stages - 1
+        for node in order:
+            if is_context(node) or (cut.stage_of[node] == stage and node not in cut.recomputed):
+                self._nodes.add(node)
+        pending = [used for node in self._nodes for used in node.all_input_nodes]
+        pending += capture.results if self._is_last else []
+        self._close_over(pending)
+        if mutators := {m for owner, m in storages_mutated_later(order) if owner in self._nodes & set(cut.recomputed)}:
+            self._nodes |= mutators
+            self._close_over([used for node in mutators for used in node.all_input_nodes])
+        self._order = [node for node in order if node in self._nodes]
+
+    def _close_over(self, pending: list[fx.Node]) -> None:
+        while pending:
+            node = pending.pop()
+            if node in self._nodes:
+                continue
+            if node in self._capture.sources:
+                self._sources.add(node)
+            elif node in self._cut.recomputed:
+                self._nodes.add(node)
+                pending.extend(node.all_input_nodes)
+            else:
+                self.edges_in.add(node)
+
+    def build(self, edges: Set[fx.Node]) -> StageGraph:
+        """The stage's graph; `edges` are all values that some stage takes from another."""
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        inputs: list[Port] = []
+        for node in self._capture.module.graph.nodes:
+            if node in self._sources or node in self.edges_in:
+                copies[node] = _placeholder(graph, node)
+                inputs.append(self._capture.sources.get(node) or Port(PortKind.EDGE, node.name))
+        for node in self._order:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        leaving = [] if self._is_last else [node for node in self._order if node in edges and node not in self._cut.recomputed]
+        outputs = [Port(PortKind.EDGE, node.name) for node in leaving]
+        returned = [_leave(graph, copies[node]) for node in leaving]
+        if self._is_last:
+            outputs = [Port(PortKind.RESULT, str(position)) for position in range(len(self._capture.results))]
+            returned = [self._result(graph, copies[node], position) for position, node in enumerate(self._capture.results)]
+        graph.output(tuple(returned))
+        return StageGraph(self._stage, fx.GraphModule(self._capture.module, graph), tuple(inputs), tuple(outputs))
+
+    def _result(self, graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
+        """Only the loss is differentiated; other results leave detached."""
+        if position == self._capture.loss:
+            return _leave(graph, node)
+        detached = graph.call_method("detach", (node,))
+        detached.meta["example_value"] = example(node).detach()
+        return _leave(graph, detached)
+
+
+def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    placeholder = graph.placeholder(node.name)
+    placeholder.meta = {"example_value": example(node), "nn_module_stack": node.meta.get("nn_module_stack", {})}
+    return placeholder
+
+
+def _leave(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    left = graph.call_function(torch.ops.fxpar.border.default, (node,))
+    left.meta["example_value"] = node.meta["example_value"]
+    return left

@@ -1,0 +1,128 @@
+"""Trace a stage's forward and backward together into one ATen graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpar._torch import (
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+    aot_export_joint_with_descriptors,
+)
+from fxpar.capture import example
+from fxpar.errors import UnsupportedGraphError
+from fxpar.stage import JointGraph, Port, PortKind, StageGraph
+
+
+def trace_joint(stage: StageGraph, *, with_backward: bool, decompositions: Mapping[Any, Any] | None = None) -> JointGraph:
+    """The joint graph of `stage`, functional and still in logical shapes; forward alone if not `with_backward`.
+
+    Before: torch IR, `h = linear(x, w)`
+    After:  ATen, `mm = aten.mm(x, t)`, ..., `dw = aten.mm(dh_t, x)`; placeholders and outputs as `JointGraph` says.
+
+    `decompositions` is the lowering's own table; None keeps every ATen op whole.
+
+    Raises:
+        UnsupportedGraphError: the stage changes in place a value that is neither its own nor a buffer.
+    """
+    inputs = [_leaf(node) for node in stage.module.graph.nodes if node.op == "placeholder"]
+    with contextlib.ExitStack() as stack:
+        if not with_backward:
+            stack.enter_context(torch.no_grad())
+        joint = aot_export_joint_with_descriptors(
+            stack, stage.module, tuple(inputs), decompositions=dict(decompositions) if decompositions else None
+        )
+        module = joint.graph_module
+    _remove_borders(module)
+    return _with_ports(module, stage)
+
+
+def _leaf(node: fx.Node) -> Tensor:
+    """A fake leaf like what will enter at `node`, so that gradients are taken with respect to it."""
+    value = example(node)
+    with value.fake_mode:  # type: ignore[attr-defined]  # every example value is a FakeTensor
+        leaf = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return leaf.requires_grad_(value.requires_grad)
+
+
+def _remove_borders(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        if node.target is torch.ops.fxpar.border.default:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+
+
+def _with_ports(module: fx.GraphModule, stage: StageGraph) -> JointGraph:
+    """Read AOTAutograd's descriptors back into ports, and put the outputs in the order that `JointGraph` promises."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    inputs, tangents = _read_inputs(placeholders, stage)
+    returned = dict(_read_outputs(output, stage))
+    outputs = [("value", port) for port in stage.outputs]
+    outputs += [item for item in returned if item[0] == "value" and item[1].kind is PortKind.BUFFER]
+    gradients = [item for item in returned if item[0] == "gradient"]
+    values = [returned[item] for item in (*outputs, *gradients)]
+    with module.graph.inserting_before(output):
+        module.graph.output(tuple(values))
+    module.graph.erase_node(output)
+    module.graph.set_codegen(fx.graph.CodeGen())
+    module.recompile()
+    return JointGraph(
+        stage.index,
+        module,
+        tuple(inputs),
+        tuple(port for _, port in outputs),
+        tuple(tangents),
+        tuple(port for _, port in gradients),
+    )
+
+
+def _read_inputs(placeholders: Sequence[fx.Node], stage: StageGraph) -> tuple[list[Port], list[Port]]:
+    inputs, tangents = [], []
+    for node in placeholders:
+        match node.meta["desc"]:
+            case PlainAOTInput(idx=position):
+                inputs.append(stage.inputs[position])
+            case TangentAOTInput(output=PlainAOTOutput(idx=position)):
+                tangents.append(stage.outputs[position])
+            case other:
+                raise AssertionError(f"unexpected input {other} of the joint graph of stage {stage.index}")
+    return inputs, tangents
+
+
+def _read_outputs(output: fx.Node, stage: StageGraph) -> list[tuple[tuple[str, Port], Any]]:
+    found: list[tuple[tuple[str, Port], Any]] = []
+    (values,) = output.args
+    assert isinstance(values, tuple | list)
+    for value, descriptor in zip(values, output.meta["desc"], strict=True):
+        match descriptor:
+            case PlainAOTOutput(idx=position):
+                found.append((("value", stage.outputs[position]), value))
+            case InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=position)):
+                found.append((("value", _buffer(stage, position)), value))
+            case GradAOTOutput(grad_of=PlainAOTInput(idx=position)):
+                found.append((("gradient", stage.inputs[position]), value))
+            case None:  # the gradient of an input that has none
+                pass
+            case other:
+                raise AssertionError(f"unexpected output {other} of the joint graph of stage {stage.index}")
+    return found
+
+
+def _buffer(stage: StageGraph, position: int) -> Port:
+    port = stage.inputs[position]
+    if port.kind is not PortKind.BUFFER:
+        raise UnsupportedGraphError(
+            f"stage {stage.index} changes {port} in place: expected changes of buffers alone; "
+            "write the operation out of place, or open the stage elsewhere"
+        )
+    return port

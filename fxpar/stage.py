@@ -1,0 +1,91 @@
+"""What passes hand each other about a stage: its graph, the names of what crosses its border, its compiled form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor, fx
+
+from fxpar.layout import Layout
+
+
+class PortKind(Enum):
+    """What a value at the border of a stage is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    EDGE = "edge"
+    RESULT = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A value at the border of a stage.
+
+    `name` is a fully qualified name for parameters and buffers, the position among the forward's tensor
+    arguments for inputs, the position among its outputs for results, and the producing node for edges.
+    """
+
+    kind: PortKind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraph:
+    """A stage's forward as a torch-IR graph: one placeholder per input port, one output per output port."""
+
+    index: int
+    module: fx.GraphModule
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """A stage's ATen joint graph.
+
+    Placeholders are `inputs` then the gradients of `tangents`; outputs are `outputs` then the gradients of
+    `gradients`. Outputs of kind BUFFER are the new values of buffers that the forward mutates. A stage of a forward-only
+    program has neither tangents nor gradients.
+    """
+
+    index: int
+    module: fx.GraphModule
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tangents: tuple[Port, ...]
+    gradients: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBorder:
+    """Layouts of everything that crosses a stage's border, in logical shapes of one microbatch and batch shard."""
+
+    inputs: Mapping[Port, Layout]
+    outputs: Mapping[Port, Layout]
+    tangents: Mapping[Port, Layout]
+    gradients: Mapping[Port, Layout]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStage:
+    """A stage of this rank, ready to run on local tensors.
+
+    `forward(*inputs)` gives one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)` gives one
+    gradient per port of `gradients`; it is None in a forward-only program.
+    """
+
+    index: int
+    forward: Callable[..., Sequence[Tensor]]
+    backward: Callable[..., Sequence[Tensor]] | None
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tangents: tuple[Port, ...]
+    gradients: tuple[Port, ...]
+    border: StageBorder
