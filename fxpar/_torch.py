@@ -16,8 +16,14 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+c10d_functional = torch.ops._c10d_functional
+"""The functional collectives: each returns a tensor that is ready after `wait_tensor`."""
 
 __all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "PlainAOTInput",
@@ -26,6 +32,7 @@ __all__ = [
     "TangentAOTInput",
     "TracingContext",
     "aot_export_joint_with_descriptors",
+    "c10d_functional",
     "ignore_logging_calls",
     "mark_static",
     "skip_frame",
