@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch.distributed._functional_collectives  # gives the collective ops their fakes
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -15,8 +16,8 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
-from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 c10d_functional = torch.ops._c10d_functional
 """The functional collectives: each returns a tensor that is ready after `wait_tensor`."""

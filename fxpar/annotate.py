@@ -12,6 +12,7 @@ from fxpar.layout import Layout
 
 _PLACED = "fxpar_placed"
 _MOVE = "fxpar_move"
+_ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,17 @@ def tensor(node: fx.Node) -> Tensor:
     found = node.meta["val"]
     assert isinstance(found, torch.Tensor), f"{node} gives {type(found).__name__}, not a tensor"
     return found
+
+
+def set_value(node: fx.Node, found: Any) -> None:
+    """Record the fake value of `node`."""
+    node.meta["val"] = found
+
+
+def set_origin(node: fx.Node, source: fx.Node, *, backward: bool) -> None:
+    """Say that `node` was made for `source`: its module path and source line, tagged forward or backward."""
+    node.meta.update({key: source.meta[key] for key in _ORIGIN if key in source.meta})
+    node.meta["partitioner_tag"] = "is_backward" if backward else "is_forward"
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -1,0 +1,128 @@
+"""Build a graph of local tensors whose every node has its fake value, its tag and its origin from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpar._torch import FakeTensorMode
+from fxpar.annotate import set_origin, set_value, tensor, value
+
+aten = torch.ops.aten
+
+
+def stride_order(whole: Tensor) -> tuple[int, ...]:
+    """The dims of `whole` from the outermost in memory to the innermost; where elements overlap, those of a copy."""
+    strides = torch.empty_like(whole).stride()
+    return tuple(sorted(range(whole.dim()), key=lambda dim: -strides[dim]))
+
+
+class LocalGraph:
+    """A graph under construction. Every call runs at once under the fake mode, so that its value can be looked at."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.graph = fx.Graph()
+        self._mode = mode
+        self._origin: tuple[fx.Node, bool] | None = None
+        self._completed = 0
+
+    @contextmanager
+    def on_behalf_of(self, source: fx.Node, *, backward: bool) -> Iterator[None]:
+        """New nodes inside are made for `source`, a node of the logical graph, and are tagged forward or backward."""
+        before = self._origin
+        self._origin = (source, backward)
+        yield
+        self._origin = before
+
+    def placeholder(self, name: str, shape: Sequence[int], like: Tensor) -> fx.Node:
+        """An input of `shape` whose dims lie in memory in the order of those of `like`, without gaps."""
+        order = stride_order(like)
+        with self._mode:
+            dense = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
+            local = dense.permute(inverse(order))
+        return self.given(self.graph.placeholder(name), local)
+
+    def given(self, node: fx.Node, found: Any) -> fx.Node:
+        """Record the value of a node of `graph` that cannot be run."""
+        set_value(node, found)
+        self.complete()
+        return node
+
+    def call(self, target: Callable[..., Any], *args: Any) -> fx.Node:
+        """Append a call."""
+        node = self.graph.call_function(target, args)
+        self.complete()
+        return node
+
+    def complete(self) -> None:
+        """Run what was appended to `graph` since the last call, and note its origin."""
+        assert self._origin is not None, "nodes are appended on behalf of a logical node only"
+        nodes = self.graph.nodes
+        fresh: list[fx.Node] = []
+        for node in reversed(nodes):
+            if len(nodes) - len(fresh) == self._completed:
+                break
+            fresh.append(node)
+        for node in reversed(fresh):
+            source, backward = self._origin
+            set_origin(node, source, backward=backward)
+            if node.op == "call_function":
+                set_value(node, self._run(node))
+        self._completed = len(nodes)
+
+    def _run(self, node: fx.Node) -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+        assert callable(node.target)
+        with self._mode:
+            return node.target(*args, **kwargs)
+
+    # Calls that are left out where they would change nothing.
+
+    def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """`node` in another shape; its elements must lie in memory in row-major order."""
+        if tuple(tensor(node).shape) == tuple(shape):
+            return node
+        return self.call(aten.view.default, self.contiguous(node), list(shape))
+
+    def permute(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
+        """Dim `order[i]` of `node` becomes dim i."""
+        if list(order) == sorted(order):
+            return node
+        return self.call(aten.permute.default, node, list(order))
+
+    def contiguous(self, node: fx.Node) -> fx.Node:
+        """`node`, or a copy in row-major order."""
+        if tensor(node).is_contiguous():
+            return node
+        copy = self.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        self.complete()
+        return copy
+
+    def narrow(self, node: fx.Node, dim: int, start: int, stop: int) -> fx.Node:
+        """Elements start to stop of `dim`."""
+        if (start, stop) == (0, tensor(node).shape[dim]):
+            return node
+        return self.call(aten.slice.Tensor, node, dim, start, stop)
+
+    def pad(self, node: fx.Node, dim: int, size: int) -> fx.Node:
+        """`node` with zeros after the end of `dim`, up to `size`."""
+        shape = tensor(node).shape
+        if shape[dim] == size:
+            return node
+        margins = [0, 0] * (len(shape) - 1 - dim) + [0, size - shape[dim]]
+        return self.call(aten.constant_pad_nd.default, node, margins, 0)
+
+    def in_order(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
+        """`node`, or a copy whose dims lie in memory in `order`, without gaps."""
+        if tensor(node).permute(list(order)).is_contiguous():
+            return node
+        return self.permute(self.contiguous(self.permute(node, order)), inverse(order))
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes `order`."""
+    return sorted(range(len(order)), key=lambda position: order[position])
