@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fxpar.distribution import Distribution, LogicalParameter
+from fxpar.distribution import Distribution, logical_parameters
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError, UnknownScheduleError
 from fxpar.hints import Entry, resolve_hints
 from fxpar.logical import install, is_distributed
@@ -71,19 +71,3 @@ def distribute(
     distribution.plan = plan or make_plan(distribution, stages, schedule, example_inputs)
     shard_parameters(distribution, init_weights)
     return model
-
-
-def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
-    """Every parameter of `model` once, by its first name, with all the places that hold it."""
-    homes: dict[int, list[tuple[nn.Module, str]]] = {}
-    named: dict[str, nn.Parameter] = {}
-    for path, module in model.named_modules():
-        for attribute, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in homes:
-                named[f"{path}.{attribute}" if path else attribute] = parameter
-            homes.setdefault(id(parameter), []).append((module, attribute))
-    return {
-        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)])) for fqn, p in named.items()
-    }

@@ -32,6 +32,22 @@ class LogicalParameter:
     homes: tuple[tuple[nn.Module, str], ...]
 
 
+def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
+    """Every parameter of `model` once, by its first name, with all the places that hold it."""
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}
+    named: dict[str, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in homes:
+                named[f"{path}.{attribute}" if path else attribute] = parameter
+            homes.setdefault(id(parameter), []).append((module, attribute))
+    return {
+        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)])) for fqn, p in named.items()
+    }
+
+
 class Distribution:
     """One distributed model. `plan` is None while the model is being captured to make one."""
 

@@ -47,7 +47,7 @@ def split_stages(capture: Capture, openers: Sequence[str]) -> tuple[StageGraph, 
 
 
 def _assign(capture: Capture, openers: Sequence[str]) -> dict[fx.Node, int]:
-    nodes = list(capture.module.graph.nodes)
+    nodes = [node for node in capture.module.graph.nodes if node.op != "placeholder"]
     paths = [module_path(node) for node in nodes]
     starts = sorted(_first_inside(paths, opener) for opener in openers)
     stage_of: dict[fx.Node, int] = {}
@@ -114,11 +114,13 @@ class _StageBuilder:
         """The stage's graph; `edges` are all values that some stage takes from another."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
-        inputs: list[Port] = []
+        placeholders: dict[Port, fx.Node] = {}
         for node in self._capture.module.graph.nodes:
             if node in self._sources or node in self.edges_in:
-                copies[node] = _placeholder(graph, node)
-                inputs.append(self._capture.sources.get(node) or Port(PortKind.EDGE, node.name))
+                port = self._capture.sources.get(node) or Port(PortKind.EDGE, node.name)
+                if port not in placeholders:  # a tied weight is read at several nodes
+                    placeholders[port] = _placeholder(graph, node)
+                copies[node] = placeholders[port]
         for node in self._order:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         leaving = [] if self._is_last else [node for node in self._order if node in edges and node not in self._cut.recomputed]
@@ -128,7 +130,7 @@ class _StageBuilder:
             outputs = [Port(PortKind.RESULT, str(position)) for position in range(len(self._capture.results))]
             returned = [self._result(graph, copies[node], position) for position, node in enumerate(self._capture.results)]
         graph.output(tuple(returned))
-        return StageGraph(self._stage, fx.GraphModule(self._capture.module, graph), tuple(inputs), tuple(outputs))
+        return StageGraph(self._stage, fx.GraphModule(self._capture.module, graph), tuple(placeholders), tuple(outputs))
 
     def _result(self, graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
         """Only the loss is differentiated; other results leave detached."""
