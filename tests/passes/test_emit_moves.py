@@ -1,0 +1,123 @@
+"""Every move between two layouts, run on all ranks, gives exactly the pieces that the needed layout describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx
+
+from fxpar._torch import FakeTensorMode
+from fxpar.annotate import tensor
+from fxpar.layout import Layout, Partial, Placement, Replicate, Shard
+from fxpar.mesh import Mesh
+from fxpar.passes.emit_moves import emit_step
+from fxpar.passes.local_graph import LocalGraph, stride_order
+from fxpar.passes.moves import plan_moves
+from fxpar.tiles import assemble, shard_of
+from tests.fake_mesh import as_rank, fake_mesh
+from tests.lockstep import run_ranks_in_lockstep
+
+
+@pytest.fixture(scope="module", params=[{"x": 2}, {"x": 3}, {"y": 2, "x": 2}, {"y": 3, "x": 2}], ids=str)
+def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+    with fake_mesh(**request.param) as made:
+        yield made
+
+
+def graph_of_move(have: Layout, need: Layout, like: Tensor, mesh: Mesh) -> fx.Graph:
+    """The local graph that moves one value, which lies in memory as `like` does."""
+    local = LocalGraph(FakeTensorMode())
+    origin = fx.Graph().placeholder("origin")
+    with local.on_behalf_of(origin, backward=False):
+        node = local.placeholder("value", have.local_shape(mesh.coordinate), like)
+        for step in plan_moves(have, need):
+            node = emit_step(local, node, step, stride_order(like), mesh)
+        local.graph.output(node)
+    return local.graph
+
+
+def in_order_of(piece: Tensor, whole: Tensor) -> Tensor:
+    """A copy of `piece` without gaps whose dims lie in memory as those of `whole`."""
+    order = stride_order(whole)
+    return piece.permute(order).contiguous().permute([order.index(dim) for dim in range(piece.dim())])
+
+
+def pieces_of(whole: Tensor, layout: Layout, mesh: Mesh, seed: int = 0) -> list[Tensor]:
+    """The piece of every rank; random contributions where the layout is partial."""
+    generator = torch.Generator().manual_seed(seed)
+    places = [mesh.coordinate_of(rank) for rank in range(mesh.num_ranks)]
+    partial = [axis for axis, placement in layout.axes if isinstance(placement, Partial)]
+    shares = {}
+    for axis in partial:
+        noise = torch.randint(-8, 8, (mesh.sizes[axis] - 1, *whole.shape), generator=generator).to(whole.dtype)
+        shares[axis] = noise
+    return [in_order_of(shard_of(_contribution(whole, place, shares, layout), layout, place), whole) for place in places]
+
+
+def _contribution(whole: Tensor, place: dict[str, int], shares: dict[str, Tensor], layout: Layout) -> Tensor:
+    """What the rank at `place` contributes so that everything together reduces to `whole`."""
+    value = whole
+    for axis, noise in shares.items():
+        last = place[axis] == len(noise)
+        if layout.placement(axis) == Partial("max"):
+            value = value if last else value - noise[place[axis]].abs()
+        elif value is whole:
+            value = whole - noise.sum(0) if last else noise[place[axis]]
+        else:  # the second summed axis splits the share of the first
+            value = value - noise.sum(0) if last else noise[place[axis]]
+    return value
+
+
+def placements(shape: tuple[int, ...], parts: int) -> list[Placement]:
+    digits = [
+        Shard(dim, parts, outer) for dim, size in enumerate(shape) for outer in range(1, size) if size % (outer * parts) == 0
+    ]
+    ragged = [Shard(dim, parts) for dim, size in enumerate(shape) if size % parts != 0]
+    return [Replicate(), Partial("sum"), Partial("max"), *digits, *ragged]
+
+
+@st.composite
+def layouts_of(draw: st.DrawFn, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    layout = Layout(shape)
+    for axis in ("x", "y"):
+        if mesh.sizes[axis] > 1:
+            allowed = [
+                placement
+                for placement in placements(shape, mesh.sizes[axis])
+                if not isinstance(placement, Shard) or layout.accepts(placement)
+                if not isinstance(placement, Partial) or not layout.is_partial or placement in dict(layout.axes).values()
+            ]
+            layout = layout.with_placement(axis, draw(st.sampled_from(allowed)))
+    return layout
+
+
+@given(data=st.data())
+def test_every_rank_ends_with_its_piece_of_the_needed_layout(mesh: Mesh, data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 4, 5, 6, 12]), min_size=1, max_size=3)))
+    order = data.draw(st.permutations(range(len(shape))))
+    have, need = data.draw(layouts_of(shape, mesh)), data.draw(layouts_of(shape, mesh))
+    dtypes = [torch.float64, torch.bfloat16] + ([] if need.is_partial else [torch.int64])
+    dtype = data.draw(st.sampled_from(dtypes))
+    physical = torch.randint(-32, 32, [shape[dim] for dim in order]).to(dtype)
+    whole = physical.permute([order.index(dim) for dim in range(len(shape))])
+
+    graphs = [graph_of_move(have, need, whole, as_rank(mesh, rank)) for rank in range(mesh.num_ranks)]
+    moved = run_ranks_in_lockstep(graphs, [[piece] for piece in pieces_of(whole, have, mesh)], mesh)
+
+    places = [mesh.coordinate_of(rank) for rank in range(mesh.num_ranks)]
+    if need.is_partial:
+        named = dict(need.axes)
+        needed = [(place, piece) for place, piece in zip(places, moved, strict=True) if all(place[a] == 0 or a in named for a in place)]
+        assert torch.equal(assemble(needed, need), whole), f"{have} to {need}"
+    else:
+        for place, piece in zip(places, moved, strict=True):
+            assert torch.equal(piece, shard_of(whole, need, place)), f"{have} to {need} at {place}"
+    for piece, graph in zip(moved, graphs, strict=True):
+        fake = tensor(list(graph.nodes)[-1].args[0])
+        assert (piece.shape, piece.dtype) == (fake.shape, fake.dtype)
+        for value in (piece, fake):
+            assert value.permute(stride_order(whole)).is_contiguous(), f"{have} to {need} changes the order in memory"
