@@ -1,12 +1,13 @@
 """Every private PyTorch name that fxpar uses, as of torch 2.13; a new release is this file's work."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch._dynamo
 import torch.distributed._functional_collectives  # gives the collective ops their fakes
+from torch import Tensor, fx
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -34,6 +35,8 @@ __all__ = [
     "TracingContext",
     "aot_export_joint_with_descriptors",
     "c10d_functional",
+    "schema",
+    "compile_single_device",
     "ignore_logging_calls",
     "mark_static",
     "skip_frame",
@@ -43,7 +46,11 @@ __all__ = [
 
 def ignore_logging_calls() -> None:
     """Let Dynamo trace past calls of loggers, which would break the graph (libraries add methods to `Logger`, too)."""
-    methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
+    methods = [
+        method
+        for name, method in vars(logging.Logger).items()
+        if callable(method) and not name.startswith("_")
+    ]
     torch._dynamo.config.ignore_logging_functions.update(methods)
 
 
@@ -56,3 +63,17 @@ def skip_frame(function: Callable[..., Any]) -> Callable[..., Any]:
 def mark_static(tensor: torch.Tensor) -> None:
     """Make Dynamo compile anew for another shape of this argument rather than trace symbolic sizes."""
     torch._dynamo.mark_static(tensor)
+
+
+def compile_single_device(
+    module: fx.GraphModule, example_inputs: Sequence[Tensor], lowering: str
+) -> Callable[..., Any]:
+    """What Dynamo captured, compiled for one device: by Inductor, or run as AOTAutograd traced it."""
+    backend = torch._dynamo.lookup_backend("inductor" if lowering == "inductor" else "aot_eager")
+    compiled: Callable[..., Any] = backend(module, list(example_inputs))
+    return compiled
+
+
+def schema(op: torch._ops.OpOverload) -> torch._C.FunctionSchema:
+    """The parameters and results of an op, as declared."""
+    return op._schema

@@ -1,0 +1,68 @@
+"""State dicts under the original names: contiguous shards go out, and shards or whole tensors come back in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import Shard as DShard
+
+from fxpar._torch import StridedShard
+from fxpar.distribution import Distribution
+from fxpar.dtensor import from_local, layout_of
+from fxpar.tiles import shard_of
+
+
+def install_state_dict_hooks(distribution: Distribution) -> None:
+    """Make `state_dict` and `load_state_dict` of the distributed model fit distributed checkpoints.
+
+    A shard that starts inside its dim (q, k and v fused in one weight) is a strided shard, which
+    `torch.distributed.checkpoint` refuses; it goes out as contiguous shards instead. `load_state_dict` takes these,
+    or the whole tensors of a single-process checkpoint, whose entries for other stages are dropped.
+    """
+
+    def after_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name, held in state.items():
+            if isinstance(held, DTensor) and _is_strided(held):
+                state[name] = _contiguous(held)
+
+    def before_load(module: nn.Module, state: dict[str, Any], prefix: str, *unused: Any) -> None:
+        own = dict(distribution.model.named_parameters(remove_duplicate=False))
+        for parameter in distribution.parameters.values():
+            for name in _names(distribution.model, parameter.homes):
+                if prefix + name not in state:
+                    continue
+                if name in own:
+                    state[prefix + name] = _like(state[prefix + name], own[name], distribution)
+                else:
+                    del state[prefix + name]
+
+    distribution.model.register_state_dict_post_hook(after_state_dict)
+    distribution.model.register_load_state_dict_pre_hook(before_load)
+
+
+def _names(model: nn.Module, homes: tuple[tuple[nn.Module, str], ...]) -> list[str]:
+    paths = {module: path for path, module in model.named_modules()}
+    return [f"{paths[module]}.{attribute}" if paths[module] else attribute for module, attribute in homes]
+
+
+def _is_strided(tensor: DTensor) -> bool:
+    return any(isinstance(placement, StridedShard) for placement in tensor.placements)
+
+
+def _contiguous(tensor: DTensor) -> DTensor:
+    placements = [DShard(p.dim) if isinstance(p, StridedShard) else p for p in tensor.placements]
+    return distribute_tensor(tensor.detach().full_tensor(), tensor.device_mesh, placements, src_data_rank=None)
+
+
+def _like(given: Tensor, held: Tensor, distribution: Distribution) -> Tensor:
+    """`given` placed as `held` is."""
+    assert isinstance(held, DTensor), "a distributed model's parameters are DTensors"
+    if isinstance(given, DTensor) and given.placements == held.placements:
+        return given
+    whole = given.full_tensor() if isinstance(given, DTensor) else given
+    layout = layout_of(held)
+    local = shard_of(whole.detach(), layout, distribution.mesh.coordinate).to(held.to_local())
+    return from_local(local.clone(memory_format=torch.contiguous_format), layout, held.device_mesh)

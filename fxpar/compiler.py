@@ -1,0 +1,96 @@
+"""The road of a graph: every pass, in order, from Dynamo's forward to the compiled stages of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fxpar.capture import Capture
+from fxpar.distribution import Distribution
+from fxpar.dump import Dump
+from fxpar.lowering import Lowering
+from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.insert_collectives import insert_collectives
+from fxpar.passes.partition import partition
+from fxpar.passes.propagate_layouts import propagate_layouts
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
+from fxpar.pin_parameters import pin_parameters
+from fxpar.plan import PlannedParameter
+from fxpar.planner.prices import default_prices
+from fxpar.stage import CompiledStage, JointGraph, PortKind, StageBorder, StageGraph
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage with a layout on every value, still in logical shapes: what every rank derives for every stage."""
+
+    joint: JointGraph
+    border: StageBorder
+
+
+def plan_stages(
+    capture: Capture,
+    distribution: Distribution,
+    openers: Sequence[str],
+    *,
+    with_backward: bool = True,
+    dump: Dump | None = None,
+) -> tuple[PlannedStage, ...]:
+    """The passes that every rank runs for the whole model: nothing is allocated, all shapes are logical.
+
+    Raises: what the passes raise.
+    """
+    dump = dump or Dump(None, 0)
+    dump.graph("capture", capture.module)
+    planned: list[PlannedStage] = []
+    for stage in split_stages(capture, openers):
+        dump.graph("split_stages", stage.module, stage.index)
+        planned.append(_plan_stage(stage, planned, distribution, with_backward, dump))
+    return tuple(planned)
+
+
+def _plan_stage(
+    stage: StageGraph, earlier: Sequence[PlannedStage], distribution: Distribution, with_backward: bool, dump: Dump
+) -> PlannedStage:
+    joint = trace_joint(stage, with_backward=with_backward)
+    dump.graph("trace_joint", joint.module, stage.index)
+    # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
+    joint = decompose_for_sharding(joint)
+    dump.graph("decompose_for_sharding", joint.module, stage.index)
+    pins = pin_parameters(joint, distribution, [stage.border for stage in earlier])
+    prices = default_prices(distribution.mesh.device_type)
+    border = propagate_layouts(joint, distribution.mesh, pins, prices, distribution.microbatches)
+    dump.graph("propagate_layouts", joint.module, stage.index)
+    return PlannedStage(joint, border)
+
+
+def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: Lowering, dump: Dump) -> CompiledStage:
+    """The passes that a rank runs for its own stage: local shapes, then code."""
+    index = planned.joint.index
+    local = insert_collectives(planned.joint, distribution.mesh)
+    dump.graph("insert_collectives", local.module, index)
+    parts = partition(local)
+    dump.graph("partition_forward", parts.forward, index)
+    if parts.backward is not None:
+        dump.graph("partition_backward", parts.backward, index)
+    return CompiledStage(
+        index,
+        lowering(parts.forward),
+        None if parts.backward is None else lowering(parts.backward),
+        local.inputs,
+        local.outputs,
+        local.tangents,
+        local.gradients,
+        planned.border,
+    )
+
+
+def planned_parameters(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
+    """Who owns each parameter, and how it lies: the first stage that uses it decides; unused ones are the last's."""
+    found: dict[str, PlannedParameter] = {}
+    for stage in stages:
+        for port, layout in stage.border.inputs.items():
+            if port.kind is PortKind.PARAMETER and port.name not in found:
+                found[port.name] = PlannedParameter(stage.joint.index, layout)
+    return found

@@ -1,0 +1,118 @@
+"""Make a model's plan: by capturing its forward once, or, without example inputs, from its modules alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fxpar.capture import Capture, read_capture
+from fxpar.compiler import plan_stages, planned_parameters
+from fxpar.distribution import Distribution
+from fxpar.errors import InvalidStagesError, StageNotFoundError
+from fxpar.hints import Grouped, Spec
+from fxpar.layout import AXES, Layout, Shard
+from fxpar.mesh import Mesh
+from fxpar.passes.balance_stages import balance_stages
+from fxpar.plan import Plan, PlannedParameter
+from fxpar.planner.prices import default_prices
+
+
+def make_plan(
+    distribution: Distribution,
+    stages: Sequence[str] | int | None,
+    schedule: str,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
+) -> Plan:
+    """The plan of `distribution`'s model.
+
+    Raises:
+        InvalidStagesError: there are not as many stages as pipe ranks, or a count without example inputs.
+    """
+    pipe = distribution.mesh.pipe
+    given = pipe if stages is None else stages
+    num_stages = given if isinstance(given, int) else len(given) + 1
+    if num_stages != pipe:
+        raise InvalidStagesError(
+            f"stages: {stages!r} makes {num_stages} stages, but the mesh has pipe={pipe}; "
+            f"name {pipe - 1} modules that open a stage, or change the mesh"
+        )
+    if example_inputs is None:
+        openers = _openers_without_capture(given)
+        parameters = _parameters_without_capture(distribution, openers)
+    else:
+        capture = capture_forward(distribution, example_inputs)
+        prices = default_prices(distribution.mesh.device_type)
+        openers = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
+        parameters = planned_parameters(plan_stages(capture, distribution, openers), distribution)
+    return Plan(openers, distribution.mesh.sizes, distribution.microbatches, schedule, parameters)
+
+
+class _Captured(Exception):
+    """Carries the graph out of Dynamo, so that nothing runs."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.capture = capture
+
+
+def capture_forward(distribution: Distribution, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
+    """Trace the model's forward with Dynamo, without running it; meta tensors are replaced by empty ones."""
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        def stop(*args: Any) -> Any:
+            raise _Captured(read_capture(module))
+
+        return stop
+
+    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (tuple(example_inputs), {})
+    device = distribution.mesh.device_type
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda t: torch.zeros_like(t, device=device) if t.is_meta else t, (args, dict(kwargs))
+    )
+    try:
+        with torch.enable_grad():
+            torch.compile(distribution.model, backend=backend)(*args, **kwargs)
+    except _Captured as captured:
+        return captured.capture
+    raise AssertionError("the forward ran without being compiled")
+
+
+def _openers_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:
+    if not isinstance(stages, int):
+        return tuple(stages)
+    if stages == 1:
+        return ()
+    raise InvalidStagesError(
+        f"stages: a count ({stages}) needs `example_inputs`, to balance the stages; "
+        "pass the forward's arguments (meta tensors do), or name the modules that open a stage"
+    )
+
+
+def _parameters_without_capture(distribution: Distribution, openers: Sequence[str]) -> dict[str, PlannedParameter]:
+    """Stages by the order in which modules were registered, shards as hinted, all else replicated."""
+    order = [path for path, _ in distribution.model.named_modules()]
+    for opener in openers:
+        if opener not in order:
+            raise StageNotFoundError(opener, order[1:], "names no module of the model")
+    starts = sorted(order.index(opener) for opener in openers)
+    planned = {}
+    for fqn, parameter in distribution.parameters.items():
+        position = order.index(fqn.rpartition(".")[0])
+        spec = distribution.hints.parameters.get(fqn, ())
+        stage = sum(start <= position for start in starts)
+        planned[fqn] = PlannedParameter(stage, layout_as_hinted(parameter.shape, spec, distribution.mesh))
+    return planned
+
+
+def layout_as_hinted(shape: Sequence[int], spec: Spec, mesh: Mesh) -> Layout:
+    """The layout that a hint says literally: each axis shards its dim from the start, or within each of its groups."""
+    shards: dict[str, Shard] = {}
+    for dim, entry in enumerate(spec):
+        axis, outer = (entry.axis, entry.groups) if isinstance(entry, Grouped) else (entry, 1)
+        if axis is not None and mesh.sizes[axis] > 1:
+            shards[axis] = Shard(dim, mesh.sizes[axis], outer)
+    return Layout(tuple(shape), tuple((axis, shards[axis]) for axis in AXES if axis in shards))
