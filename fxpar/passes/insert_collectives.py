@@ -1,0 +1,196 @@
+"""From the laid-out logical graph to the local one: local shapes, and collectives wherever a layout changes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from fxpar.annotate import (
+    MoveKind,
+    Placed,
+    is_backward,
+    move,
+    placed,
+    set_placed,
+    tensor,
+    value,
+)
+from fxpar.layout import Layout
+from fxpar.mesh import Mesh
+from fxpar.passes.emit_moves import emit_step
+from fxpar.passes.local_graph import LocalGraph, fake_mode_of, is_dense, stride_order
+from fxpar.passes.moves import plan_moves, traffic
+from fxpar.rules import rule_for
+from fxpar.rules.call import op_call
+from fxpar.rules.rule import LocalOp
+from fxpar.stage import JointGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of a local graph: `num_bytes` are the local bytes of the larger of what it takes and gives."""
+
+    kind: MoveKind
+    axis: str
+    num_bytes: int
+    node: fx.Node
+
+
+def collectives(graph: fx.Graph) -> list[Collective]:
+    """The collectives of a local graph, in order."""
+    found = ((node, move(node)) for node in graph.nodes)
+    return [Collective(done.kind, done.axis, done.num_bytes, node) for node, done in found if done is not None]
+
+
+def insert_collectives(joint: JointGraph, mesh: Mesh) -> JointGraph:
+    """The graph that this rank of `mesh` runs on its pieces of every value.
+
+    Every tensor operand is moved from the layout that it has to the one that its consumer needs, once for all consumers
+    with the same need, and every op is emitted by its rule; ops without one run as they are. Each collective is followed
+    by the wait for it. Local values lie in memory in the order of their logical values, without gaps where those have
+    none: an ATen kernel that assumes so is silently wrong otherwise.
+
+    Before: `mm = aten.mm(a, b)` of [4, 2@x*4] and [2@x*4, 6], giving [4, 6] P(sum)@x, and `relu = aten.relu(mm)` of [4, 6]
+    After:  `mm = aten.mm(a, b)` of shapes [4, 4] and [4, 6], `all_reduce`, `wait_tensor`, `relu = aten.relu(wait_tensor)`
+    """
+    return _Localizer(joint, mesh).run()
+
+
+class _Localizer:
+    """The state of the pass: the local graph so far, and under which layouts each logical value is in it."""
+
+    def __init__(self, joint: JointGraph, mesh: Mesh) -> None:
+        self._joint = joint
+        self._mesh = mesh
+        self._local = LocalGraph(fake_mode_of(joint.module.graph))
+        self._pieces: dict[fx.Node, dict[Layout, fx.Node]] = {}
+        self._others: dict[fx.Node, fx.Node] = {}
+        self._alive = _alive(joint.module.graph)
+        self._forward_needs = {need for node in self._alive for need in self._needs_of_forward(node)}
+
+    def run(self) -> JointGraph:
+        for node in self._alive:
+            with self._local.on_behalf_of(node, backward=is_backward(node)):
+                self._localize(node)
+        module = fx.GraphModule(self._joint.module, self._local.graph)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        return replace(self._joint, module=module)
+
+    def _needs_of_forward(self, node: fx.Node) -> Iterator[tuple[fx.Node, Layout]]:
+        if node.op in ("placeholder", "get_attr") or is_backward(node):
+            return
+        needs = list(zip(_tensor_operands(node), placed(node).inputs, strict=True))
+        yield from needs[: len(self._joint.outputs)] if node.op == "output" else needs
+
+    def _localize(self, node: fx.Node) -> None:
+        match node.op:
+            case "placeholder":
+                self._note(node, self._placeholder(node))
+            case "get_attr":
+                constant = self._local.given(self._local.graph.get_attr(str(node.target)), value(node))
+                self._note(node, constant, Layout(tuple(value(node).shape)))
+            case "output":
+                self._local.graph.output(self._local_arguments(node)[0][0])
+                self._local.given(_output(self._local.graph), None)
+            case _ if node.target is operator.getitem:
+                source, index = node.args
+                assert isinstance(source, fx.Node) and isinstance(index, int)
+                result = self._local.call(operator.getitem, self._others[source], index)
+                self._note(node, result, placed(source).outputs[index])
+            case _:
+                self._note(node, self._call(node))
+
+    def _placeholder(self, node: fx.Node) -> fx.Node:
+        (layout,) = placed(node).outputs
+        assert layout is not None, f"input {node} is no tensor"
+        return self._local.placeholder(node.name, layout.local_shape(self._mesh.coordinate), tensor(node))
+
+    def _call(self, node: fx.Node) -> fx.Node:
+        """The local form of an op."""
+        layouts, call, (args, kwargs) = placed(node), op_call(node), self._local_arguments(node)
+        rule = rule_for(call.target)
+        if rule is None:
+            whole = [layout for layout in (*layouts.inputs, *layouts.outputs) if layout is not None and layout.axes]
+            assert not whole, f"{node} ({call.target}) has no rule, but is placed as {layouts}"
+            result = self._local.graph.call_function(call.target, args, kwargs)
+        else:
+            local = LocalOp(
+                call, self._local.graph, args, kwargs, layouts.inputs, layouts.outputs, self._mesh.coordinate
+            )
+            result = rule.emit(local)
+        self._local.complete()
+        return result
+
+    def _note(self, node: fx.Node, result: fx.Node, layout: Layout | None = None) -> None:
+        """`result` is what the logical `node` gives, under `layout` (by default, the one chosen for it)."""
+        if not isinstance(value(node), Tensor):
+            self._others[node] = result
+            return
+        if layout is None:
+            (layout,) = placed(node).outputs
+        assert layout is not None, f"{node} gives a tensor, but has no layout"
+        if is_dense(tensor(node)):
+            result = self._local.in_order(result, stride_order(tensor(node)))
+        found, expected = tuple(tensor(result).shape), layout.local_shape(self._mesh.coordinate)
+        assert found == expected, f"{node} ({node.target}), placed as {layout}, became {found} instead of {expected}"
+        set_placed(result, Placed(placed(node).inputs, (layout,)))
+        self._pieces[node] = {layout: result}
+
+    def _local_arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of `node` with every value replaced by its local one, moved to where `node` needs it."""
+        needs = iter(placed(node).inputs)
+
+        def localized(operand: fx.Node) -> fx.Node:
+            if isinstance(value(operand), Tensor):
+                return self._moved(operand, next(needs), node)
+            return self._others[operand]
+
+        args, kwargs = fx.map_arg((node.args, node.kwargs), localized)
+        return args, kwargs
+
+    def _moved(self, operand: fx.Node, need: Layout, consumer: fx.Node) -> fx.Node:
+        """The local value of `operand` under the layout `need`: there already, or moved from where that is cheapest."""
+        held = self._pieces[operand]
+        if need in held:
+            return held[need]
+        routes = [plan_moves(layout, need) for layout in held]
+        route = min(routes, key=lambda steps: traffic(steps, self._mesh.sizes))
+        backward = is_backward(operand) or (operand, need) not in self._forward_needs
+        origin = operand if consumer.op == "output" else consumer
+        with self._local.on_behalf_of(origin, backward=backward):
+            for step in route:
+                order = stride_order(tensor(operand))
+                held[step.after] = emit_step(self._local, held[step.before], step, order, self._mesh)
+        return held[need]
+
+
+def _alive(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that the outputs or an effect need."""
+    alive: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.is_impure() or any(user in alive for user in node.users):
+            alive.add(node)
+    return [node for node in graph.nodes if node in alive]
+
+
+def _tensor_operands(node: fx.Node) -> list[fx.Node]:
+    """The tensor operands of `node` with repeats, in the order of `Placed.inputs`."""
+    operands: list[fx.Node] = []
+
+    def note(operand: fx.Node) -> fx.Node:
+        if isinstance(value(operand), Tensor):
+            operands.append(operand)
+        return operand
+
+    fx.map_arg((node.args, node.kwargs), note)
+    return operands
+
+
+def _output(graph: fx.Graph) -> fx.Node:
+    output: fx.Node = next(iter(reversed(graph.nodes)))
+    return output
