@@ -1,12 +1,14 @@
-"""Read the graph that Dynamo hands to a backend: what enters, what leaves, and which distributed model it is."""
+"""Read the graph that Dynamo captures: what enters, what leaves, and which distributed model it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from fxpar.errors import GraphBreakError, UnsupportedGraphError
 from fxpar.stage import Port, PortKind
@@ -74,7 +76,11 @@ def read_capture(module: fx.GraphModule) -> Capture:
         raise _graph_break(module)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     sources = _sources(nodes, placeholders)
-    arguments = {port: placeholders.index(_argument(node)) for node, port in sources.items() if port.kind is not PortKind.PARAMETER}
+    arguments = {
+        port: placeholders.index(_argument(node))
+        for node, port in sources.items()
+        if port.kind is not PortKind.PARAMETER
+    }
     results = [_result(node) for node in _output_nodes(module)]
     return Capture(module, exits[0].args[1], sources, results, arguments)
 
@@ -136,3 +142,32 @@ def _graph_break(module: fx.GraphModule) -> GraphBreakError:
     frame = reason.user_stack[-1] if reason.user_stack else None
     where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
     return GraphBreakError(reason.reason, where)
+
+
+class _Captured(Exception):
+    """Carries the graph out of Dynamo, so that nothing runs."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.capture = capture
+
+
+def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
+    """Trace the marked forward of `model` with Dynamo, without running it; meta tensors are replaced by empty ones."""
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        def stop(*args: Any) -> Any:
+            raise _Captured(read_capture(module))
+
+        return stop
+
+    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (tuple(example_inputs), {})
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
+    )
+    try:
+        with torch.enable_grad():
+            torch.compile(model, backend=backend)(*args, **kwargs)
+    except _Captured as captured:
+        return captured.capture
+    raise AssertionError("the forward ran without being compiled")

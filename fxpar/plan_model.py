@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, fx
-from torch.utils import _pytree as pytree
-
-from fxpar.capture import Capture, read_capture
+from fxpar.capture import capture_forward
 from fxpar.compiler import plan_stages, planned_parameters
 from fxpar.distribution import Distribution
 from fxpar.errors import InvalidStagesError, StageNotFoundError
@@ -44,41 +40,11 @@ def make_plan(
         openers = _openers_without_capture(given)
         parameters = _parameters_without_capture(distribution, openers)
     else:
-        capture = capture_forward(distribution, example_inputs)
+        capture = capture_forward(distribution.model, distribution.mesh.device_type, example_inputs)
         prices = default_prices(distribution.mesh.device_type)
         openers = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
         parameters = planned_parameters(plan_stages(capture, distribution, openers), distribution)
     return Plan(openers, distribution.mesh.sizes, distribution.microbatches, schedule, parameters)
-
-
-class _Captured(Exception):
-    """Carries the graph out of Dynamo, so that nothing runs."""
-
-    def __init__(self, capture: Capture) -> None:
-        super().__init__()
-        self.capture = capture
-
-
-def capture_forward(distribution: Distribution, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
-    """Trace the model's forward with Dynamo, without running it; meta tensors are replaced by empty ones."""
-
-    def backend(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        def stop(*args: Any) -> Any:
-            raise _Captured(read_capture(module))
-
-        return stop
-
-    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (tuple(example_inputs), {})
-    device = distribution.mesh.device_type
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda t: torch.zeros_like(t, device=device) if t.is_meta else t, (args, dict(kwargs))
-    )
-    try:
-        with torch.enable_grad():
-            torch.compile(distribution.model, backend=backend)(*args, **kwargs)
-    except _Captured as captured:
-        return captured.capture
-    raise AssertionError("the forward ran without being compiled")
 
 
 def _openers_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:

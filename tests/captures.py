@@ -1,0 +1,23 @@
+"""Captured forwards of whole models, as `distribute` sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fxpar.capture import Capture, capture_forward
+from fxpar.distribution import Distribution, logical_parameters
+from fxpar.hints import Hints
+from fxpar.logical import install
+from fxpar.mesh import Mesh
+
+
+def captured(
+    model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], *, microbatches: int = 1
+) -> tuple[Capture, Distribution]:
+    """What Dynamo captures of `model`, which changes as `distribute` changes it; its parameters stay whole."""
+    distribution = Distribution(model, Mesh(), Hints({}, {}), logical_parameters(model), microbatches, {})
+    install(distribution)
+    return capture_forward(model, "cpu", example_inputs), distribution

@@ -1,0 +1,42 @@
+"""The mesh: ranks and coordinates."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
+from tests.fake_mesh import fake_mesh
+
+
+def test_x_varies_fastest_then_y_z_data_pipe() -> None:
+    mesh = Mesh(pipe=2, data=2, z=2, y=2, x=2)
+    assert mesh.coordinate_of(1) == {"pipe": 0, "data": 0, "z": 0, "y": 0, "x": 1}
+    assert mesh.coordinate_of(2)["y"] == 1
+    assert mesh.coordinate_of(4)["z"] == 1
+    assert mesh.coordinate_of(8)["data"] == 1
+    assert mesh.coordinate_of(16)["pipe"] == 1
+    assert [mesh.rank_at(mesh.coordinate_of(rank)) for rank in range(32)] == list(range(32))
+
+
+def test_the_stage_mesh_ends_in_z() -> None:
+    with fake_mesh(pipe=2, z=2, x=2) as mesh:
+        assert mesh.stage_mesh.mesh_dim_names == ("data", "y", "x", "z")
+        assert mesh.stage_mesh.mesh.flatten().tolist() == [0, 2, 1, 3]
+
+
+def test_batch_ranks_count_data_and_z() -> None:
+    with fake_mesh(data=2, z=2, x=2) as mesh:
+        assert num_batch_shards(mesh) == 4
+        assert batch_rank(mesh) == 0
+    assert [batch_rank(Mesh(data=2, z=2, x=2, rank=rank)) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_mesh_that_does_not_fit_the_processes_is_an_error() -> None:
+    with fake_mesh(x=4), pytest.raises(MeshSizeError, match=r"has 6 ranks, but 4 processes.*start 6"):
+        init_mesh(pipe=3, x=2)
+
+
+def test_an_axis_that_is_no_positive_integer_is_an_error() -> None:
+    with pytest.raises(InvalidMeshError, match="axis 'x' has size 0"):
+        init_mesh(x=0)
