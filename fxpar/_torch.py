@@ -35,10 +35,10 @@ __all__ = [
     "TracingContext",
     "aot_export_joint_with_descriptors",
     "c10d_functional",
-    "schema",
     "compile_single_device",
     "ignore_logging_calls",
     "mark_static",
+    "schema",
     "skip_frame",
     "tracing",
 ]

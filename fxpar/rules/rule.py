@@ -1,6 +1,6 @@
-"""What a sharding rule is: the ways in which one op may run over one mesh axis, and the local op that each needs.
+"""What a sharding rule is: the ways in which one op may run over one mesh axis, and the local op of each.
 
-A rule speaks of one mesh axis at a time; several axes combine, because their placements never overlap in a dim.
+A rule speaks of one mesh axis at a time; several axes combine, as their placements never overlap in a dim.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Shape = tuple[int, ...]
 class OpCall:
     """One op as its rule sees it, in logical shapes.
 
-    `inputs` are its tensor operands in the order of fx's `node.all_input_nodes` *with repeats*, as flattened from
-    (args, kwargs); `outputs` has one shape per result, None where a result is not a tensor.
+    `inputs` are its tensor operands in the order of fx's `node.all_input_nodes` *with repeats*, as flattened
+    from (args, kwargs); `outputs` has one shape per result, None where a result is not a tensor.
     """
 
     target: Callable[..., Any]
@@ -89,7 +89,7 @@ class Rule(Protocol):
         ...
 
     def linear(self, call: OpCall) -> Sequence[Strategy]:
-        """The strategies that pass partial sums from some operands to the results; they need no shard to start from."""
+        """The strategies that pass partial values from operands to results; they need no shard to start from."""
         ...
 
     def emit(self, local: LocalOp) -> fx.Node:

@@ -1,0 +1,50 @@
+"""Notation of scaled dot product attention, forward and backward, in all of PyTorch's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fxpar import annotate
+from fxpar.rules.call import argument, has_parameter
+from fxpar.rules.rule import OpCall
+
+
+def attention(template: str, queries: str = "s") -> Callable[[OpCall], str | None]:
+    """Notation of a kernel whose operands and results are named in `template`.
+
+    {q}: batch, heads, queries, features. {kv}: the same of keys. {rows}: batch, heads, queries. {mask}: what is
+    added to the scores. Batch and heads are free; so are `queries`, unless written "S", where no causal order
+    counts them.
+    """
+
+    def written(call: OpCall) -> str | None:
+        if argument(call, "dropout_p") != 0:
+            return None  # the mask that is drawn would differ from that of the whole
+        s = "S" if argument(call, "is_causal") else queries
+        query, key = annotate.tensor(argument(call, "query")), annotate.tensor(argument(call, "key"))
+        heads_of_keys = "1" if key.shape[1] == 1 else "h"  # one head may serve all
+        mask = _mask(call, query, key, ["b", "h", s, "T"])
+        return template.format(q=f"b h {s} D", kv=f"b {heads_of_keys} T D", rows=f"b h {s}", mask=mask)
+
+    return written
+
+
+def _mask(call: OpCall, query: Tensor, key: Tensor, names: list[str]) -> str:
+    """The mask's dims, some of which may be broadcast to those of the scores."""
+    given = [argument(call, name) for name in ("attn_mask", "attn_bias") if has_parameter(call, name)]
+    if not given or given[0] is None:
+        return "_"
+    (node,) = given
+    shape = annotate.tensor(node).shape
+    scores = (*query.shape[:3], key.shape[2])
+    added = len(scores) - len(shape)
+    own = list(zip(shape, scores[added:], names[added:], strict=True))
+    return " ".join(name if size == whole else "1" for size, whole, name in own)
+
+
+def attention_without_bias_gradient(template: str) -> Callable[[OpCall], str | None]:
+    """The same for a backward that can also give the gradient of the bias, where it does not."""
+    written = attention(template, queries="S")
+    return lambda call: None if argument(call, "grad_input_mask")[3] else written(call)

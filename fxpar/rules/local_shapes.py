@@ -1,0 +1,88 @@
+"""The local form of ops whose arguments speak of logical shapes: views, slices, splits, factories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpar import annotate
+from fxpar.rules.call import argument, dim_argument, with_arguments
+from fxpar.rules.rule import LocalOp
+from fxpar.rules.views import slice_start
+
+aten = torch.ops.aten
+
+
+def sized_like_result(name: str) -> Callable[[LocalOp], fx.Node]:
+    """Emit the op with its parameter `name`, a shape, as the local shape of the result."""
+
+    def emit(local: LocalOp) -> fx.Node:
+        return call_with(local, **{name: list(local.output_shape())})
+
+    return emit
+
+
+def call_with(local: LocalOp, **replaced: Any) -> fx.Node:
+    args, kwargs = with_arguments(local, **replaced)
+    return local.emit(local.call.target, *args, **kwargs)
+
+
+def emit_view(local: LocalOp) -> fx.Node:
+    """A view of the local value, copied first where its strides allow none.
+
+    That copy is row-major. Where the logical view is not, one more puts the local value into its stride order.
+    """
+    viewed = local.emit(aten.reshape.default, local.args[0], list(local.output_shape()))
+    (logical_shape,) = local.call.outputs
+    assert logical_shape is not None, f"{local.call.target} gives no tensor"
+    order = stride_order(annotate.tensor(local.call.args[0]).reshape(logical_shape))
+    if order == sorted(order):
+        return viewed
+    ordered = local.emit(aten.permute.default, viewed, order)
+    dense = local.emit(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return local.emit(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
+
+
+def stride_order(value: Tensor) -> list[int]:
+    """The dims of `value` from the largest stride to the smallest; dims of one element keep their place."""
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
+    moved = iter(dim for dim in order if value.shape[dim] > 1)
+    return [dim if value.shape[dim] == 1 else next(moved) for dim in range(value.dim())]
+
+
+def emit_split(local: LocalOp) -> fx.Node:
+    """split into pieces of local length."""
+    return call_with(local, split_size=local.output_shape()[dim_argument(local.call)])
+
+
+def emit_split_with_sizes(local: LocalOp) -> fx.Node:
+    """split_with_sizes into pieces of local lengths."""
+    dim = dim_argument(local.call)
+    return call_with(local, split_sizes=[local.output_shape(i)[dim] for i in range(len(local.call.outputs))])
+
+
+def emit_slice(local: LocalOp) -> fx.Node:
+    """slice: a piece of a sharded dim starts and ends at a local index."""
+    dim = dim_argument(local.call)
+    return call_with(local, **_local_bounds(local, dim, local.call.inputs[0][dim], local.input_shape(0)[dim]))
+
+
+def emit_slice_backward(local: LocalOp) -> fx.Node:
+    """slice_backward into zeros of the local shape."""
+    logical, shape = local.call.outputs[0], local.output_shape()
+    assert logical is not None
+    dim = dim_argument(local.call, rank=len(logical))
+    return call_with(local, input_sizes=list(shape), **_local_bounds(local, dim, logical[dim], shape[dim]))
+
+
+def _local_bounds(local: LocalOp, dim: int, logical_size: int, local_size: int) -> dict[str, int]:
+    """The slice's start and end in a dim that has its logical size, or is cut so that they stay whole."""
+    if local_size == logical_size:
+        return {}
+    start = slice_start(argument(local.call, "start"), logical_size)
+    end = slice(None, argument(local.call, "end")).indices(logical_size)[1]
+    return {"start": start * local_size // logical_size, "end": end * local_size // logical_size}

@@ -1,0 +1,31 @@
+"""Which rule an op has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxpar.rules.einsum_rule import EinsumRule
+from fxpar.rules.rule import Rule
+from fxpar.rules.table import POINTWISE, TABLE
+
+_registered: dict[Callable[..., Any], Rule] = {}
+"""Rules that users gave; they come before the table's."""
+
+
+def rule_for(target: Callable[..., Any]) -> Rule | None:
+    """The sharding rule of an op, or None where it has none and so is replicated."""
+    rule = _registered.get(target) or TABLE.get(target)
+    if rule is None and isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
+        return None if torch.Tag.nondeterministic_seeded in target.tags else POINTWISE
+    return rule
+
+
+def register_rule(target: Callable[..., Any], rule: str | Rule) -> None:
+    """Give an op a sharding rule: a `Rule`, or einsum notation, one operand per tensor parameter of its schema.
+
+    The notation is explained in `fxpar.rules.einsum`; `fxpar.rules.prove` checks a rule against the op.
+    """
+    _registered[target] = EinsumRule(rule) if isinstance(rule, str) else rule

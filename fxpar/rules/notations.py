@@ -1,0 +1,146 @@
+"""Notation that depends on the call: on ranks, on which dim an op works along, on what is broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import fx
+
+from fxpar import annotate
+from fxpar.rules.call import argument, dim_argument, has_parameter
+from fxpar.rules.einsum import Dim, Einsum, free_dims
+from fxpar.rules.rule import OpCall, Shape
+
+
+def pointwise(call: OpCall) -> Einsum | None:
+    """Every result has the shape to which the operands broadcast."""
+    return _pointwise(call.inputs, call.outputs)
+
+
+@lru_cache(maxsize=4096)
+def _pointwise(inputs: tuple[Shape, ...], outputs: tuple[Shape | None, ...]) -> Einsum | None:
+    shape = outputs[0]
+    if shape is None or any(other != shape for other in outputs):
+        return None
+    dims = free_dims(len(shape))
+    return Einsum(tuple(_aligned(operand, shape, dims) for operand in inputs), (tuple(dims),) * len(outputs))
+
+
+def _aligned(operand: Shape, shape: Shape, dims: list[Dim | None]) -> tuple[Dim | None, ...]:
+    """The dims of an operand that is broadcast to `shape`."""
+    added = len(shape) - len(operand)
+    own = zip(operand, shape[added:], dims[added:], strict=True)
+    return tuple(dim if size == whole else None for size, whole, dim in own)
+
+
+def along_dim(call: OpCall) -> Einsum:
+    """An op along `dim` that needs it whole: softmax, cumsum, sort, ..."""
+    dims = free_dims(len(call.inputs[0]))
+    if dims:
+        dims[dim_argument(call)] = None
+    return Einsum((tuple(dims),) * len(call.inputs), (tuple(dims),) * len(call.outputs))
+
+
+def reduced(call: OpCall) -> Einsum:
+    """A reduction over `dim` (one, several, or all) that adds up over ranks."""
+    return _reduced(call, whole=False)
+
+
+def reduced_whole(call: OpCall) -> Einsum:
+    """A reduction over `dim` (one, several, or all) whose parts do not combine: argmax, var, ..."""
+    return _reduced(call, whole=True)
+
+
+def _reduced(call: OpCall, whole: bool) -> Einsum:
+    rank = len(call.inputs[0])
+    gone = _reduced_dims(call, rank)
+    source = free_dims(rank)
+    keeps = any(shape is not None and len(shape) == rank for shape in call.outputs)
+    result = tuple(None if dim in gone else d for dim, d in enumerate(source) if keeps or dim not in gone)
+    if whole:
+        source = [None if dim in gone else d for dim, d in enumerate(source)]
+    return Einsum((tuple(source),), (result,) * len(call.outputs))
+
+
+def _reduced_dims(call: OpCall, rank: int) -> set[int]:
+    dims = argument(call, "dim") if has_parameter(call, "dim") else None
+    if isinstance(dims, int):
+        dims = [dims]
+    return {dim % rank for dim in dims} if dims and rank else set(range(rank))
+
+
+def normalized(template: str) -> Callable[[OpCall], str]:
+    """Notation of layer_norm and its like: {H} stands for the dims that are normalised, {1} for their means."""
+
+    def written(call: OpCall) -> str:
+        dims = len(argument(call, "normalized_shape"))
+        return template.replace("{H}", " ".join("H" * dims)).replace("{1}", " ".join("1" * dims))
+
+    return written
+
+
+def indexed(call: OpCall) -> Einsum | None:
+    """index: an indexed dim is whole, the dims of the indices take its place."""
+    indices = argument(call, "indices")
+    if any(_is_mask(index) for index in indices if index is not None):
+        return None  # the result's shape depends on the mask's values
+    source, *shapes = call.inputs
+    (result,) = call.outputs
+    at = [dim for dim, index in enumerate(indices) if index is not None]
+    rank = max(map(len, shapes))
+    letters = free_dims(len(source) + rank)
+    dims, block = letters[: len(source)], letters[len(source) :]
+    first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
+    for dim in at:
+        dims[dim] = None
+    assert result is not None
+    kept = [d for dim, d in enumerate(dims) if dim not in at]
+    patterns = [_aligned(shape, result[first : first + rank], block) for shape in shapes]
+    return Einsum((tuple(dims), *patterns), ((*kept[:first], *block, *kept[first:]),))
+
+
+def _is_mask(index: fx.Node) -> bool:
+    return annotate.tensor(index).dtype in (torch.bool, torch.uint8)
+
+
+def index_selected(call: OpCall) -> Einsum:
+    """index_select: an indexed dim is whole, the index may be sharded."""
+    dims = free_dims(len(call.inputs[0]) + 1)
+    dim, index = dim_argument(call), dims.pop()
+    result = [*dims[:dim], index, *dims[dim + 1 :]]
+    dims[dim] = None
+    return Einsum((tuple(dims), (index,)), (tuple(result),))
+
+
+def gathered(call: OpCall) -> Einsum:
+    """gather: whole along `dim`, whose indices may be sharded; other dims must match."""
+    source, index = call.inputs
+    dims = free_dims(len(source) + 1)
+    along, dim = dims.pop(), dim_argument(call)
+    both = [d if a == b else None for d, a, b in zip(dims, source, index, strict=True)]
+    from_source, from_index = list(both), list(both)
+    if both:
+        from_source[dim], from_index[dim] = None, along
+    return Einsum((tuple(from_source), tuple(from_index)), (tuple(from_index),))
+
+
+def scattered(call: OpCall) -> Einsum:
+    """scatter, scatter_add: whole along `dim`; other dims must match."""
+    dims = free_dims(len(call.inputs[0]))
+    same = [d if len(set(sizes)) == 1 else None for d, *sizes in zip(dims, *call.inputs, strict=True)]
+    if same:
+        same[dim_argument(call)] = None
+    return Einsum((tuple(same),) * len(call.inputs), (tuple(same),))
+
+
+def counted(call: OpCall) -> Einsum | None:
+    """arange of whole numbers; fractions would round differently from another start."""
+    bounds = [argument(call, name) for name in ("start", "end", "step") if has_parameter(call, name)]
+    return Einsum((), ((Dim("a"),),)) if all(isinstance(bound, int) for bound in bounds) else None
+
+
+def embedding_backward(call: OpCall) -> str | None:
+    """embedding_dense_backward: rows add up, unless each is scaled by how often its index occurs in all."""
+    return None if argument(call, "scale_grad_by_freq") else "... d, ... -> v d"

@@ -1,0 +1,30 @@
+"""The strategies of an op that its operands' possible shards allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fxpar.layout import REPLICATE, Placement, Shard
+from fxpar.rules.rule import OpCall, Operand, Rule, Shape, Strategy
+
+
+def candidate_shards(shape: Shape, parts: int) -> list[Shard]:
+    """The shards that cut a dim evenly from its first value on."""
+    return [Shard(dim, parts) for dim, size in enumerate(shape) if size > 0 and Shard(dim, parts).fits(size)]
+
+
+def replicated(call: OpCall) -> Strategy:
+    """Every rank does the whole op."""
+    inputs: tuple[Placement, ...] = (REPLICATE,) * len(call.inputs)
+    outputs: tuple[Placement, ...] = (REPLICATE,) * len(call.outputs)
+    return Strategy(inputs, outputs, divides_work=False)
+
+
+def admissible(call: OpCall, rule: Rule | None, seeds: Iterable[tuple[Operand, Shard]]) -> list[Strategy]:
+    """Ways to run an op over one axis: replicated, with partial values, with a shard of `seeds`; each once."""
+    found = {replicated(call): None}
+    if rule is not None:
+        found.update(dict.fromkeys(rule.linear(call)))
+        extended = (rule.extend(call, operand, shard) for operand, shard in seeds)
+        found.update((strategy, None) for strategy in extended if strategy is not None)
+    return list(found)

@@ -1,0 +1,189 @@
+"""The sharding rules of ATen ops. The notation is explained in `fxpar.rules.einsum`.
+
+Pointwise ops need no row: PyTorch tags them. The ones here are linear, and so let partial sums pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from fxpar.rules import local_indices, local_shapes, notations, views
+from fxpar.rules.attention import attention, attention_without_bias_gradient
+from fxpar.rules.einsum import Einsum
+from fxpar.rules.einsum_rule import EinsumRule, call_as_is
+from fxpar.rules.local_shapes import sized_like_result
+from fxpar.rules.notations import along_dim, normalized, pointwise, reduced, reduced_whole
+from fxpar.rules.rule import LocalOp, OpCall, Rule
+
+aten = torch.ops.aten
+
+EACH: Final = "each"
+TOGETHER: Final = "together"
+
+POINTWISE = EinsumRule(pointwise)
+"""What an op with PyTorch's tag `pointwise` has unless the table says more."""
+
+
+def _view(
+    notation: Callable[[OpCall], Einsum | None], emit_local: Callable[[LocalOp], torch.fx.Node] = call_as_is
+) -> EinsumRule:
+    """An op that moves values and computes nothing: partial values of every kind pass."""
+    return EinsumRule(notation, linear_in=TOGETHER, moves_only=True, emit_local=emit_local)
+
+
+_reshape = _view(views.reshaped, local_shapes.emit_view)
+_same = _view(pointwise)
+_linear = EinsumRule(pointwise, linear_in=TOGETHER)
+_multilinear = EinsumRule(pointwise, linear_in=EACH)
+_along_dim = EinsumRule(along_dim)
+_sized = EinsumRule(views.factory, emit_local=sized_like_result("size"))
+_whole_reduction = EinsumRule(reduced_whole)
+_arange = EinsumRule(notations.counted, emit_local=local_indices.emit_arange)
+
+TABLE: Mapping[Callable[..., Any], Rule] = {
+    # Products
+    aten.mm.default: EinsumRule("m k, k n -> m n", linear_in=EACH),
+    aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),
+    aten.mv.default: EinsumRule("m k, k -> m", linear_in=EACH),
+    aten.dot.default: EinsumRule("k, k -> ()", linear_in=EACH),
+    # Pointwise ops that are linear in all operands together, or in each
+    aten.add.Tensor: _linear,
+    aten.sub.Tensor: _linear,
+    aten.neg.default: _linear,
+    aten.mul.Tensor: _multilinear,
+    aten.mul.Scalar: _multilinear,
+    aten.div.Tensor: EinsumRule(pointwise, linear_in=(0,)),
+    aten.div.Scalar: _multilinear,
+    aten.where.self: EinsumRule(pointwise, linear_in=(1, 2)),
+    aten.masked_fill.Scalar: POINTWISE,
+    # Copies, and conversions, which round
+    aten.clone.default: _same,
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.lift_fresh_copy.default: _same,
+    aten._to_copy.default: POINTWISE,
+    aten.copy.default: POINTWISE,
+    # Views
+    aten.view.default: _reshape,
+    aten._unsafe_view.default: _reshape,
+    aten.reshape.default: _reshape,
+    aten.squeeze.default: _reshape,
+    aten.squeeze.dim: _reshape,
+    aten.squeeze.dims: _reshape,
+    aten.unsqueeze.default: _view(views.reshaped),
+    aten.permute.default: _view(views.permuted),
+    aten.transpose.int: _view(views.transposed),
+    aten.t.default: _view(views.matrix_transposed),
+    aten.expand.default: _view(views.expanded, sized_like_result("size")),
+    aten.repeat.default: _view(views.repeated),
+    # Parts of a tensor, and a tensor of parts
+    aten.select.int: _view(views.selected),
+    aten.select_backward.default: EinsumRule(
+        views.select_restored, linear_in=TOGETHER, emit_local=sized_like_result("input_sizes")
+    ),
+    aten.slice.Tensor: _view(views.sliced, local_shapes.emit_slice),
+    aten.slice_backward.default: EinsumRule(
+        views.slice_restored, linear_in=TOGETHER, emit_local=local_shapes.emit_slice_backward
+    ),
+    aten.split.Tensor: _view(views.split, local_shapes.emit_split),
+    aten.split_with_sizes.default: _view(views.split, local_shapes.emit_split_with_sizes),
+    aten.unbind.int: _view(views.unbound),
+    aten.cat.default: _view(views.concatenated),
+    aten.stack.default: _view(views.stacked),
+    aten.constant_pad_nd.default: EinsumRule(views.padded),
+    # New tensors
+    aten.full.default: _sized,
+    aten.zeros.default: _sized,
+    aten.ones.default: _sized,
+    aten.empty.memory_format: _sized,
+    aten.new_full.default: _sized,
+    aten.new_zeros.default: _sized,
+    aten.new_ones.default: _sized,
+    aten.new_empty.default: _sized,
+    aten.scalar_tensor.default: EinsumRule("-> ()"),
+    aten.arange.default: _arange,
+    aten.arange.start: _arange,
+    aten.arange.start_step: _arange,
+    aten.full_like.default: POINTWISE,
+    aten.zeros_like.default: POINTWISE,
+    aten.ones_like.default: POINTWISE,
+    aten.empty_like.default: POINTWISE,
+    # Reductions that add up over ranks, and those that do not
+    aten.sum.default: EinsumRule(reduced, linear_in=TOGETHER),
+    aten.sum.dim_IntList: EinsumRule(reduced, linear_in=TOGETHER),
+    aten.amax.default: EinsumRule(reduced, reduction="max"),
+    aten.max.default: EinsumRule(reduced, reduction="max"),
+    aten.amin.default: _whole_reduction,
+    aten.min.default: _whole_reduction,
+    aten.max.dim: _whole_reduction,
+    aten.min.dim: _whole_reduction,
+    aten.mean.default: _whole_reduction,
+    aten.mean.dim: _whole_reduction,
+    aten.argmax.default: _whole_reduction,
+    aten.argmin.default: _whole_reduction,
+    aten.prod.dim_int: _whole_reduction,
+    aten.any.default: _whole_reduction,
+    aten.any.dim: _whole_reduction,
+    aten.all.default: _whole_reduction,
+    aten.all.dim: _whole_reduction,
+    aten.var.correction: _whole_reduction,
+    aten.var_mean.correction: _whole_reduction,
+    aten.logsumexp.default: _whole_reduction,
+    # Ops along a dim that they need whole
+    aten._softmax.default: _along_dim,
+    aten._softmax_backward_data.default: _along_dim,
+    aten._log_softmax.default: _along_dim,
+    aten._log_softmax_backward_data.default: _along_dim,
+    aten.cumsum.default: EinsumRule(along_dim, linear_in=TOGETHER),
+    aten.cumprod.default: _along_dim,
+    aten.sort.default: _along_dim,
+    aten.tril.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
+    aten.triu.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
+    # Norms: rows are free, what is normalised is whole
+    aten.native_layer_norm.default: EinsumRule(normalized("... {H}, {H}, {H} -> ... {H}, ... {1}, ... {1}")),
+    aten.native_layer_norm_backward.default: EinsumRule(
+        normalized("... {H}, ... {H}, ... {1}, ... {1}, {H}, {H} -> ... {H}, {H}, {H}"),
+        emit_local=local_indices.emit_layer_norm_backward,
+    ),
+    aten._fused_rms_norm.default: EinsumRule(normalized("... {H}, {H} -> ... {H}, ... {1}")),
+    aten._fused_rms_norm_backward.default: EinsumRule(normalized("... {H}, ... {H}, ... {1}, {H} -> ... {H}, {H}")),
+    # Lookups
+    aten.embedding.default: EinsumRule("v d, ... -> ... d", linear_in=(0,), emit_local=local_indices.emit_embedding),
+    aten.embedding_dense_backward.default: EinsumRule(
+        notations.embedding_backward, linear_in=(0,), emit_local=local_indices.emit_embedding_backward
+    ),
+    aten.index.Tensor: EinsumRule(notations.indexed),
+    aten.index_select.default: EinsumRule(notations.index_selected, linear_in=(0,)),
+    aten.gather.default: EinsumRule(notations.gathered, linear_in=(0,)),
+    aten.scatter.src: EinsumRule(notations.scattered),
+    aten.scatter.value: EinsumRule(notations.scattered),
+    aten.scatter_add.default: EinsumRule(notations.scattered),
+    # Attention, on CPUs and on GPUs
+    aten._scaled_dot_product_flash_attention_for_cpu.default: EinsumRule(
+        attention("{q}, {kv}, {kv}, {mask} -> {q}, {rows}")
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: EinsumRule(
+        attention("{q}, {q}, {kv}, {kv}, {q}, {rows}, {mask} -> {q}, {kv}, {kv}")
+    ),
+    aten._scaled_dot_product_flash_attention.default: EinsumRule(
+        attention("{q}, {kv}, {kv} -> {q}, {rows}, _, _, _, _, _, _, _")
+    ),
+    aten._scaled_dot_product_flash_attention_backward.default: EinsumRule(
+        attention("{q}, {q}, {kv}, {kv}, {q}, {rows}, _, _, _, _ -> {q}, {kv}, {kv}")
+    ),
+    aten._scaled_dot_product_efficient_attention.default: EinsumRule(
+        attention("{q}, {kv}, {kv}, {mask} -> {q}, {rows}, _, _", queries="S")  # pads the rows
+    ),
+    aten._scaled_dot_product_efficient_attention_backward.default: EinsumRule(
+        attention_without_bias_gradient("{q}, {q}, {kv}, {kv}, {mask}, {q}, {rows}, _, _ -> {q}, {kv}, {kv}, _")
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: EinsumRule(
+        attention("{q}, {kv}, {kv}, {mask} -> {q}, {rows} 1, _, _, _, _, _, _, _")
+    ),
+    aten._scaled_dot_product_cudnn_attention_backward.default: EinsumRule(
+        attention("{q}, {q}, {kv}, {kv}, {q}, {rows} 1, _, _, {mask}, _, _ -> {q}, {kv}, {kv}")
+    ),
+}
