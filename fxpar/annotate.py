@@ -29,6 +29,14 @@ def placed(node: fx.Node) -> Placed:
     return found
 
 
+def layout_of(node: fx.Node) -> Layout | None:
+    """The layout of the tensor that `node` gives; None where none was chosen, or the result is no tensor."""
+    found: Placed | None = node.meta.get(_PLACED)
+    if found is None or not isinstance(node.meta.get("val"), Tensor) or len(found.outputs) != 1:
+        return None
+    return found.outputs[0]
+
+
 def set_placed(node: fx.Node, layouts: Placed) -> None:
     """Record the layouts chosen for `node`."""
     node.meta[_PLACED] = layouts

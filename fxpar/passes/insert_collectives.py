@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from fxpar.annotate import (
@@ -82,7 +83,7 @@ class _Localizer:
         return replace(self._joint, module=module)
 
     def _needs_of_forward(self, node: fx.Node) -> Iterator[tuple[fx.Node, Layout]]:
-        if node.op in ("placeholder", "get_attr") or is_backward(node):
+        if node.op in ("placeholder", "get_attr") or node.target is operator.getitem or is_backward(node):
             return
         needs = list(zip(_tensor_operands(node), placed(node).inputs, strict=True))
         yield from needs[: len(self._joint.outputs)] if node.op == "output" else needs
@@ -102,6 +103,11 @@ class _Localizer:
                 assert isinstance(source, fx.Node) and isinstance(index, int)
                 result = self._local.call(operator.getitem, self._others[source], index)
                 self._note(node, result, placed(source).outputs[index])
+            case _ if node.target is torch.ops.fxpar.shard.default:  # a hint has done its work
+                (layout,) = placed(node).outputs
+                (operand,) = _tensor_operands(node)
+                assert layout is not None, f"hint {node} has no layout"
+                self._pieces[node] = {layout: self._moved(operand, layout, node)}
             case _:
                 self._note(node, self._call(node))
 
