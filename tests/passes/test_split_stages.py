@@ -1,0 +1,157 @@
+"""split_stages: the stages one after another compute what the whole forward computes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpar.capture import Capture, example
+from fxpar.errors import StageNotFoundError, UnsupportedGraphError
+from fxpar.passes.split_stages import split_stages
+from fxpar.stage import Port, PortKind, StageGraph
+from tests.captures import captured
+
+
+def run_stages(
+    stages: Sequence[StageGraph], values: Mapping[Port, Tensor]
+) -> dict[Port, Tensor]:
+    """Run the stages one after another on real values, handing edges on."""
+    known = dict(values)
+    for stage in stages:
+        outputs = stage.module(*(known[port] for port in stage.inputs))
+        known.update(zip(stage.outputs, outputs, strict=True))
+    return known
+
+
+def check(model: nn.Module, openers: Sequence[str], *args: Tensor) -> list[StageGraph]:
+    """Split `model`, compare the stages' result and gradients with the model's own, and return the stages."""
+    reference = copy.deepcopy(model)
+    capture, distribution = captured(model, args)
+    stages = split_stages(capture, openers)
+    parameters = {name: p.detach().clone().requires_grad_() for name, p in reference.named_parameters()}
+    values = {Port(PortKind.PARAMETER, name): p for name, p in parameters.items()}
+    values |= {Port(PortKind.INPUT, str(i)): arg for i, arg in enumerate(args)}
+    values |= buffers(capture, model)
+    loss = run_stages(stages, values)[Port(PortKind.RESULT, "0")]
+    loss.backward()
+    expected = reference(*args)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(parameters[name].grad, parameter.grad, msg=lambda m, n=name: f"{n}: {m}")
+    return list(stages)
+
+
+def buffers(capture: Capture, model: nn.Module) -> dict[Port, Tensor]:
+    """The buffers that the forward reads, matched by shape (the test models have at most one of a shape)."""
+    held = {tuple(buffer.shape): buffer for buffer in model.buffers()}
+    ports = {port: node for node, port in capture.sources.items() if port.kind is PortKind.BUFFER}
+    return {port: held[tuple(example(node).shape)] for port, node in ports.items()}
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + torch.relu(self.linear(x)) * mask
+
+
+class Net(nn.Module):
+    """A skip connection over a stage, a tied weight, a mask made from inputs alone, and items of a tuple."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(8) for _ in range(3))
+        self.register_buffer("scale", torch.rand(1, 8))
+        self.head = nn.Linear(8, 8)
+        self.head.weight = self.layers[0].linear.weight
+        self.in_place = in_place
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        mask = torch.zeros_like(target)
+        mask[:, :4] = 1.0
+        mask = mask * (target > 0) * self.scale
+        first = self.layers[0](x, mask)
+        halves = first.chunk(2, dim=1)
+        second = self.layers[1](first, mask)
+        third = self.layers[2](second, mask)
+        if self.in_place:
+            second.mul_(2.0)
+        joined = third + torch.cat((halves[1], halves[0]), dim=1)
+        return ((self.head(joined) + first - target) ** 2).mean()
+
+
+def ports(found: Sequence[Port], kind: PortKind) -> list[str]:
+    return [port.name for port in found if port.kind is kind]
+
+
+@pytest.mark.parametrize("openers", [[], ["layers.1"], ["layers.1", "layers.2"], ["layers.1", "layers.2", "head"]])
+def test_stages_compute_what_the_forward_computes(openers: list[str]) -> None:
+    torch.manual_seed(0)
+    check(Net(), openers, torch.randn(4, 8), torch.randn(4, 8))
+
+
+def test_an_edge_may_skip_stages_and_inputs_are_recomputed_not_sent() -> None:
+    torch.manual_seed(0)
+    stages = check(Net(), ["layers.1", "layers.2", "head"], torch.randn(4, 8), torch.randn(4, 8))
+    first, second, third, last = stages
+    assert len(ports(first.outputs, PortKind.EDGE)) == 3  # the layer's output, and its two halves
+    skipping = set(ports(first.outputs, PortKind.EDGE)) & set(ports(last.inputs, PortKind.EDGE))
+    assert skipping, "the first layer's output reaches the last stage directly"
+    for stage in (second, third):
+        assert ports(stage.inputs, PortKind.INPUT) == ["1"], "the mask is made again from the target"
+        assert ports(stage.inputs, PortKind.BUFFER), "the mask reads the buffer"
+
+
+def test_a_tied_weight_enters_every_stage_that_uses_it() -> None:
+    stages = check(Net(), ["layers.1", "head"], torch.randn(4, 8), torch.randn(4, 8))
+    holders = [stage.index for stage in stages if Port(PortKind.PARAMETER, "layers.0.linear.weight") in stage.inputs]
+    assert holders == [0, 2]
+
+
+def test_openers_may_come_in_any_order() -> None:
+    model = Net()
+    capture, _ = captured(model, (torch.randn(4, 8), torch.randn(4, 8)))
+    stages = split_stages(capture, ["head", "layers.1"])
+    assert Port(PortKind.PARAMETER, "layers.2.linear.weight") in stages[1].inputs
+
+
+def test_an_unknown_path_is_an_error_with_a_suggestion() -> None:
+    capture, _ = captured(Net(), (torch.randn(4, 8), torch.randn(4, 8)))
+    with pytest.raises(StageNotFoundError, match="'layer.1' names no module whose forward runs.*did you mean 'layers.1'"):
+        split_stages(capture, ["layer.1"])
+
+
+def test_a_change_in_place_across_stages_is_an_error() -> None:
+    capture, _ = captured(Net(in_place=True), (torch.randn(4, 8), torch.randn(4, 8)))
+    with pytest.raises(UnsupportedGraphError, match=r"changes .* of stage 0 in place"):
+        split_stages(capture, ["layers.2"])
+    split_stages(capture, ["layers.1"])  # all in one stage
+
+
+def test_only_the_loss_is_differentiated() -> None:
+    class TwoResults(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            y = self.linear(x)
+            return {"output": y, "loss": y.sum()}
+
+    capture, _ = captured(TwoResults(), (torch.randn(2, 4),))
+    assert capture.loss == 1
+    (stage,) = split_stages(capture, [])
+    weights = [torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True), torch.randn(2, 4)]
+    order = {(4, 4): weights[0], (4,): weights[1], (2, 4): weights[2]}
+    names = {"linear.weight": (4, 4), "linear.bias": (4,), "0": (2, 4)}
+    output, loss = stage.module(*(order[names[port.name]] for port in stage.inputs))
+    assert not output.requires_grad
+    assert loss.requires_grad

@@ -1,0 +1,95 @@
+"""trace_joint: the joint graph computes the stage's values and the gradients that autograd computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpar.capture import example
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
+from fxpar.stage import JointGraph, PortKind, StageGraph
+from tests.captures import captured
+
+
+class Normed(nn.Module):
+    """A buffer that the forward changes, an edge that is a view, and one that is passed through unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.second = nn.Linear(3, 3)
+        self.third = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)).view(-1, 2, 3)
+        left, right = h[:, 0], h[:, 1]
+        left = torch.relu(self.second(left))
+        return (self.third(left) * right).sum()
+
+
+def stages_of(model: nn.Module, openers: Sequence[str], *args: Tensor) -> tuple[StageGraph, ...]:
+    capture, _ = captured(model, args)
+    return split_stages(capture, openers)
+
+
+def leaves(stage: StageGraph) -> list[Tensor]:
+    """Random tensors like the stage's inputs, as Dynamo saw them."""
+    placeholders = [node for node in stage.module.graph.nodes if node.op == "placeholder"]
+    values = [example(node) for node in placeholders]
+    return [
+        torch.randn(value.shape).requires_grad_(value.requires_grad)
+        if value.is_floating_point()
+        else torch.zeros(value.shape, dtype=value.dtype)
+        for value in values
+    ]
+
+
+def check(stage: StageGraph, joint: JointGraph) -> None:
+    """Compare the joint graph with running the stage and differentiating it."""
+    inputs = leaves(stage)
+    given = [value.detach().clone() for value in inputs]
+    outputs = stage.module(*inputs)
+    tangents = {port: torch.randn_like(out) for port, out in zip(stage.outputs, outputs, strict=True)}
+    wanted = [(tangents[port], out) for port, out in zip(stage.outputs, outputs, strict=True) if out.requires_grad]
+    differentiable = [value for value in inputs if value.requires_grad]
+    expected = torch.autograd.grad([out for _, out in wanted], differentiable, [tangent for tangent, _ in wanted])
+    found = joint.module(*given, *(tangents[port] for port in joint.tangents))
+    num_outputs = len(joint.outputs)
+    torch.testing.assert_close(list(found[: len(outputs)]), [out.detach() for out in outputs])
+    torch.testing.assert_close(list(found[num_outputs:]), list(expected))
+    for port, value in zip(joint.outputs[len(outputs) :], found[len(outputs) : num_outputs], strict=True):
+        torch.testing.assert_close(value, inputs[stage.inputs.index(port)])
+
+
+@pytest.mark.parametrize("openers", [[], ["second"], ["second", "third"]])
+def test_joint_graph_computes_values_gradients_and_buffers(openers: list[str]) -> None:
+    torch.manual_seed(0)
+    for stage in stages_of(Normed(), openers, torch.randn(4, 6)):
+        check(stage, trace_joint(stage, with_backward=True))
+
+
+def test_mutated_buffers_are_outputs_after_those_of_the_stage() -> None:
+    (stage,) = stages_of(Normed(), [], torch.randn(4, 6))
+    joint = trace_joint(stage, with_backward=True)
+    kinds = [port.kind for port in joint.outputs]
+    assert kinds == [PortKind.RESULT] + [PortKind.BUFFER] * 3  # running mean, running variance, batches tracked
+
+
+def test_forward_alone_has_no_tangents_and_no_gradients() -> None:
+    (stage,) = stages_of(Normed(), [], torch.randn(4, 6))
+    joint = trace_joint(stage, with_backward=False)
+    assert joint.tangents == joint.gradients == ()
+    assert {port.kind for port in joint.outputs} == {PortKind.RESULT, PortKind.BUFFER}
+
+
+def test_nodes_know_their_module_and_their_direction() -> None:
+    (stage,) = stages_of(Normed(), [], torch.randn(4, 6))
+    joint = trace_joint(stage, with_backward=True)
+    computed = [node for node in joint.module.graph.nodes if node.op == "call_function"]
+    assert {node.meta["partitioner_tag"] for node in computed} == {"is_forward", "is_backward"}
+    assert not [node for node in computed if node.target is torch.ops.fxpar.border.default]
