@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxpar.errors import GraphBreakError, UnsupportedGraphError
+from fxpar.markers import PLAIN
 from fxpar.stage import Port, PortKind
 
 
@@ -19,7 +20,8 @@ class Capture:
     """A whole forward in torch IR, in logical shapes of one microbatch.
 
     `sources` are the nodes at which values enter, with their ports; `results` the nodes that leave, in output
-    order; `arguments` the position of each input and buffer among the compiled function's arguments.
+    order; `arguments` the position of each input and buffer among the compiled function's arguments; `batch_dims` along
+    which dim each split input is cut into microbatches of `microbatch_size` rows.
     """
 
     module: fx.GraphModule
@@ -27,6 +29,8 @@ class Capture:
     sources: Mapping[fx.Node, Port]
     results: Sequence[fx.Node]
     arguments: Mapping[Port, int]
+    batch_dims: Mapping[Port, int]
+    microbatch_size: int | None
 
     @property
     def loss(self) -> int | None:
@@ -82,7 +86,12 @@ def read_capture(module: fx.GraphModule) -> Capture:
         if port.kind is not PortKind.PARAMETER
     }
     results = [_result(node) for node in _output_nodes(module)]
-    return Capture(module, exits[0].args[1], sources, results, arguments)
+    entered = [node for node in nodes if is_marker(node, "enter") and node.args[2] != PLAIN]
+    batch_dims = {sources[node]: int(str(node.args[2])) for node in entered}
+    microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
+    handle = exits[0].args[1]
+    assert isinstance(handle, int), f"{exits[0]} names no model"
+    return Capture(module, handle, sources, results, arguments, batch_dims, microbatch_size)
 
 
 def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:

@@ -1,0 +1,1 @@
+"""What runs a step: transport between stages, the executor, and what the user is handed."""
