@@ -18,6 +18,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 c10d_functional = torch.ops._c10d_functional
@@ -36,6 +37,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "c10d_functional",
     "compile_single_device",
+    "device_mesh_without_groups",
     "ignore_logging_calls",
     "mark_static",
     "schema",
@@ -77,3 +79,8 @@ def compile_single_device(
 def schema(op: torch._ops.OpOverload) -> torch._C.FunctionSchema:
     """The parameters and results of an op, as declared."""
     return op._schema
+
+
+def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[str]) -> DeviceMesh:
+    """A DeviceMesh of ranks that this process only refers to: no process group is made."""
+    return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(axes), _init_backend=False)

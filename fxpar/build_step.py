@@ -8,7 +8,7 @@ from fxpar.agreement import check_agreement
 from fxpar.capture import Capture
 from fxpar.compiler import PlannedStage, compile_stage, plan_stages
 from fxpar.config import Options
-from fxpar.distribution import Distribution, distribution_of
+from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named

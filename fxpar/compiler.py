@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxpar.capture import Capture
-from fxpar.distribution import Distribution
+from fxpar.model.distribution import Distribution
 from fxpar.dump import Dump
 from fxpar.lowering import Lowering
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
@@ -15,7 +15,7 @@ from fxpar.passes.partition import partition
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
-from fxpar.pin_parameters import pin_parameters
+from fxpar.model.pin_parameters import pin_parameters
 from fxpar.plan import PlannedParameter
 from fxpar.planner.prices import default_prices
 from fxpar.stage import CompiledStage, JointGraph, PortKind, StageBorder, StageGraph

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from fxpar.capture import Capture, capture_forward
-from fxpar.distribution import Distribution, logical_parameters
+from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.hints import Hints
-from fxpar.logical import install
+from fxpar.model.logical import install
 from fxpar.mesh import Mesh
 
 

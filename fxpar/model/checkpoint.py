@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Shard as DShard
 
 from fxpar._torch import StridedShard
-from fxpar.distribution import Distribution
+from fxpar.model.distribution import Distribution
 from fxpar.dtensor import from_local, layout_of
 from fxpar.tiles import shard_of
 

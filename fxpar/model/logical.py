@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxpar._torch import ignore_logging_calls, skip_frame
-from fxpar.arguments import prepare_arguments, split_dim
-from fxpar.distribution import Distribution, LogicalParameter
+from fxpar.model.arguments import prepare_arguments, split_dim
+from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.markers import PLAIN, shard
 
 _MARK = "_fxpar_distributed"

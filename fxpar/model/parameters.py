@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from fxpar._core import philox_uniform
-from fxpar.distribution import Distribution, LogicalParameter
+from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.dtensor import from_local, layout_of
 from fxpar.errors import UninitializedModuleError
 from fxpar.layout import Layout

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from fxpar._torch import mark_static
-from fxpar.distribution import Distribution
+from fxpar.model.distribution import Distribution
 from fxpar.errors import InvalidOptionError, MicrobatchError
 from fxpar.mesh import STAGE_AXES, Mesh
 

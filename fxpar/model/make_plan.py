@@ -7,7 +7,7 @@ from typing import Any
 
 from fxpar.capture import capture_forward
 from fxpar.compiler import plan_stages, planned_parameters
-from fxpar.distribution import Distribution
+from fxpar.model.distribution import Distribution
 from fxpar.errors import InvalidStagesError, StageNotFoundError
 from fxpar.hints import Grouped, Spec
 from fxpar.layout import AXES, Layout, Shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxpar.distribution import Distribution
+from fxpar.model.distribution import Distribution
 from fxpar.hints import Grouped, Spec
 from fxpar.layout import Layout, Shard
 from fxpar.layouts.pins import Pin, Pins
