@@ -32,7 +32,7 @@ def placed(node: fx.Node) -> Placed:
 def layout_of(node: fx.Node) -> Layout | None:
     """The layout of the tensor that `node` gives; None where none was chosen, or the result is no tensor."""
     found: Placed | None = node.meta.get(_PLACED)
-    if found is None or not isinstance(node.meta.get("val"), Tensor) or len(found.outputs) != 1:
+    if found is None or not isinstance(known_value(node), Tensor) or len(found.outputs) != 1:
         return None
     return found.outputs[0]
 
@@ -72,6 +72,11 @@ def value(node: fx.Node) -> Any:
     return node.meta["val"]
 
 
+def known_value(node: fx.Node) -> Any:
+    """What is known of the value of a node of any graph, Dynamo's included; None where nothing is."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
 def tensor(node: fx.Node) -> Tensor:
     """The fake tensor of a node that gives exactly one."""
     found = node.meta["val"]
@@ -87,6 +92,11 @@ def set_value(node: fx.Node, found: Any) -> None:
 def set_origin(node: fx.Node, source: fx.Node, *, backward: bool) -> None:
     """Say that `node` was made for `source`: its module path and source line, tagged forward or backward."""
     node.meta.update({key: source.meta[key] for key in _ORIGIN if key in source.meta})
+    tag_direction(node, backward=backward)
+
+
+def tag_direction(node: fx.Node, *, backward: bool) -> None:
+    """Tag `node` as part of the backward or of the forward pass."""
     node.meta["partitioner_tag"] = "is_backward" if backward else "is_forward"
 
 

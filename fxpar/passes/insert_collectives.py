@@ -77,10 +77,8 @@ class _Localizer:
         for node in self._alive:
             with self._local.on_behalf_of(node, backward=is_backward(node)):
                 self._localize(node)
-        module = fx.GraphModule(self._joint.module, self._local.graph)
-        module.graph.eliminate_dead_code()
-        module.recompile()
-        return replace(self._joint, module=module)
+        self._local.graph.eliminate_dead_code()
+        return replace(self._joint, module=fx.GraphModule(self._joint.module, self._local.graph))
 
     def _needs_of_forward(self, node: fx.Node) -> Iterator[tuple[fx.Node, Layout]]:
         if node.op in ("placeholder", "get_attr") or node.target is operator.getitem or is_backward(node):

@@ -8,24 +8,64 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument, Target
 
-from fxpar._torch import FakeTensorMode
+from fxpar._torch import FakeTensor, FakeTensorMode
 from fxpar.annotate import set_origin, set_value, tensor, value
 
 aten = torch.ops.aten
 
 
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
+    """The mode that the fake values of `graph` were made under."""
+    values = (value(node) for node in graph.nodes if node.op != "output")
+    mode: FakeTensorMode = next(found.fake_mode for found in values if isinstance(found, FakeTensor))
+    return mode
+
+
 def stride_order(whole: Tensor) -> tuple[int, ...]:
-    """The dims of `whole` from the outermost in memory to the innermost; where elements overlap, those of a copy."""
-    strides = torch.empty_like(whole).stride()
+    """The dims of `whole` from the outermost in memory to the innermost; of expanded values, as in a copy."""
+    strides = torch.empty_like(whole).stride() if 0 in whole.stride() else whole.stride()
     return tuple(sorted(range(whole.dim()), key=lambda dim: -strides[dim]))
+
+
+def is_dense(whole: Tensor) -> bool:
+    """Whether the elements of `whole` fill a stretch of memory without gaps or overlaps, in whatever order of dims."""
+    return lies_in_order(whole, stride_order(whole))
+
+
+def lies_in_order(found: Tensor, order: Sequence[int]) -> bool:
+    """Whether the dims of `found` lie in memory in `order`, outermost first, without gaps or overlaps."""
+    step = 1
+    for dim in reversed(order):
+        if found.shape[dim] != 1 and found.stride(dim) != step:
+            return found.numel() == 0
+        step *= found.shape[dim]
+    return True
+
+
+class _NamedGraph(fx.Graph):
+    """A graph whose calls are named after their op (`mm`), not its overload (`mm_default`)."""
+
+    def create_node(
+        self,
+        op: str,
+        target: Target,
+        args: tuple[Argument, ...] | None = None,
+        kwargs: dict[str, Argument] | None = None,
+        name: str | None = None,
+        type_expr: Any | None = None,
+    ) -> fx.Node:
+        if name is None and isinstance(target, torch._ops.OpOverload):
+            name = target.overloadpacket.__name__
+        return super().create_node(op, target, args, kwargs, name, type_expr)
 
 
 class LocalGraph:
     """A graph under construction. Every call runs at once under the fake mode, so that its value can be looked at."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self.graph = fx.Graph()
+        self.graph: fx.Graph = _NamedGraph()
         self._mode = mode
         self._origin: tuple[fx.Node, bool] | None = None
         self._completed = 0
@@ -118,7 +158,7 @@ class LocalGraph:
 
     def in_order(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
         """`node`, or a copy whose dims lie in memory in `order`, without gaps."""
-        if tensor(node).permute(list(order)).is_contiguous():
+        if lies_in_order(tensor(node), order):
             return node
         return self.permute(self.contiguous(self.permute(node, order)), inverse(order))
 

@@ -1,0 +1,168 @@
+"""Show what each pass made of the program: graphs as code that a person can read, in numbered files per rank."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.annotate import is_backward, known_value, layout_of, module_path, move
+from fxpar.layout import Layout, Partial
+
+_DTYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+class Dump:
+    """Writes `directory/rank<rank>/<number>_<pass>[.stage<index>].py`, numbered in the order in which passes first report.
+
+    Without a directory nothing is written.
+    """
+
+    def __init__(self, directory: str | Path | None, rank: int) -> None:
+        self._directory = None if directory is None else Path(directory) / f"rank{rank}"
+        self._numbers: dict[str, int] = {}
+
+    def graph(self, name: str, module: fx.GraphModule, stage: int | None = None) -> None:
+        """Write `module` as the pass `name` left it; `stage` is None for the whole program."""
+        if self._directory is not None:
+            self._write(name, stage, "py", format_graph(module))
+
+    def text(self, name: str, text: str) -> None:
+        """Write something that is no graph, such as a schedule."""
+        self._write(name, None, "txt", text)
+
+    def _write(self, name: str, stage: int | None, suffix: str, content: str) -> None:
+        if self._directory is None:
+            return
+        number = self._numbers.setdefault(name, len(self._numbers) + 1)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        of_stage = "" if stage is None else f".stage{stage}"
+        path = self._directory / f"{number:02d}_{name}{of_stage}.{suffix}"
+        path.write_text(content.rstrip("\n") + "\n", encoding="utf-8")
+
+
+def format_graph(module: fx.GraphModule) -> str:
+    """`module` as Python code, a line per operation, grouped by the module that each comes from.
+
+    A type is the dtype and the shape; a dim sharded over x reads `2@x*8`. Where a local shape is shown, its logical
+    layout stands in the comment, as do partial sums and what a collective does.
+    """
+    nodes = list(module.graph.nodes)
+    lines = [*_totals(nodes), "def forward("]
+    lines += [_with_comment(f"    {node.name}{_annotation(node)},", node) for node in nodes if node.op == "placeholder"]
+    lines.append("):")
+    group: str | None = None
+    for node in nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if _group(node) != group:
+            group = _group(node)
+            lines += ["", f"    # {group}"]
+        lines.append(_with_comment(f"    {node.name}{_annotation(node)} = {_call(node)}", node))
+    for node in module.graph.find_nodes(op="output"):
+        lines += ["", f"    return {_argument(node.args[0])}"]
+    return "\n".join(lines) + "\n"
+
+
+def _totals(nodes: list[fx.Node]) -> Iterator[str]:
+    """A comment per kind of collective: how many there are in the forward and in the backward."""
+    counts: Counter[tuple[bool, str, str]] = Counter()
+    num_bytes: Counter[tuple[bool, str, str]] = Counter()
+    for node in nodes:
+        if (done := move(node)) is not None:
+            key = (is_backward(node), done.kind, done.axis)
+            counts[key] += 1
+            num_bytes[key] += done.num_bytes
+    for (backward, kind, axis), count in sorted(counts.items()):
+        direction = "backward" if backward else "forward"
+        yield f"# {direction}: {count} {kind} over {axis}, {num_bytes[backward, kind, axis]} bytes together"
+
+
+def _group(node: fx.Node) -> str:
+    path = module_path(node) or "(no module)"
+    return f"backward of {path}" if is_backward(node) else path
+
+
+def _annotation(node: fx.Node) -> str:
+    text = _type(known_value(node), layout_of(node))
+    return f": {text}" if text else ""
+
+
+def _type(value: Any, layout: Layout | None = None) -> str:
+    if isinstance(value, Tensor):
+        dtype = _DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        shape = tuple(value.shape)
+        if layout is not None and layout.shape == shape:
+            return f"{dtype}[{_dims(layout)}]"
+        return f"{dtype}[{', '.join(map(str, shape)) or '()'}]"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_type(item) or 'None' for item in value)},)"
+    return type(value).__name__ if value is not None else ""
+
+
+def _dims(layout: Layout) -> str:
+    return ", ".join("*".join(map(str, layout.digits(dim))) for dim in range(len(layout.shape))) or "()"
+
+
+def _with_comment(line: str, node: fx.Node) -> str:
+    layout, done, remarks = layout_of(node), move(node), []
+    if layout is not None:
+        if layout.shape != tuple(known_value(node).shape):
+            remarks.append(f"of [{_dims(layout)}]")
+        remarks += [f"partial {p.op} over {axis}" for axis, p in layout.axes if isinstance(p, Partial)]
+    if done is not None:
+        remarks.append(str(done))
+    return f"{line}  # {'; '.join(remarks)}" if remarks else line
+
+
+def _call(node: fx.Node) -> str:
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    if node.target is operator.getitem and not isinstance(node.args[1], tuple):
+        return f"{_argument(node.args[0])}[{_argument(node.args[1])}]"
+    positional = [_argument(argument) for argument in node.args]
+    arguments = [*positional, *(f"{name}={_argument(argument)}" for name, argument in node.kwargs.items())]
+    if node.op == "call_method":
+        return f"{positional[0]}.{node.target}({', '.join(arguments[1:])})"
+    return f"{_target(node)}({', '.join(arguments)})"
+
+
+def _target(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removesuffix(".default")
+    if isinstance(target, str):
+        return f"self.{target}"
+    return f"{target.__module__.lstrip('_')}.{target.__qualname__}"
+
+
+def _argument(argument: Any) -> str:
+    if isinstance(argument, fx.Node):
+        return argument.name
+    if isinstance(argument, tuple):
+        return f"({', '.join(map(_argument, argument))}{',' if len(argument) == 1 else ''})"
+    if isinstance(argument, list):
+        return f"[{', '.join(map(_argument, argument))}]"
+    if isinstance(argument, dict):
+        return f"{{{', '.join(f'{key!r}: {_argument(item)}' for key, item in argument.items())}}}"
+    if isinstance(argument, slice):
+        return f"slice({_argument(argument.start)}, {_argument(argument.stop)}, {_argument(argument.step)})"
+    if isinstance(argument, torch.dtype | torch.layout | torch.memory_format):
+        return str(argument)
+    return repr(argument)
