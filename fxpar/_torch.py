@@ -20,6 +20,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.fx.experimental.proxy_tensor import make_fx
 
 c10d_functional = torch.ops._c10d_functional
 """The functional collectives: each returns a tensor that is ready after `wait_tensor`."""
@@ -39,6 +40,7 @@ __all__ = [
     "compile_single_device",
     "device_mesh_without_groups",
     "ignore_logging_calls",
+    "make_fx",
     "mark_static",
     "schema",
     "skip_frame",

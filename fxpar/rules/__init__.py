@@ -1,4 +1,4 @@
-"""Sharding rules: how each ATen op may run over one mesh axis."""
+"""Sharding rules: how each op may run over a mesh axis. `table` is the place to read; `prove` checks it."""
 
 from fxpar.rules.lookup import register_rule, rule_for
 

@@ -95,7 +95,7 @@ def prove(
 
 
 def prove_two_axes(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], parts: int) -> int:
-    """Prove all pairs of strategies that axes y and x, of `parts` ranks each, can take at once; returns their number."""
+    """Prove all pairs of strategies that axes y and x, of `parts` ranks each, can take together; give their number."""
     rule = rule_for(target)
     assert rule is not None, f"{target} has no rule"
     taken = sample(target, args, kwargs)

@@ -1,0 +1,118 @@
+"""Take apart the ops that shard better in parts."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from fxpar._torch import make_fx
+from fxpar.annotate import is_backward, set_origin, tag_direction, tensor, value
+from fxpar.passes.decompositions import DECOMPOSITIONS, cross_entropy_backward
+from fxpar.passes.local_graph import fake_mode_of, inverse, stride_order
+
+aten = torch.ops.aten
+
+
+def decompose_for_sharding(joint: fx.GraphModule) -> fx.GraphModule:
+    """The same function with the ops of `DECOMPOSITIONS` in parts, and every node tagged forward or backward.
+
+    The order of placeholders and outputs stays, and so does what is known of each node's origin.
+
+    Before: `addmm = aten.addmm(b, x, w)`
+    After:  `mm = aten.mm(x, w)`, `add = aten.add(mm, b)`
+    """
+    mode = fake_mode_of(joint.graph)
+    graph = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for node in joint.graph.nodes:
+        if node.target is aten._assert_tensor_metadata.default:
+            continue  # speaks of logical shapes, and the trace has checked it
+        decomposed = _decomposed(node)
+        if decomposed is not None:
+            with mode:
+                copies[node] = _inline(graph, node, *decomposed, copies)
+        elif node.target is operator.getitem and isinstance(copies[node.args[0]], tuple):
+            copies[node] = copies[node.args[0]][node.args[1]]
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    _tag(graph)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(joint, graph)
+
+
+def _decomposed(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None:
+    """The decomposition of the op at `node`, with its arguments; None where the op stays."""
+    if node.op != "call_function":
+        return None
+    if node.target is aten._log_softmax_backward_data.default:
+        grad, output, dim, input_dtype = node.args
+        assert isinstance(grad, fx.Node)
+        if _picks_targets(grad, output, dim):
+            return cross_entropy_backward, grad.args, {"input_dtype": input_dtype}
+    assert callable(node.target)
+    decomposition = DECOMPOSITIONS.get(node.target)
+    return None if decomposition is None else (decomposition, node.args, dict(node.kwargs))
+
+
+def _picks_targets(grad: fx.Node, output: Any, dim: Any) -> bool:
+    """Whether `grad` is the gradient of picking, without class weights, from the log-probabilities `output` along `dim`."""
+    if grad.target not in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
+        return False
+    _, log_probs, _, weight, *_ = grad.args
+    class_dim = min(1, tensor(output).dim() - 1)
+    return weight is None and _origin(log_probs) is _origin(output) and dim % tensor(output).dim() == class_dim
+
+
+def _origin(node: Any) -> Any:
+    """The node whose value `node` gives again."""
+    return _origin(node.args[0]) if node.target in (aten.detach.default, aten.alias.default) else node
+
+
+def _inline(
+    graph: fx.Graph,
+    node: fx.Node,
+    decomposition: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    copies: Mapping[fx.Node, Any],
+) -> Any:
+    """Append what `decomposition` does to the values at `args` and `kwargs`; the copies of its results, as `node` has them."""
+    operands: list[fx.Node] = []
+    fx.map_arg((args, kwargs), operands.append)
+
+    def run(*values: Tensor) -> Any:
+        given = iter(values)
+        own_args, own_kwargs = fx.map_arg((args, kwargs), lambda _: next(given))
+        return tree_map(_strided_like, decomposition(*own_args, **own_kwargs), value(node))
+
+    with torch.no_grad():
+        traced = make_fx(run)(*map(value, operands))
+    inlined = dict(zip(traced.graph.find_nodes(op="placeholder"), map(copies.__getitem__, operands), strict=True))
+    for part in traced.graph.nodes:
+        if part.op == "call_function":
+            copy = graph.node_copy(part, inlined.__getitem__)
+            set_origin(copy, node, backward=is_backward(node))
+            inlined[part] = copy
+    (output,) = traced.graph.find_nodes(op="output")
+    return tree_map(inlined.__getitem__, output.args[0])
+
+
+def _strided_like(result: Tensor, expected: Tensor) -> Tensor:
+    """`result` in the memory order of `expected`, on which later views may count."""
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype), f"{result} in the place of {expected}"
+    if result.stride() == expected.stride():
+        return result
+    order = stride_order(expected)
+    return result.permute(order).contiguous().permute(inverse(order))
+
+
+def _tag(graph: fx.Graph) -> None:
+    """What autograd tagged as backward, and all that depends on it, is backward; the rest is forward."""
+    for node in graph.nodes:
+        if node.op != "output":
+            tag_direction(node, backward=is_backward(node) or any(map(is_backward, node.all_input_nodes)))

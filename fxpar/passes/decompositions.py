@@ -1,0 +1,175 @@
+"""How the ops that shard better in parts fall apart. `DECOMPOSITIONS` is the table.
+
+Sums and maxima over a sharded dim become partial values, so that a loss over a sharded vocabulary needs no op of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+_NONE, _MEAN = 0, 1  # ATen's numbers for the reductions of a loss; 2 is the sum
+_ROUNDED = (torch.float16, torch.bfloat16)
+
+
+def add_product(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """addmm, baddbmm: the product is reduced before the bias is added, so the bias counts once."""
+    product = torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
+    return _scaled(product, alpha) + _scaled(bias, beta)
+
+
+def _scaled(value: Tensor, factor: float) -> Tensor:
+    return value if factor == 1 else value * factor
+
+
+def mean(
+    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The sum over all ranks, divided by the number of elements of the whole."""
+    dims = list(dim) if dim else list(range(x.dim()))
+    count = math.prod(x.shape[d] for d in dims)
+    result_dtype = dtype or x.dtype
+    return (_precise(x.to(result_dtype)).sum(dims, keepdim) / count).to(result_dtype)
+
+
+def _precise(x: Tensor) -> Tensor:
+    """`x` in the precision in which kernels add it up."""
+    return x.float() if x.dtype in _ROUNDED else x
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """The maximum and the sum of exponentials are reductions."""
+    precise = _precise(x)
+    shifted = precise - precise.amax(dim, keepdim=True)
+    result = shifted - shifted.exp().sum(dim, keepdim=True).log()
+    return result if half_to_float else result.to(x.dtype)
+
+
+def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """The gradient's sum is a reduction."""
+    grad, output = _precise(grad), _precise(output)
+    return (grad - output.exp() * grad.sum(dim, keepdim=True)).to(input_dtype)
+
+
+def nll_loss(
+    log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    """Each row's target is picked by a mask, and the picked values are summed over the classes.
+
+    Gives the loss and the total weight of the targets that count.
+    """
+    hit = _hits(log_probs, target, ignore_index)
+    weighted = log_probs if weight is None else log_probs * _along_classes(weight, log_probs)
+    losses = -torch.where(hit, weighted, 0.0).sum(_class_dim(log_probs))
+    if reduction == _NONE:
+        return losses, torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
+    total_weight = _total_weight(log_probs, target, weight, ignore_index)
+    loss = losses.sum()
+    return (loss / total_weight if reduction == _MEAN else loss), total_weight
+
+
+def nll_loss_backward(
+    grad: Tensor,
+    log_probs: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """Only the targets have a gradient."""
+    row_grads = _row_gradients(grad, log_probs, reduction, total_weight)
+    if weight is not None:
+        row_grads = row_grads * _along_classes(weight, log_probs)
+    return torch.where(_hits(log_probs, target, ignore_index), row_grads, 0.0)
+
+
+def cross_entropy_backward(
+    grad: Tensor,
+    log_probs: Tensor,
+    target: Tensor,
+    weight: None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+    *,
+    input_dtype: torch.dtype,
+) -> Tensor:
+    """nll_loss_backward, then log_softmax_backward along the classes.
+
+    The rows of the gradient between them have one entry each, so that their sums need no reduction.
+    """
+    row_grads = _row_gradients(grad, log_probs, reduction, total_weight)
+    counts = (target != ignore_index).unsqueeze(_class_dim(log_probs))
+    row_grads = torch.where(counts, row_grads, 0.0)
+    picked = torch.where(_hits(log_probs, target, ignore_index), row_grads, 0.0)
+    return (picked - log_probs.exp() * row_grads).to(input_dtype)
+
+
+def _class_dim(log_probs: Tensor) -> int:
+    return min(1, log_probs.dim() - 1)
+
+
+def _along_classes(per_class: Tensor, log_probs: Tensor) -> Tensor:
+    """One value per class, to be broadcast to `log_probs`."""
+    return per_class.view(-1, *[1] * (log_probs.dim() - _class_dim(log_probs) - 1))
+
+
+def _hits(log_probs: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """Where a class is its row's target, and the row counts; a mask of the shape of `log_probs`."""
+    classes = torch.arange(log_probs.shape[_class_dim(log_probs)], device=target.device)
+    rows = target.unsqueeze(_class_dim(log_probs))
+    return (rows == _along_classes(classes, log_probs)) & (rows != ignore_index)
+
+
+def _total_weight(log_probs: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    if weight is None:
+        return (target != ignore_index).sum(dtype=torch.float32).to(log_probs.dtype)
+    weights = _precise(_along_classes(weight, log_probs))
+    return torch.where(_hits(log_probs, target, ignore_index), weights, 0.0).sum().to(log_probs.dtype)
+
+
+def _row_gradients(grad: Tensor, log_probs: Tensor, reduction: int, total_weight: Tensor) -> Tensor:
+    """The gradient of each row's target, to be broadcast to `log_probs`."""
+    if reduction == _NONE:
+        return -grad.unsqueeze(_class_dim(log_probs))
+    return -grad / total_weight if reduction == _MEAN else -grad
+
+
+def filled(like: Tensor, size: Sequence[int], fill: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """new_full and its like: nothing of the operand but its dtype and device matters, so its layout must not, either."""
+    return torch.full(size, fill, dtype=dtype or like.dtype, device=like.device)
+
+
+def zeros(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:
+    """new_zeros."""
+    return filled(like, size, 0, **options)
+
+
+def ones(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:
+    """new_ones."""
+    return filled(like, size, 1, **options)
+
+
+DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    aten.addmm.default: add_product,
+    aten.baddbmm.default: add_product,
+    aten.mean.default: mean,
+    aten.mean.dim: mean,
+    aten._log_softmax.default: log_softmax,
+    aten._log_softmax_backward_data.default: log_softmax_backward,
+    aten.nll_loss_forward.default: nll_loss,
+    aten.nll_loss_backward.default: nll_loss_backward,
+    aten.nll_loss2d_forward.default: nll_loss,
+    aten.nll_loss2d_backward.default: nll_loss_backward,
+    aten.new_full.default: filled,
+    aten.new_zeros.default: zeros,
+    aten.new_ones.default: ones,
+}
+"""Each op's decomposition takes the op's own arguments."""
