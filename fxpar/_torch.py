@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,9 @@ __all__ = [
     "compile_single_device",
     "device_mesh_without_groups",
     "ignore_logging_calls",
+    "inductor_cache",
+    "inductor_compile",
+    "inductor_decompositions",
     "make_fx",
     "mark_static",
     "schema",
@@ -86,3 +90,46 @@ def schema(op: torch._ops.OpOverload) -> torch._C.FunctionSchema:
 def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[str]) -> DeviceMesh:
     """A DeviceMesh of ranks that this process only refers to: no process group is made."""
     return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(axes), _init_backend=False)
+
+
+# Inductor takes seconds to import, which only those who use it should pay: hence the imports inside the functions.
+
+
+def inductor_cache() -> Path:
+    """The folder in which all processes of this user on this machine keep what Inductor made."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir())
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decompositions that Inductor's kernels are made from. Random ops stay whole, and so draw what ATen draws."""
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(fallback_random=True):
+        table: dict[Any, Callable[..., Any]] = select_decomp_table()
+    return table
+
+
+def inductor_compile(
+    graph: fx.GraphModule, inputs: Sequence[Tensor], *, backward: bool
+) -> Callable[[list[Tensor]], Sequence[Any]]:
+    """Inductor's code for a decomposed graph. It empties its list of arguments; outputs lie in memory as in the graph.
+
+    Needs `tracing(TracingContext(mode))` of the inputs' fake mode around it.
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    output = graph.graph.output_node()
+    (results,) = output.args
+    assert isinstance(results, tuple | list), "Inductor compiles graphs that return a sequence"
+    # Of outputs that users see, Inductor keeps the strides; of others, it may choose them.
+    output.meta["user_visible_output_idxs"] = [i for i, found in enumerate(results) if isinstance(found, fx.Node)]
+    with config.patch(fallback_random=True):
+        compiled: Callable[[list[Tensor]], Sequence[Any]] = compile_fx_inner(
+            graph, inputs, cudagraphs=BoxedBool(False), is_backward=backward
+        )
+    return compiled

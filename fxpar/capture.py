@@ -41,6 +41,12 @@ class Capture:
                 return position
         return None
 
+    def signature(self) -> str:
+        """The same for two captures of one program: every operation, with the shapes that it gives."""
+        return "\n".join(
+            f"{node.format_node()} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
+        )
+
     def describe_results(self) -> str:
         """What the forward returns, for messages."""
         shapes = [f"{node.name}: {example(node).dtype} {tuple(example(node).shape)}" for node in self.results]
@@ -52,6 +58,12 @@ def example(node: fx.Node) -> Tensor:
     value = node.meta["example_value"]
     assert isinstance(value, torch.Tensor), f"{node} gives {type(value).__name__}, not a tensor"
     return value
+
+
+def _describe(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device} {value.requires_grad}"
 
 
 def is_marker(node: fx.Node, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from fxpar.capture import Capture
 from fxpar.model.distribution import Distribution
@@ -16,17 +16,8 @@ from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.model.pin_parameters import pin_parameters
-from fxpar.plan import PlannedParameter
 from fxpar.planner.prices import default_prices
-from fxpar.stage import CompiledStage, JointGraph, PortKind, StageBorder, StageGraph
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStage:
-    """A stage with a layout on every value, still in logical shapes: what every rank derives for every stage."""
-
-    joint: JointGraph
-    border: StageBorder
+from fxpar.stage import CompiledStage, PlannedStage, StageGraph
 
 
 def plan_stages(
@@ -56,7 +47,7 @@ def _plan_stage(
     joint = trace_joint(stage, with_backward=with_backward)
     dump.graph("trace_joint", joint.module, stage.index)
     # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
-    joint = decompose_for_sharding(joint)
+    joint = replace(joint, module=decompose_for_sharding(joint.module))
     dump.graph("decompose_for_sharding", joint.module, stage.index)
     pins = pin_parameters(joint, distribution, [stage.border for stage in earlier])
     prices = default_prices(distribution.mesh.device_type)
@@ -84,13 +75,3 @@ def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: L
         local.gradients,
         planned.border,
     )
-
-
-def planned_parameters(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
-    """Who owns each parameter, and how it lies: the first stage that uses it decides; unused ones are the last's."""
-    found: dict[str, PlannedParameter] = {}
-    for stage in stages:
-        for port, layout in stage.border.inputs.items():
-            if port.kind is PortKind.PARAMETER and port.name not in found:
-                found[port.name] = PlannedParameter(stage.joint.index, layout)
-    return found

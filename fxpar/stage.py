@@ -74,6 +74,14 @@ class StageBorder:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage with a layout on every value, still in logical shapes: what every rank derives for every stage."""
+
+    joint: JointGraph
+    border: StageBorder
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledStage:
     """A stage of this rank, ready to run on local tensors.
 

@@ -59,7 +59,9 @@ def prepare_arguments(
     """
     for key in distribution.batch_dims:
         if key not in kwargs and not (isinstance(key, int) and key < len(args)):
-            raise InvalidOptionError("batch_dims", key, f"positions below {len(args)} or keywords among {sorted(kwargs)}")
+            raise InvalidOptionError(
+                "batch_dims", key, f"positions below {len(args)} or keywords among {sorted(kwargs)}"
+            )
     dims = split_dim(args, kwargs, distribution.batch_dims)
     leaves, structure = pytree.tree_flatten((args, kwargs))
     leaves = [_localize(leaf, dim, distribution.mesh) for leaf, dim in zip(leaves, dims, strict=True)]

@@ -13,6 +13,7 @@ from torch import nn
 from fxpar.hints import Hints
 from fxpar.mesh import Mesh
 from fxpar.plan import Plan
+from fxpar.stage import PlannedStage
 
 _handles = itertools.count()
 _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
@@ -44,12 +45,17 @@ def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
                 named[f"{path}.{attribute}" if path else attribute] = parameter
             homes.setdefault(id(parameter), []).append((module, attribute))
     return {
-        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)])) for fqn, p in named.items()
+        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)]))
+        for fqn, p in named.items()
     }
 
 
 class Distribution:
-    """One distributed model. `plan` is None while the model is being captured to make one."""
+    """One distributed model.
+
+    `plan` is None while the model is being captured to make one; `planned` keeps the stages that were planned then, by
+    the signature of the capture, for a compile of the same program.
+    """
 
     def __init__(
         self,
@@ -67,6 +73,7 @@ class Distribution:
         self.microbatches = microbatches
         self.batch_dims = batch_dims
         self.plan: Plan | None = None
+        self.planned: dict[str, tuple[PlannedStage, ...]] = {}
         self.handle = next(_handles)
         _by_handle[self.handle] = self
 

@@ -38,7 +38,10 @@ def install(distribution: Distribution) -> None:
             members[module]["forward"] = _hinted_forward(type(module), distribution.hints.outputs[path])
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
-    members[root] |= {"forward": _own_code(_logical_forward(inner, distribution), f"forward_{distribution.handle}"), "__call__": _checked_call(distribution)}
+    members[root] |= {
+        "forward": _own_code(_logical_forward(inner, distribution), f"forward_{distribution.handle}"),
+        "__call__": _checked_call(distribution),
+    }
     for module, namespace in members.items():
         cls = type(module)
         if namespace:
@@ -95,7 +98,11 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
 def _own_code(function: FunctionType, name: str) -> FunctionType:
     """The same function under a code name of its own: Dynamo keeps compiled graphs, and what varies between calls, by code."""
     copy = FunctionType(
-        function.__code__.replace(co_name=name), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        function.__code__.replace(co_name=name),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

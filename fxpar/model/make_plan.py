@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fxpar.capture import capture_forward
-from fxpar.compiler import plan_stages, planned_parameters
-from fxpar.model.distribution import Distribution
+from fxpar.compiler import plan_stages
+from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.errors import InvalidStagesError, StageNotFoundError
 from fxpar.hints import Grouped, Spec
 from fxpar.layout import AXES, Layout, Shard
 from fxpar.mesh import Mesh
 from fxpar.passes.balance_stages import balance_stages
 from fxpar.plan import Plan, PlannedParameter
+from fxpar.stage import PlannedStage, PortKind
 from fxpar.planner.prices import default_prices
 
 
@@ -43,8 +44,24 @@ def make_plan(
         capture = capture_forward(distribution.model, distribution.mesh.device_type, example_inputs)
         prices = default_prices(distribution.mesh.device_type)
         openers = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
-        parameters = planned_parameters(plan_stages(capture, distribution, openers), distribution)
+        planned = plan_stages(capture, distribution, openers)
+        distribution.planned[capture.signature()] = planned
+        parameters = _parameters_of(planned, distribution)
     return Plan(openers, distribution.mesh.sizes, distribution.microbatches, schedule, parameters)
+
+
+def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
+    """Who owns each parameter, and how it lies: the first stage that uses it decides; unused ones are the last's."""
+    last = stages[-1].joint.index
+    found = {
+        name: PlannedParameter(last, _as_hinted(parameter, distribution))
+        for name, parameter in distribution.parameters.items()
+    }
+    for stage in reversed(stages):
+        for port, layout in stage.border.inputs.items():
+            if port.kind is PortKind.PARAMETER:
+                found[port.name] = PlannedParameter(stage.joint.index, layout)
+    return found
 
 
 def _openers_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:
@@ -68,10 +85,14 @@ def _parameters_without_capture(distribution: Distribution, openers: Sequence[st
     planned = {}
     for fqn, parameter in distribution.parameters.items():
         position = order.index(fqn.rpartition(".")[0])
-        spec = distribution.hints.parameters.get(fqn, ())
         stage = sum(start <= position for start in starts)
-        planned[fqn] = PlannedParameter(stage, layout_as_hinted(parameter.shape, spec, distribution.mesh))
+        planned[fqn] = PlannedParameter(stage, _as_hinted(parameter, distribution))
     return planned
+
+
+def _as_hinted(parameter: LogicalParameter, distribution: Distribution) -> Layout:
+    spec = distribution.hints.parameters.get(parameter.fqn, ())
+    return layout_as_hinted(parameter.shape, spec, distribution.mesh)
 
 
 def layout_as_hinted(shape: Sequence[int], spec: Spec, mesh: Mesh) -> Layout:

@@ -48,7 +48,11 @@ def _piece(parameter: LogicalParameter, layout: Layout, distribution: Distributi
     if whole.is_meta:
         local = torch.empty(layout.local_shape(mesh.coordinate), dtype=parameter.dtype, device=mesh.device_type)
     else:
-        local = shard_of(whole.detach(), layout, mesh.coordinate).to(mesh.device_type).clone(memory_format=torch.contiguous_format)
+        local = (
+            shard_of(whole.detach(), layout, mesh.coordinate)
+            .to(mesh.device_type)
+            .clone(memory_format=torch.contiguous_format)
+        )
     return nn.Parameter(from_local(local, layout, mesh.stage_mesh), requires_grad=parameter.requires_grad)
 
 
