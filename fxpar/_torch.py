@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 c10d_functional = torch.ops._c10d_functional
 """The functional collectives: each returns a tensor that is ready after `wait_tensor`."""
@@ -35,6 +36,7 @@ __all__ = [
     "PlainAOTOutput",
     "StridedShard",
     "TangentAOTInput",
+    "TorchDispatchMode",
     "TracingContext",
     "aot_export_joint_with_descriptors",
     "c10d_functional",

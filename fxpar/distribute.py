@@ -15,7 +15,7 @@ from fxpar.mesh import Mesh
 from fxpar.model.parameters import shard_parameters
 from fxpar.plan import Plan
 from fxpar.model.make_plan import make_plan
-from fxpar.schedule import SCHEDULES
+from fxpar.schedule import SCHEDULE_NAMES
 
 
 def distribute(
@@ -61,8 +61,8 @@ def distribute(
         stages, microbatches, schedule = plan.stages, plan.microbatches, plan.schedule
     if not isinstance(microbatches, int) or microbatches < 1:
         raise InvalidOptionError("microbatches", microbatches, "a positive integer")
-    if schedule not in SCHEDULES:
-        raise UnknownScheduleError(schedule, sorted(SCHEDULES))
+    if schedule not in SCHEDULE_NAMES:
+        raise UnknownScheduleError(schedule, SCHEDULE_NAMES)
     parameters = logical_parameters(model)
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
     hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from fxpar._torch import mark_static
-from fxpar.model.distribution import Distribution
 from fxpar.errors import InvalidOptionError, MicrobatchError
 from fxpar.mesh import STAGE_AXES, Mesh
+from fxpar.model.distribution import Distribution
 
 
 def split_dim(

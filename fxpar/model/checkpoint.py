@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Shard as DShard
 
 from fxpar._torch import StridedShard
-from fxpar.model.distribution import Distribution
 from fxpar.dtensor import from_local, layout_of
+from fxpar.model.distribution import Distribution
 from fxpar.tiles import shard_of
 
 

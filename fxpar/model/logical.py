@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxpar._torch import ignore_logging_calls, skip_frame
+from fxpar.markers import PLAIN, shard
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution, LogicalParameter
-from fxpar.markers import PLAIN, shard
 
 _MARK = "_fxpar_distributed"
 

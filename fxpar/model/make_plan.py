@@ -7,15 +7,15 @@ from typing import Any
 
 from fxpar.capture import capture_forward
 from fxpar.compiler import plan_stages
-from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.errors import InvalidStagesError, StageNotFoundError
 from fxpar.hints import Grouped, Spec
 from fxpar.layout import AXES, Layout, Shard
 from fxpar.mesh import Mesh
+from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.passes.balance_stages import balance_stages
 from fxpar.plan import Plan, PlannedParameter
-from fxpar.stage import PlannedStage, PortKind
 from fxpar.planner.prices import default_prices
+from fxpar.stage import PlannedStage, PortKind
 
 
 def make_plan(

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
 
 from fxpar._core import philox_uniform
-from fxpar.model.distribution import Distribution, LogicalParameter
+from fxpar._torch import TorchDispatchMode
 from fxpar.dtensor import from_local, layout_of
 from fxpar.errors import UninitializedModuleError
 from fxpar.layout import Layout
+from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.tiles import logical_box, shard_of
 
 
@@ -91,7 +91,7 @@ def _common_seed() -> int:
     return seeds[0]
 
 
-class _LogicalRandom(TorchFunctionMode):
+class _LogicalRandom(TorchDispatchMode):
     """Inside, random fills of a DTensor draw by logical index: the same numbers on every mesh, and only this rank's."""
 
     def __init__(self, seed: int, path: str, coordinate: Mapping[str, int]) -> None:
@@ -99,7 +99,7 @@ class _LogicalRandom(TorchFunctionMode):
         self._seed, self._path, self._coordinate = seed, path, coordinate
         self._num_draws = 0
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         fill = _RANDOM_FILLS.get(func)
@@ -129,4 +129,7 @@ def _normal(draw: Callable[[], Tensor], mean: float = 0.0, std: float = 1.0, *, 
     return radius * torch.cos(2.0 * math.pi * draw()) * std + mean
 
 
-_RANDOM_FILLS: dict[Any, Callable[..., Tensor]] = {torch.Tensor.uniform_: _uniform, torch.Tensor.normal_: _normal}
+_RANDOM_FILLS: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.uniform_.default: _uniform,
+    torch.ops.aten.normal_.default: _normal,
+}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxpar.model.distribution import Distribution
 from fxpar.hints import Grouped, Spec
 from fxpar.layout import Layout, Shard
 from fxpar.layouts.pins import Pin, Pins
+from fxpar.model.distribution import Distribution
 from fxpar.stage import JointGraph, Port, PortKind, StageBorder
 
 

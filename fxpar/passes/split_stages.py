@@ -64,7 +64,12 @@ def _first_inside(paths: Sequence[str], opener: str) -> int:
     for index, path in enumerate(paths):
         if path == opener or path.startswith(opener + "."):
             return index
-    raise StageNotFoundError(opener, sorted(set(paths) - {""}), "names no module whose forward runs")
+    raise StageNotFoundError(opener, sorted(_with_parents(paths)), "names no module whose forward runs")
+
+
+def _with_parents(paths: Sequence[str]) -> set[str]:
+    parts = [path.split(".") for path in paths if path]
+    return {".".join(path[:depth]) for path in parts for depth in range(1, len(path) + 1)}
 
 
 def _check_mutations(order: Sequence[fx.Node], cut: _Cut) -> None:
