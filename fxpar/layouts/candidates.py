@@ -1,0 +1,231 @@
+"""Which strategies each operation has on one mesh axis: the fixpoint of the sharding rules over a whole graph."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, fx
+
+from fxpar.layout import REPLICATE, Layout, Partial, Placement, Shard
+from fxpar.layouts.dataflow import Border, Operation, Value
+from fxpar.layouts.pins import Pin
+from fxpar.rules.lookup import rule_for
+from fxpar.rules.rule import OpCall, Operand, Rule, Strategy
+from fxpar.stage import PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the axes solved before have settled: the layout of every result, and of every operand where it is used.
+
+    Values that are not named are replicated.
+    """
+
+    given: Mapping[Value, Layout] = field(default_factory=dict)
+    needed: Mapping[tuple[int, int], Layout] = field(default_factory=dict)
+
+    def result(self, value: Value) -> Layout:
+        """The layout of `value` where it is made."""
+        return self.given.get(value) or Layout(tuple(value.tensor.shape))
+
+    def operand(self, operation: int, position: int, value: Value) -> Layout:
+        """The layout in which operand `position` of operation number `operation` is needed."""
+        return self.needed.get((operation, position)) or Layout(tuple(value.tensor.shape))
+
+
+class _Rules:
+    """Asks the sharding rules, and the same question only once: identical layers ask the same."""
+
+    def __init__(self) -> None:
+        self._extended: dict[tuple[str, Operand, Shard], Strategy | None] = {}
+        self._linear: dict[str, Sequence[Strategy]] = {}
+        self._signatures: dict[fx.Node, str] = {}
+
+    def extend(self, operation: Operation, operand: Operand, shard: Shard) -> Strategy | None:
+        rule, call = _rule(operation)
+        key = (self._signature(operation, call), operand, shard)
+        if key not in self._extended:
+            self._extended[key] = rule.extend(call, operand, shard) if rule else None
+        return self._extended[key]
+
+    def linear(self, operation: Operation) -> Sequence[Strategy]:
+        rule, call = _rule(operation)
+        key = self._signature(operation, call)
+        if key not in self._linear:
+            self._linear[key] = rule.linear(call) if rule else ()
+        return self._linear[key]
+
+    def _signature(self, operation: Operation, call: OpCall) -> str:
+        """All of a call that a rule can see: its target, shapes, and arguments that are no tensors."""
+        node = operation.node
+        if node not in self._signatures:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: "operand")
+            self._signatures[node] = f"{call.target} {args} {kwargs} {call.inputs} {call.outputs}"
+        return self._signatures[node]
+
+
+def _rule(operation: Operation) -> tuple[Rule | None, OpCall]:
+    assert operation.call is not None, f"{operation} is no op"
+    return rule_for(operation.call.target), operation.call
+
+
+class Candidates:
+    """The strategies of every operation of `program` along one axis of `parts` ranks.
+
+    Every dim of every value that divides evenly is tried; a rule that accepts a shard of one value gives shards of the others,
+    until nothing new is found. Ragged shards, and shards that start inside a dim where no rule brings them, come from
+    pins alone. `frozen` ops are replicated; `pins` are by placeholder or hint op.
+    """
+
+    def __init__(
+        self,
+        program: Sequence[Operation],
+        axis: str,
+        parts: int,
+        pins: Mapping[fx.Node, Pin],
+        frozen: set[fx.Node],
+        beside: Beside,
+    ) -> None:
+        self._program, self._axis, self._parts = program, axis, parts
+        self._pins, self._frozen, self._beside = pins, frozen, beside
+        self._rules = _Rules()
+        self._shards: dict[Value, dict[Shard, None]] = {}
+        self._pending: deque[tuple[Value, Shard]] = deque()
+        self._readers: dict[Value, list[tuple[int, Operand]]] = {}
+        self._twins = _twins(program)
+        self._strategies: list[dict[Strategy, None]] = [{} for _ in program]
+
+    def find(self) -> list[tuple[Strategy, ...]]:
+        """The strategies of each operation, each list in a fixed order; empty where a pin cannot be met."""
+        for number, operation in enumerate(self._program):
+            if operation.call is not None:
+                self._open(number, operation)
+        for value in dict.fromkeys(value for operation in self._program for value in operation.values):
+            for shard in self._seeds(value):
+                self._note(value, shard)
+        while self._pending:
+            value, shard = self._pending.popleft()
+            for number, operand in self._readers.get(value, ()):
+                strategy = self._rules.extend(self._program[number], operand, shard)
+                if strategy is not None:
+                    self._add(number, strategy)
+        used = self._used()
+        for number, operation in enumerate(self._program):
+            if operation.call is None:
+                self._strategies[number] = dict.fromkeys(self._at_border(operation, used))
+        return [tuple(strategies) for strategies in self._strategies]
+
+    def _open(self, number: int, operation: Operation) -> None:
+        replicated = (REPLICATE,) * len(operation.operands), (REPLICATE,) * len(operation.results)
+        self._add(number, Strategy(*replicated, divides_work=False))
+        if operation.node in self._frozen:
+            return
+        for strategy in self._rules.linear(operation):
+            self._add(number, strategy)
+        for position, value in enumerate(operation.operands):
+            self._readers.setdefault(value, []).append((number, Operand("input", position)))
+        for position, result in enumerate(operation.results):
+            if result is not None:
+                self._readers.setdefault(result, []).append((number, Operand("output", position)))
+
+    def _seeds(self, value: Value) -> list[Shard]:
+        pin = self._pins.get(value.node)
+        if pin is not None:
+            seed = pin.seed(self._axis, self._parts)
+            return [seed] if isinstance(seed, Shard) and seed.parts <= value.tensor.shape[seed.dim] else []
+        layout = self._beside.result(value)
+        shards = [Shard(dim, self._parts, outer) for dim in range(value.tensor.dim()) for outer in _starts(layout, dim)]
+        return [shard for shard in shards if shard.fits(value.tensor.shape[shard.dim]) and value.tensor.shape[shard.dim] > 0]
+
+    def _note(self, value: Value, shard: Shard) -> None:
+        for same in (value, *self._twins.get(value, ())):
+            found = self._shards.setdefault(same, {})
+            if shard not in found:
+                found[shard] = None
+                self._pending.append((same, shard))
+
+    def _add(self, number: int, strategy: Strategy) -> None:
+        operation = self._program[number]
+        if strategy in self._strategies[number] or not self._combines(number, operation, strategy):
+            return
+        self._strategies[number][strategy] = None
+        for value, placement in _placed(operation, strategy):
+            if isinstance(placement, Shard):
+                self._note(value, placement)
+
+    def _combines(self, number: int, operation: Operation, strategy: Strategy) -> bool:
+        """Whether the strategy can be taken beside what other axes do, and agrees with a hint op's pin."""
+        pin = self._pins.get(operation.node)
+        if pin is not None and not all(pin.allows(self._axis, placement) for placement in strategy.outputs):
+            return False
+        layouts = [self._beside.operand(number, i, value) for i, value in enumerate(operation.operands)]
+        layouts += [self._beside.result(value) for value in operation.results if value is not None]
+        return all(
+            layout.accepts(placement)
+            for layout, (_, placement) in zip(layouts, _placed(operation, strategy), strict=True)
+            if isinstance(placement, Shard)
+        )
+
+    def _used(self) -> dict[Value, dict[Shard, None]]:
+        """The shards of each value that an op gives or takes, and those of its twins."""
+        used: dict[Value, dict[Shard, None]] = {}
+        for operation, strategies in zip(self._program, self._strategies, strict=True):
+            for strategy in strategies:
+                for value, placement in _placed(operation, strategy):
+                    if isinstance(placement, Shard):
+                        for same in (value, *self._twins.get(value, ())):
+                            used.setdefault(same, {})[placement] = None
+        return used
+
+    def _at_border(self, operation: Operation, used: Mapping[Value, Mapping[Shard, None]]) -> list[Strategy]:
+        """A port's strategies: every placement of its value that an op gives or takes, and that its kind allows."""
+        (value,) = operation.values
+        allowed: list[Placement] = [REPLICATE]
+        if _may_be_sharded(operation, value.tensor):
+            allowed += used.get(value, {})
+        pin = self._pins.get(operation.node)
+        if pin is not None:
+            allowed = [placement for placement in allowed if pin.allows(self._axis, placement)]
+        if operation.border is Border.GRADIENT and operation.port is not None and operation.port.kind is PortKind.PARAMETER:
+            allowed.append(Partial("sum"))
+        if operation.operands:
+            return [Strategy((placement,), ()) for placement in allowed]
+        return [Strategy((), (placement,)) for placement in allowed]
+
+
+def _starts(layout: Layout, dim: int) -> list[int]:
+    """How many values of `dim` may come before a shard: none, or the digits up to another axis's."""
+    starts, position = [1], 1
+    for digit in layout.digits(dim):
+        position *= digit.size
+        if digit.axis is not None:
+            starts.append(position)
+    return starts
+
+
+def _placed(operation: Operation, strategy: Strategy) -> list[tuple[Value, Placement]]:
+    pairs = list(zip(operation.operands, strategy.inputs, strict=True))
+    for result, placement in zip(operation.results, strategy.outputs, strict=True):
+        if result is not None:
+            pairs.append((result, placement))
+    return pairs
+
+
+def _may_be_sharded(operation: Operation, tensor: Tensor) -> bool:
+    """Whether a port need not be replicated: parameters, edges and results that are no scalars."""
+    kinds = (PortKind.PARAMETER, PortKind.EDGE, PortKind.RESULT)
+    return operation.port is not None and operation.port.kind in kinds and tensor.dim() > 0
+
+
+def _twins(program: Sequence[Operation]) -> dict[Value, list[Value]]:
+    """Values that shall lie alike, though no op says so: each parameter and its gradient."""
+    parameters = {op.port: op.values[0] for op in program if op.border is Border.INPUT}
+    found: dict[Value, list[Value]] = {}
+    for operation in program:
+        if operation.border is Border.GRADIENT and operation.port in parameters:
+            parameter, (gradient,) = parameters[operation.port], operation.values
+            found.setdefault(parameter, []).append(gradient)
+            found.setdefault(gradient, []).append(parameter)
+    return found

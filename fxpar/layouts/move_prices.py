@@ -1,0 +1,33 @@
+"""What it costs to change a value's placement along one axis."""
+
+from __future__ import annotations
+
+from fxpar.layout import Layout, Placement
+from fxpar.layouts.dataflow import Value
+from fxpar.passes.moves import Step, StepKind, local_size
+from fxpar.planner.prices import Prices
+
+
+class MovePrices:
+    """Prices the moves along `axis` of `parts` ranks; identical moves are worked out once."""
+
+    def __init__(self, axis: str, parts: int, prices: Prices) -> None:
+        self._axis, self._parts, self._prices = axis, parts, prices
+        self._steps: dict[tuple[Layout, Placement, Placement, int], tuple[StepKind, float]] = {}
+        self._sizes: dict[tuple[Layout, Placement], int] = {}
+
+    def num_bytes(self, value: Value, layout: Layout, placement: Placement) -> int:
+        """Bytes of the largest local piece of `value`, placed so beside the other axes of `layout`."""
+        if (layout, placement) not in self._sizes:
+            self._sizes[layout, placement] = local_size(layout.with_placement(self._axis, placement))
+        return self._sizes[layout, placement] * value.tensor.element_size()
+
+    def move(self, value: Value, layout: Layout, src: Placement, dst: Placement) -> tuple[StepKind, float]:
+        """What moves `value` from `src` to `dst` beside the other axes of `layout`, and how many microseconds it takes."""
+        width = value.tensor.element_size()
+        key = (layout, src, dst, width)
+        if key not in self._steps:
+            step = Step(self._axis, layout.with_placement(self._axis, src), layout.with_placement(self._axis, dst))
+            us = self._prices.move_us(step.kind, self._axis, step.traffic(self._parts) * width, local_size(step.after) * width)
+            self._steps[key] = step.kind, us
+        return self._steps[key]

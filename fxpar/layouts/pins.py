@@ -1,0 +1,48 @@
+"""Layouts that are given rather than chosen: hints on parameters, and what other stages have decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fxpar.layout import REPLICATE, Layout, Placement, Replicate, Shard
+from fxpar.stage import Port
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Where a value must lie: for each axis in `shards` the dim it shards and `Shard.outer`, None to leave the digit
+    of the dim open. On all other axes the value is replicated.
+
+    A pin that is `fixed_at_use` holds for every reader, too: the value is neither gathered nor sliced.
+    """
+
+    shards: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    fixed_at_use: bool = False
+
+    @classmethod
+    def exactly(cls, layout: Layout) -> Pin:
+        """The pin of a value that lies as `layout`, but may be moved from there."""
+        assert not layout.is_partial, f"a value cannot be pinned to {layout}: it is not reduced"
+        return cls({axis: (p.dim, p.outer) for axis, p in layout.axes if isinstance(p, Shard)})
+
+    def allows(self, axis: str, placement: Placement) -> bool:
+        """Whether the value may be placed so along `axis`."""
+        if axis not in self.shards:
+            return isinstance(placement, Replicate)
+        dim, outer = self.shards[axis]
+        return isinstance(placement, Shard) and placement.dim == dim and outer in (None, placement.outer)
+
+    def seed(self, axis: str, parts: int) -> Placement:
+        """One placement that the pin allows, for the search to start from; ragged if `parts` does not divide the dim."""
+        if axis not in self.shards:
+            return REPLICATE
+        dim, outer = self.shards[axis]
+        return Shard(dim, parts, outer or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The pinned inputs of a stage; inputs that are not named are free, each within what its kind allows."""
+
+    inputs: Mapping[Port, Pin] = field(default_factory=dict)
