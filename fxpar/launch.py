@@ -1,0 +1,117 @@
+"""Start ranks on this machine, without a launcher: a function runs in several processes and its results come back."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class RankFailedError(RuntimeError):
+    """A rank raised, ended early, or took too long; the message has its traceback."""
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(f"rank {rank} failed:\n{problem}")
+        self.rank = rank
+
+
+def run_ranks(
+    num_ranks: int,
+    work: Callable[..., T],
+    *args: Any,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 300.0,
+) -> list[T]:
+    """Run `work(*args)` in `num_ranks` processes that form a gloo process group; gives what each rank returned.
+
+    `work` is a function of an importable module; it, its arguments and its results travel pickled. Each process has one
+    thread, and sets `environment` before it starts. The processes are forked from a server that has imported torch once
+    and never ran it, so they start in a moment, whatever the caller's process did before. None outlives the call.
+
+    Raises:
+        RankFailedError: a rank raised, ended early, or was not done after `timeout_s`, when it prints all its stacks.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fxpar.backend"])
+    job = pickle.dumps((work, args))
+    with ExitStack() as running:
+        store = f"file://{running.enter_context(TemporaryDirectory())}/store"
+        lines, processes = [], []
+        for rank in range(num_ranks):
+            line, theirs = context.Pipe()
+            group = (store, rank, num_ranks)
+            process = context.Process(target=_run_rank, args=(job, theirs, group, environment or {}, timeout_s))
+            process.start()
+            running.callback(_end, process)
+            theirs.close()
+            lines.append(running.enter_context(line))
+            processes.append(process)
+        results = _collect(lines)
+        for line in lines:
+            line.close()  # each rank waits for this, so that none leaves while others still talk to it
+        for process in processes:
+            process.join(timeout=10)
+    return results
+
+
+def _run_rank(
+    job: bytes, line: Connection, group: tuple[str, int, int], environment: Mapping[str, str], timeout_s: float
+) -> None:
+    _die_with_parent()
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    store, rank, num_ranks = group
+    try:
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
+        work, args = pickle.loads(job)
+        line.send_bytes(pickle.dumps((work(*args), None)))
+    except Exception:
+        line.send_bytes(pickle.dumps((None, traceback.format_exc())))
+    with suppress(EOFError):
+        line.recv_bytes()
+
+
+def _collect(lines: Sequence[Connection]) -> list[Any]:
+    """What each rank returned; the first failure ends the wait."""
+    results: dict[int, Any] = {}
+    while len(results) < len(lines):
+        pending = {line: rank for rank, line in enumerate(lines) if rank not in results}
+        for line in wait(list(pending)):
+            assert isinstance(line, Connection)
+            rank = pending[line]
+            try:
+                results[rank], problem = pickle.loads(line.recv_bytes())
+            except EOFError:
+                problem = "it ended without a result"
+            if problem is not None:
+                raise RankFailedError(rank, problem)
+    return [results[rank] for rank in range(len(lines))]
+
+
+def _end(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end this process when the server that forked it has ended (Linux only)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,63 @@
+"""Ranks started by `run_ranks` talk, return, fail with their traceback, and never outlive the call."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fxpar.launch import RankFailedError, run_ranks
+
+
+def sum_of_ranks(offset: int) -> tuple[int, int, int]:
+    total = torch.tensor([dist.get_rank() + offset])
+    dist.all_reduce(total)
+    return int(total), torch.get_num_threads(), os.getpid()
+
+
+def fail_on_rank_1_while_rank_0_waits() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("no such thing")
+    dist.barrier()
+
+
+def end_without_a_word() -> None:
+    os._exit(3)
+
+
+def read_variable(name: str) -> str:
+    return os.environ[name]
+
+
+def differentiate() -> float:
+    x = torch.ones(3, requires_grad=True)
+    (x * x).sum().backward()
+    assert x.grad is not None
+    return float(x.grad.sum())
+
+
+def test_ranks_form_one_group_have_one_thread_each_and_are_gone_afterwards() -> None:
+    results = run_ranks(3, sum_of_ranks, 10)
+    assert [total for total, _, _ in results] == [33, 33, 33]
+    assert {threads for _, threads, _ in results} == {1}
+    for _, _, pid in results:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_failure_ends_the_ranks_that_wait_and_shows_the_traceback() -> None:
+    with pytest.raises(RankFailedError, match=r"rank 1 failed:\n(.|\n)*in fail_on_rank_1(.|\n)*no such thing"):
+        run_ranks(2, fail_on_rank_1_while_rank_0_waits)
+
+
+def test_a_rank_that_ends_early_is_named() -> None:
+    with pytest.raises(RankFailedError, match="rank 0 failed:\nit ended without a result"):
+        run_ranks(1, end_without_a_word)
+
+
+def test_ranks_see_the_given_environment() -> None:
+    assert run_ranks(1, read_variable, "FXPAR_COLOUR", environment={"FXPAR_COLOUR": "green"}) == ["green"]
+
+
+def test_gradients_flow_in_ranks_after_they_flowed_in_the_caller() -> None:
+    assert run_ranks(1, differentiate) == [differentiate()]
