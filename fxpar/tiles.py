@@ -46,7 +46,7 @@ def assemble(pieces: Iterable[tuple[Mapping[str, int], Tensor]], layout: Layout)
     whole: Tensor | None = None
     for coordinate, piece in pieces:
         if whole is None:
-            whole = torch.full(layout.shape, -math.inf if "max" in reductions else 0, dtype=piece.dtype)
+            whole = torch.full(layout.shape, _least(piece.dtype) if "max" in reductions else 0, dtype=piece.dtype)
         places = logical_indices(layout, coordinate).reshape(-1)
         values = piece.reshape(-1)
         if "sum" in reductions:
@@ -56,6 +56,10 @@ def assemble(pieces: Iterable[tuple[Mapping[str, int], Tensor]], layout: Layout)
         whole.view(-1)[places] = values
     assert whole is not None, "no pieces to assemble"
     return whole
+
+
+def _least(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def logical_indices(layout: Layout, coordinate: Mapping[str, int]) -> Tensor:

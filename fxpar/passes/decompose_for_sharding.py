@@ -60,7 +60,7 @@ def _decomposed(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mappi
 
 
 def _picks_targets(grad: fx.Node, output: Any, dim: Any) -> bool:
-    """Whether `grad` is the gradient of picking, without class weights, from the log-probabilities `output` along `dim`."""
+    """Whether `grad` is that of picking, without class weights, from the log-probabilities `output` along `dim`."""
     if grad.target not in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
         return False
     _, log_probs, _, weight, *_ = grad.args
@@ -81,7 +81,7 @@ def _inline(
     kwargs: Mapping[str, Any],
     copies: Mapping[fx.Node, Any],
 ) -> Any:
-    """Append what `decomposition` does to the values at `args` and `kwargs`; the copies of its results, as `node` has them."""
+    """Append what `decomposition` does to the values at `args` and `kwargs`, and give the results in the form of `node`'s."""
     operands: list[fx.Node] = []
     fx.map_arg((args, kwargs), operands.append)
 

@@ -1,6 +1,6 @@
 """How the ops that shard better in parts fall apart. `DECOMPOSITIONS` is the table.
 
-Sums and maxima over a sharded dim become partial values, so that a loss over a sharded vocabulary needs no op of its own.
+Sums and maxima over a sharded dim become partial values: a loss over a sharded vocabulary then needs no op of its own.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _row_gradients(grad: Tensor, log_probs: Tensor, reduction: int, total_weight
 
 
 def filled(like: Tensor, size: Sequence[int], fill: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """new_full and its like: nothing of the operand but its dtype and device matters, so its layout must not, either."""
+    """new_full and its like: of the operand only dtype and device matter, so nothing may depend on its layout."""
     return torch.full(size, fill, dtype=dtype or like.dtype, device=like.device)
 
 

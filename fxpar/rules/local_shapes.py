@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fxpar import annotate
+from fxpar.passes.local_graph import inverse, stride_order
 from fxpar.rules.call import argument, dim_argument, with_arguments
 from fxpar.rules.rule import LocalOp
 from fxpar.rules.views import slice_start
@@ -36,22 +37,17 @@ def emit_view(local: LocalOp) -> fx.Node:
     That copy is row-major. Where the logical view is not, one more puts the local value into its stride order.
     """
     viewed = local.emit(aten.reshape.default, local.args[0], list(local.output_shape()))
+    logical = annotate.tensor(local.call.args[0])
+    if logical.is_contiguous():
+        return viewed
     (logical_shape,) = local.call.outputs
     assert logical_shape is not None, f"{local.call.target} gives no tensor"
-    order = stride_order(annotate.tensor(local.call.args[0]).reshape(logical_shape))
-    if order == sorted(order):
+    order = stride_order(logical.reshape(logical_shape))
+    if list(order) == sorted(order):
         return viewed
-    ordered = local.emit(aten.permute.default, viewed, order)
+    ordered = local.emit(aten.permute.default, viewed, list(order))
     dense = local.emit(aten.clone.default, ordered, memory_format=torch.contiguous_format)
-    return local.emit(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
-
-
-def stride_order(value: Tensor) -> list[int]:
-    """The dims of `value` from the largest stride to the smallest; dims of one element keep their place."""
-    strides = value.stride()
-    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
-    moved = iter(dim for dim in order if value.shape[dim] > 1)
-    return [dim if value.shape[dim] == 1 else next(moved) for dim in range(value.dim())]
+    return local.emit(aten.permute.default, dense, inverse(order))
 
 
 def emit_split(local: LocalOp) -> fx.Node:

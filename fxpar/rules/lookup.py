@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fxpar._torch import schema
 from fxpar.rules.einsum_rule import EinsumRule
 from fxpar.rules.rule import Rule
 from fxpar.rules.table import POINTWISE, TABLE
@@ -18,9 +19,14 @@ _registered: dict[Callable[..., Any], Rule] = {}
 def rule_for(target: Callable[..., Any]) -> Rule | None:
     """The sharding rule of an op, or None where it has none and so is replicated."""
     rule = _registered.get(target) or TABLE.get(target)
-    if rule is None and isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
-        return None if torch.Tag.nondeterministic_seeded in target.tags else POINTWISE
-    return rule
+    return POINTWISE if rule is None and _is_pointwise(target) else rule
+
+
+def _is_pointwise(target: Callable[..., Any]) -> bool:
+    """Whether PyTorch tags the op so, and it neither draws random numbers nor writes to its operands."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags and not schema(target).is_mutable
 
 
 def register_rule(target: Callable[..., Any], rule: str | Rule) -> None:

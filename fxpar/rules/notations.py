@@ -105,8 +105,10 @@ def _is_mask(index: fx.Node) -> bool:
     return annotate.tensor(index).dtype in (torch.bool, torch.uint8)
 
 
-def index_selected(call: OpCall) -> Einsum:
+def index_selected(call: OpCall) -> Einsum | None:
     """index_select: an indexed dim is whole, the index may be sharded."""
+    if not call.inputs[0]:
+        return None
     dims = free_dims(len(call.inputs[0]) + 1)
     dim, index = dim_argument(call), dims.pop()
     result = [*dims[:dim], index, *dims[dim + 1 :]]
@@ -114,24 +116,26 @@ def index_selected(call: OpCall) -> Einsum:
     return Einsum((tuple(dims), (index,)), (tuple(result),))
 
 
-def gathered(call: OpCall) -> Einsum:
+def gathered(call: OpCall) -> Einsum | None:
     """gather: whole along `dim`, whose indices may be sharded; other dims must match."""
     source, index = call.inputs
+    if not source or len(source) != len(index):
+        return None
     dims = free_dims(len(source) + 1)
     along, dim = dims.pop(), dim_argument(call)
     both = [d if a == b else None for d, a, b in zip(dims, source, index, strict=True)]
     from_source, from_index = list(both), list(both)
-    if both:
-        from_source[dim], from_index[dim] = None, along
+    from_source[dim], from_index[dim] = None, along
     return Einsum((tuple(from_source), tuple(from_index)), (tuple(from_index),))
 
 
-def scattered(call: OpCall) -> Einsum:
+def scattered(call: OpCall) -> Einsum | None:
     """scatter, scatter_add: whole along `dim`; other dims must match."""
+    if not call.inputs[0] or len(set(map(len, call.inputs))) > 1:
+        return None
     dims = free_dims(len(call.inputs[0]))
     same = [d if len(set(sizes)) == 1 else None for d, *sizes in zip(dims, *call.inputs, strict=True)]
-    if same:
-        same[dim_argument(call)] = None
+    same[dim_argument(call)] = None
     return Einsum((tuple(same),) * len(call.inputs), (tuple(same),))
 
 

@@ -84,9 +84,11 @@ def expanded(call: OpCall) -> Einsum:
     return Einsum((tuple(kept),), (tuple(dims),))
 
 
-def repeated(call: OpCall) -> Einsum:
+def repeated(call: OpCall) -> Einsum | None:
     """repeat: the operand's dim comes after as many leading values as it is repeated."""
     repeats = argument(call, "repeats")
+    if 0 in repeats:
+        return None
     added = len(repeats) - len(call.inputs[0])
     dims = free_dims(len(call.inputs[0]))
     source = tuple(d and Dim(d.letter, times) for d, times in zip(dims, repeats[added:], strict=True))

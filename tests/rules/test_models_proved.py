@@ -1,0 +1,74 @@
+"""Every ATen op that language models run in training has a rule, and every rule is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from joint_graphs import joint_graph
+from op_calls import Call, calls_in
+from small_models import GPT, hf_gpt2, hf_llama
+from torch import fx
+
+from fxpar._torch import ignore_logging_calls
+from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.rules import rule_for
+from fxpar.rules.prove import prove, prove_two_axes
+
+VOCABULARY, LENGTH = 96, 12
+
+MODELS = {
+    "gpt_fused": lambda: GPT(vocabulary=VOCABULARY, length=LENGTH, layers=1, fused=True),
+    "gpt_separate": lambda: GPT(vocabulary=VOCABULARY, length=LENGTH, layers=1, fused=False),
+    "gpt_ragged": lambda: GPT(vocabulary=VOCABULARY + 1, width=20, length=LENGTH, layers=1),
+    "hf_gpt2": lambda: hf_gpt2(vocabulary=VOCABULARY, length=LENGTH, layers=1),
+    "hf_llama": lambda: hf_llama(vocabulary=VOCABULARY, length=LENGTH, layers=1),
+}
+
+
+@cache
+def training_graph(name: str) -> fx.GraphModule:
+    """The decomposed joint graph of a model."""
+    ignore_logging_calls()
+    tokens = torch.zeros(2, LENGTH, dtype=torch.long)
+    names = ("input_ids", "labels") if name.startswith("hf") else ("tokens", "targets")
+    return decompose_for_sharding(joint_graph(MODELS[name](), **dict.fromkeys(names, tokens)).module)
+
+
+@cache
+def recorded(name: str) -> Sequence[Call]:
+    """The different calls of that graph on random values."""
+    torch.manual_seed(0)
+    graph = training_graph(name)
+    return calls_in(graph, [_random(node.meta["val"]) for node in graph.graph.find_nodes(op="placeholder")])
+
+
+def _random(like: torch.Tensor) -> torch.Tensor:
+    if not like.is_floating_point():
+        return torch.randint(0, VOCABULARY, like.shape, dtype=like.dtype)
+    return torch.randn(like.shape, dtype=like.dtype)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_op_has_a_rule(name: str) -> None:
+    targets = {n.target for n in training_graph(name).graph.nodes if n.op == "call_function"}
+    aten_ops = {target for target in targets if isinstance(target, torch._ops.OpOverload)}
+    assert {target for target in aten_ops if rule_for(target) is None} == set()
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_call_is_proved(name: str, parts: int) -> None:
+    for call in recorded(name):
+        prove(*call, parts)
+
+
+def test_a_column_parallel_product_and_its_gradients_are_among_the_strategies_proved() -> None:
+    found: set[str] = set()
+    for call in recorded("gpt_fused"):
+        if call.target is torch.ops.aten.mm.default:
+            found |= {str((s.inputs, s.outputs)) for s in prove(*call, 2)}
+    assert any("Shard(dim=1, parts=2, outer=3)" in strategy for strategy in found)
