@@ -1,4 +1,4 @@
-"""A mesh over a fake process group: graphs of every rank can be built in one process, though no message is ever sent."""
+"""A mesh over a fake process group: one process can build the graphs of every rank, but sends nothing."""
 
 from __future__ import annotations
 

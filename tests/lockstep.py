@@ -1,4 +1,4 @@
-"""Run the local graphs of all ranks of a mesh in one process: each up to its next collective, which is then done directly."""
+"""Run the local graphs of all ranks in one process: each up to its next collective, which is then done directly."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ def emit_step(local: LocalGraph, node: fx.Node, step: Step, order: Sequence[int]
     site = _Site(local, mesh, Step(step.axis, _permuted(step.before, order), _permuted(step.after, order)))
     result = local.contiguous(_EMIT[step.kind](site, local.permute(node, order)))
     moved = local.permute(result, inverse(order))
-    set_placed(moved, Placed((step.before,), (step.after,)))
+    if moved is not node:
+        set_placed(moved, Placed((step.before,), (step.after,)))
     return moved
 
 
@@ -93,7 +94,9 @@ class _Site:
         """Bring the digit of `shard` out of its dim, to the front: [parts, *piece]."""
         node = self.pad(node, shard, self.parts)
         shape, dim, leading = list(tensor(node).shape), shard.dim, self.leading(shard)
-        node = self.local.view(node, [*shape[:dim], leading, self.parts, shape[dim] // leading // self.parts, *shape[dim + 1 :]])
+        node = self.local.view(
+            node, [*shape[:dim], leading, self.parts, shape[dim] // leading // self.parts, *shape[dim + 1 :]]
+        )
         node = self.local.permute(node, [dim + 1, *range(dim + 1), *range(dim + 2, len(shape) + 2)])
         return self.local.view(node, [self.parts, *shape[:dim], shape[dim] // self.parts, *shape[dim + 1 :]])
 

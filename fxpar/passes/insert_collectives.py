@@ -50,13 +50,14 @@ def collectives(graph: fx.Graph) -> list[Collective]:
 def insert_collectives(joint: JointGraph, mesh: Mesh) -> JointGraph:
     """The graph that this rank of `mesh` runs on its pieces of every value.
 
-    Every tensor operand is moved from the layout that it has to the one that its consumer needs, once for all consumers
-    with the same need, and every op is emitted by its rule; ops without one run as they are. Each collective is followed
-    by the wait for it. Local values lie in memory in the order of their logical values, without gaps where those have
-    none: an ATen kernel that assumes so is silently wrong otherwise.
+    Every tensor operand is moved from the layout that it has to the one that its consumer needs, once for all
+    consumers with the same need, and every op is emitted by its rule; ops without one run as they are. Each collective
+    is followed by the wait for it. Local values lie in memory in the order of their logical values, without gaps where
+    those have none: an ATen kernel that assumes so is silently wrong otherwise.
 
-    Before: `mm = aten.mm(a, b)` of [4, 2@x*4] and [2@x*4, 6], giving [4, 6] P(sum)@x, and `relu = aten.relu(mm)` of [4, 6]
-    After:  `mm = aten.mm(a, b)` of shapes [4, 4] and [4, 6], `all_reduce`, `wait_tensor`, `relu = aten.relu(wait_tensor)`
+    Before: `mm = aten.mm(a, b)` of [4, 2@x*4] and [2@x*4, 6], a partial sum over x; `relu = aten.relu(mm)` of [4, 6]
+    After:  `mm = aten.mm(a, b)` of shapes [4, 4] and [4, 6]; `all_reduce = all_reduce(mm, ...)`;
+            `wait_tensor = wait_tensor(all_reduce)`; `relu = aten.relu(wait_tensor)`
     """
     return _Localizer(joint, mesh).run()
 
@@ -71,6 +72,7 @@ class _Localizer:
         self._pieces: dict[fx.Node, dict[Layout, fx.Node]] = {}
         self._others: dict[fx.Node, fx.Node] = {}
         self._alive = _alive(joint.module.graph)
+        self._leaving = _leaving(joint.module.graph)
         self._forward_needs = {need for node in self._alive for need in self._needs_of_forward(node)}
 
     def run(self) -> JointGraph:
@@ -106,6 +108,7 @@ class _Localizer:
                 (operand,) = _tensor_operands(node)
                 assert layout is not None, f"hint {node} has no layout"
                 self._pieces[node] = {layout: self._moved(operand, layout, node)}
+                self._leave(node)
             case _:
                 self._note(node, self._call(node))
 
@@ -144,6 +147,12 @@ class _Localizer:
         assert found == expected, f"{node} ({node.target}), placed as {layout}, became {found} instead of {expected}"
         set_placed(result, Placed(placed(node).inputs, (layout,)))
         self._pieces[node] = {layout: result}
+        self._leave(node)
+
+    def _leave(self, node: fx.Node) -> None:
+        """Move a result of the graph as soon as it is there, since a collective should start early."""
+        for need in self._leaving.get(node, ()):
+            self._moved(node, need, node)
 
     def _local_arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `node` with every value replaced by its local one, moved to where `node` needs it."""
@@ -165,8 +174,7 @@ class _Localizer:
         routes = [plan_moves(layout, need) for layout in held]
         route = min(routes, key=lambda steps: traffic(steps, self._mesh.sizes))
         backward = is_backward(operand) or (operand, need) not in self._forward_needs
-        origin = operand if consumer.op == "output" else consumer
-        with self._local.on_behalf_of(origin, backward=backward):
+        with self._local.on_behalf_of(consumer, backward=backward):
             for step in route:
                 order = stride_order(tensor(operand))
                 held[step.after] = emit_step(self._local, held[step.before], step, order, self._mesh)
@@ -193,6 +201,15 @@ def _tensor_operands(node: fx.Node) -> list[fx.Node]:
 
     fx.map_arg((node.args, node.kwargs), note)
     return operands
+
+
+def _leaving(graph: fx.Graph) -> dict[fx.Node, list[Layout]]:
+    """The layouts under which values leave the graph."""
+    (output,) = graph.find_nodes(op="output")
+    leaving: dict[fx.Node, list[Layout]] = {}
+    for node, need in zip(_tensor_operands(output), placed(output).inputs, strict=True):
+        leaving.setdefault(node, []).append(need)
+    return leaving
 
 
 def _output(graph: fx.Graph) -> fx.Node:

@@ -77,10 +77,14 @@ def plan_moves(have: Layout, need: Layout) -> list[Step]:
     steps: list[Step] = []
     layout = have
     while layout != need:
-        changing = dict.fromkeys(axis for axis, _ in (*layout.axes, *need.axes) if layout.placement(axis) != need.placement(axis))
+        changing = dict.fromkeys(
+            axis for axis, _ in (*layout.axes, *need.axes) if layout.placement(axis) != need.placement(axis)
+        )
         direct = [_direct_step(layout, axis, need.placement(axis)) for axis in changing]
         possible = [step for step in direct if step is not None] or [
-            Step(axis, layout, layout.with_placement(axis, REPLICATE)) for axis in changing if isinstance(layout.placement(axis), Shard)
+            Step(axis, layout, layout.with_placement(axis, REPLICATE))
+            for axis in changing
+            if isinstance(layout.placement(axis), Shard)
         ]
         step = min(possible, key=lambda step: step.kind)
         steps.append(step)

@@ -148,7 +148,9 @@ def _free_to_keep(joint: JointGraph, borders: _Borders) -> set[fx.Node]:
     changed = _changed_buffers(joint)
     stays = {PortKind.PARAMETER, PortKind.BUFFER}
     return {
-        node for node, port in zip(borders.inputs, joint.inputs, strict=True) if port.kind in stays and port not in changed
+        node
+        for node, port in zip(borders.inputs, joint.inputs, strict=True)
+        if port.kind in stays and port not in changed
     }
 
 

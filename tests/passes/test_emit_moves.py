@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from fxpar._torch import FakeTensorMode
 from fxpar.annotate import tensor
-from fxpar.layout import Layout, Partial, Placement, Replicate, Shard
+from fxpar.layout import REPLICATE, Layout, Partial
 from fxpar.mesh import Mesh
 from fxpar.passes.emit_moves import emit_step
 from fxpar.passes.local_graph import LocalGraph, stride_order
@@ -20,6 +20,7 @@ from fxpar.passes.moves import plan_moves
 from fxpar.tiles import assemble, shard_of
 from tests.fake_mesh import as_rank, fake_mesh
 from tests.lockstep import run_ranks_in_lockstep
+from tests.placements import fits, shards
 
 
 @pytest.fixture(scope="module", params=[{"x": 2}, {"x": 3}, {"y": 2, "x": 2}, {"y": 3, "x": 2}], ids=str)
@@ -55,7 +56,8 @@ def pieces_of(whole: Tensor, layout: Layout, mesh: Mesh, seed: int = 0) -> list[
     for axis in partial:
         noise = torch.randint(-8, 8, (mesh.sizes[axis] - 1, *whole.shape), generator=generator).to(whole.dtype)
         shares[axis] = noise
-    return [in_order_of(shard_of(_contribution(whole, place, shares, layout), layout, place), whole) for place in places]
+    values = [_contribution(whole, place, shares, layout) for place in places]
+    return [in_order_of(shard_of(value, layout, place), whole) for value, place in zip(values, places, strict=True)]
 
 
 def _contribution(whole: Tensor, place: dict[str, int], shares: dict[str, Tensor], layout: Layout) -> Tensor:
@@ -72,26 +74,14 @@ def _contribution(whole: Tensor, place: dict[str, int], shares: dict[str, Tensor
     return value
 
 
-def placements(shape: tuple[int, ...], parts: int) -> list[Placement]:
-    digits = [
-        Shard(dim, parts, outer) for dim, size in enumerate(shape) for outer in range(1, size) if size % (outer * parts) == 0
-    ]
-    ragged = [Shard(dim, parts) for dim, size in enumerate(shape) if size % parts != 0]
-    return [Replicate(), Partial("sum"), Partial("max"), *digits, *ragged]
-
-
 @st.composite
 def layouts_of(draw: st.DrawFn, shape: tuple[int, ...], mesh: Mesh) -> Layout:
     layout = Layout(shape)
     for axis in ("x", "y"):
         if mesh.sizes[axis] > 1:
-            allowed = [
-                placement
-                for placement in placements(shape, mesh.sizes[axis])
-                if not isinstance(placement, Shard) or layout.accepts(placement)
-                if not isinstance(placement, Partial) or not layout.is_partial or placement in dict(layout.axes).values()
-            ]
-            layout = layout.with_placement(axis, draw(st.sampled_from(allowed)))
+            placements = [REPLICATE, Partial("sum"), Partial("max"), *shards(shape, mesh.sizes[axis])]
+            fitting = [placement for placement in placements if fits(layout, placement)]
+            layout = layout.with_placement(axis, draw(st.sampled_from(fitting)))
     return layout
 
 
@@ -111,8 +101,9 @@ def test_every_rank_ends_with_its_piece_of_the_needed_layout(mesh: Mesh, data: s
     places = [mesh.coordinate_of(rank) for rank in range(mesh.num_ranks)]
     if need.is_partial:
         named = dict(need.axes)
-        needed = [(place, piece) for place, piece in zip(places, moved, strict=True) if all(place[a] == 0 or a in named for a in place)]
-        assert torch.equal(assemble(needed, need), whole), f"{have} to {need}"
+        once = [all(place[axis] == 0 or axis in named for axis in place) for place in places]
+        pieces = [(place, piece) for place, piece, counts in zip(places, moved, once, strict=True) if counts]
+        assert torch.equal(assemble(pieces, need), whole), f"{have} to {need}"
     else:
         for place, piece in zip(places, moved, strict=True):
             assert torch.equal(piece, shard_of(whole, need, place)), f"{have} to {need} at {place}"
