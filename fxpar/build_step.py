@@ -1,21 +1,23 @@
-"""Assemble a step: the compiled stages of this rank, the transfers between stages, the schedule and its programs."""
+"""Assemble a step: this rank's compiled stage, the ways between stages, and the program that runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fxpar.agreement import check_agreement
-from fxpar.capture import Capture
-from fxpar.compiler import PlannedStage, compile_stage, plan_stages
+from fxpar.capture import Capture, example
+from fxpar.compiler import compile_stage, plan_stages
 from fxpar.config import Options
-from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
+from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.runtime.executor import Executor
+from fxpar.runtime.results import ResultSpec
 from fxpar.runtime.step import Step
-from fxpar.schedule import Edge, Schedule, build_schedule, check_programs, forward_only, lower
-from fxpar.stage import PortKind
+from fxpar.runtime.wiring import make_lending, make_traffic, stage_edges
+from fxpar.schedule import Program, Schedule, build_schedule, check_programs, forward_only, lower
+from fxpar.stage import PlannedStage, Port, PortKind
 
 
 def build_step(capture: Capture, options: Options, *, with_backward: bool) -> Step:
@@ -27,38 +29,72 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         and what the passes raise.
     """
     distribution = distribution_of(capture.model)
+    mesh, plan = distribution.mesh, distribution.final_plan
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
-    dump = Dump(options.dump, distribution.mesh.rank)
-    plan = distribution.final_plan
-    stages = plan_stages(capture, distribution, plan.stages, with_backward=with_backward, dump=dump)
-    edges = stage_edges(stages)
-    schedule = _schedule(distribution, with_backward)
-    programs = lower(schedule, edges)
-    check_programs(programs, schedule, edges)
-    check_agreement(distribution, stages, schedule)
-    pipe = distribution.mesh.coordinate["pipe"]
-    stage = compile_stage(stages[pipe], distribution, lowering_named(options.lowering), dump)
+    dump = Dump(options.dump, mesh.rank)
+    stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
+    schedule = _schedule(distribution, with_backward=with_backward)
+    check_agreement(_facts(distribution, capture, stages, schedule))
+    program = _program(schedule, stages, mesh.coordinate["pipe"])
     dump.text("schedule", str(schedule))
-    dump.text("program", str(programs[pipe]))
-    executor = Executor(...)
-    return Step(capture, distribution, executor)
+    dump.text("program", str(program))
+    stage = compile_stage(stages[program.rank], distribution, lowering_named(options.lowering), dump)
+    executor = Executor(
+        mesh,
+        program,
+        stage,
+        make_traffic(stages, stage, mesh, plan.microbatches),
+        make_lending(stages, stage, distribution),
+        plan.microbatches,
+        {port.name: dim for port, dim in capture.batch_dims.items()},
+        capture.loss,
+    )
+    return Step(capture, distribution, executor, _result_specs(capture, stages), with_backward=with_backward)
 
 
-def _schedule(distribution: Distribution, with_backward: bool) -> Schedule:
+def _planned(
+    capture: Capture, distribution: Distribution, dump: Dump, *, dumping: bool, with_backward: bool
+) -> tuple[PlannedStage, ...]:
+    """The stages as `distribute` planned them for the same program, unless a dump wants to see every pass."""
+    known = distribution.planned.get(capture.signature())
+    if known is not None and with_backward and not dumping:
+        return known
+    openers = distribution.final_plan.stages
+    return plan_stages(capture, distribution, openers, with_backward=with_backward, dump=dump)
+
+
+def _schedule(distribution: Distribution, *, with_backward: bool) -> Schedule:
     plan = distribution.final_plan
     schedule = build_schedule(plan.schedule, distribution.mesh.pipe, plan.microbatches)
     return schedule if with_backward else forward_only(schedule)
 
 
-def stage_edges(stages: Sequence[PlannedStage]) -> tuple[Edge, ...]:
-    """Every value that some stage makes and later ones use."""
-    edges = []
-    for source in stages:
-        for port in source.joint.outputs:
-            if port.kind is not PortKind.EDGE:
-                continue
-            readers = [stage.joint for stage in stages if port in stage.joint.inputs]
-            differentiable = any(port in reader.gradients for reader in readers)
-            edges.append(Edge(port.name, source.joint.index, tuple(r.index for r in readers), differentiable))
-    return tuple(edges)
+def _program(schedule: Schedule, stages: Sequence[PlannedStage], pipe: int) -> Program:
+    edges = stage_edges(stages, with_backward=schedule.has_backward)
+    programs = lower(schedule, edges)
+    check_programs(programs, schedule, edges)
+    return programs[pipe]
+
+
+def _facts(
+    distribution: Distribution, capture: Capture, stages: Sequence[PlannedStage], schedule: Schedule
+) -> dict[str, str]:
+    """What every rank must have derived alike, by name."""
+    return {
+        "the mesh": str(distribution.mesh),
+        "the captured forward": capture.signature(),
+        "the plan": str(distribution.final_plan),
+        "the layouts between stages": "\n".join(str(stage.border) for stage in stages),
+        "the schedule": str(schedule),
+    }
+
+
+def _result_specs(capture: Capture, stages: Sequence[PlannedStage]) -> list[ResultSpec]:
+    layouts = stages[-1].border.outputs
+    specs = []
+    for position, node in enumerate(capture.results):
+        layout = layouts[Port(PortKind.RESULT, str(position))]
+        batched = len(layout.shape) > 0 and layout.shape[0] == capture.microbatch_size
+        specs.append(ResultSpec(layout, example(node).dtype, batched))
+    return specs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fxpar.annotate import tensor
 from fxpar.capture import Capture
 from fxpar.model.distribution import Distribution
 from fxpar.dump import Dump
@@ -65,6 +66,7 @@ def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: L
     dump.graph("partition_forward", parts.forward, index)
     if parts.backward is not None:
         dump.graph("partition_backward", parts.backward, index)
+    pieces = [tensor(node) for node in local.module.graph.nodes if node.op == "placeholder"]
     return CompiledStage(
         index,
         lowering(parts.forward),
@@ -74,4 +76,6 @@ def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: L
         local.tangents,
         local.gradients,
         planned.border,
+        tuple(pieces[: len(local.inputs)]),
+        tuple(pieces[len(local.inputs) :]),
     )

@@ -170,3 +170,10 @@ class CoreNotBuiltError(FxparError):
             f"expected fxpar's native core at {path}, but {reason}; build it with `make install` "
             "(or `pip install -e .`), which needs a C++ compiler"
         )
+
+
+class PeerLostError(FxparError):
+    """A rank died, or its connection broke, while a value was on its way."""
+
+    def __init__(self, value: str, peer: int, reason: str) -> None:
+        super().__init__(f"lost rank {peer} while moving {value}: {reason}; look at that rank's own output")

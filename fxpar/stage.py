@@ -85,8 +85,9 @@ class PlannedStage:
 class CompiledStage:
     """A stage of this rank, ready to run on local tensors.
 
-    `forward(*inputs)` gives one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)` gives one
-    gradient per port of `gradients`; it is None in a forward-only program.
+    `forward(*inputs)` gives one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
+    gives one gradient per port of `gradients`; it is None in a forward-only program. `input_pieces` and
+    `tangent_pieces` are fake tensors like what these take.
     """
 
     index: int
@@ -97,3 +98,5 @@ class CompiledStage:
     tangents: tuple[Port, ...]
     gradients: tuple[Port, ...]
     border: StageBorder
+    input_pieces: tuple[Tensor, ...]
+    tangent_pieces: tuple[Tensor, ...]

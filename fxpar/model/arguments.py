@@ -24,7 +24,9 @@ def split_dim(
     `batch_dims` overrides by position or keyword. Otherwise every tensor whose first dim has the size of the first
     tensor's first dim is split along it.
     """
-    keyed = [(key, leaf) for key, value in (*enumerate(args), *kwargs.items()) for leaf in pytree.tree_leaves(value)]
+    named: dict[str | int, Any] = dict(enumerate(args))
+    named.update(kwargs)
+    keyed = [(key, leaf) for key, value in named.items() for leaf in pytree.tree_leaves(value)]
     batch = _batch_size(keyed, batch_dims)
     dims: list[int | None] = []
     for key, leaf in keyed:

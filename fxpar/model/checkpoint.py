@@ -54,7 +54,7 @@ def _is_strided(tensor: DTensor) -> bool:
 
 def _contiguous(tensor: DTensor) -> DTensor:
     placements = [DShard(p.dim) if isinstance(p, StridedShard) else p for p in tensor.placements]
-    return distribute_tensor(tensor.detach().full_tensor(), tensor.device_mesh, placements, src_data_rank=None)
+    return distribute_tensor(tensor.full_tensor().detach(), tensor.device_mesh, placements, src_data_rank=None)
 
 
 def _like(given: Tensor, held: Tensor, distribution: Distribution) -> Tensor:
@@ -62,7 +62,7 @@ def _like(given: Tensor, held: Tensor, distribution: Distribution) -> Tensor:
     assert isinstance(held, DTensor), "a distributed model's parameters are DTensors"
     if isinstance(given, DTensor) and given.placements == held.placements:
         return given
-    whole = given.full_tensor() if isinstance(given, DTensor) else given
+    whole: Tensor = given.full_tensor() if isinstance(given, DTensor) else given
     layout = layout_of(held)
     local = shard_of(whole.detach(), layout, distribution.mesh.coordinate).to(held.to_local())
     return from_local(local.clone(memory_format=torch.contiguous_format), layout, held.device_mesh)

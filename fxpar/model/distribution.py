@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fxpar.hints import Hints
 from fxpar.mesh import Mesh
@@ -83,13 +84,14 @@ class Distribution:
         assert self.plan is not None, "the model is not distributed yet"
         return self.plan
 
-    def own_parameters(self) -> dict[str, nn.Parameter]:
+    def own_parameters(self) -> dict[str, DTensor]:
         """The parameters whose pieces this rank holds, as DTensors by name; looked up afresh, since users may replace them."""
         found = {}
         for fqn, parameter in self.parameters.items():
             module, attribute = parameter.homes[0]
             held = module._parameters.get(attribute)
             if held is not None:
+                assert isinstance(held, DTensor), f"parameter {fqn} was replaced by a plain tensor"
                 found[fqn] = held
         return found
 

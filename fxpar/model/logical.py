@@ -92,6 +92,7 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
         output = inner(self, *args, **kwargs)
         return pytree.tree_map_only(torch.Tensor, lambda result: torch.ops.fxpar.exit(result, handle), output)
 
+    assert isinstance(forward, FunctionType)
     return forward
 
 

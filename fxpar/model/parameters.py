@@ -95,7 +95,7 @@ class _LogicalRandom(TorchDispatchMode):
     """Inside, random fills of a DTensor draw by logical index: the same numbers on every mesh, and only this rank's."""
 
     def __init__(self, seed: int, path: str, coordinate: Mapping[str, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seed, self._path, self._coordinate = seed, path, coordinate
         self._num_draws = 0
 

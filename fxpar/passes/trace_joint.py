@@ -69,7 +69,7 @@ def _with_ports(module: fx.GraphModule, stage: StageGraph) -> JointGraph:
     returned = dict(_read_outputs(output, stage))
     outputs = [("value", port) for port in stage.outputs]
     outputs += [item for item in returned if item[0] == "value" and item[1].kind is PortKind.BUFFER]
-    gradients = [item for item in returned if item[0] == "gradient"]
+    gradients = [item for item in returned if item[0] == "gradient" and returned[item] is not None]
     values = [returned[item] for item in (*outputs, *gradients)]
     with module.graph.inserting_before(output):
         module.graph.output(tuple(values))

@@ -1,0 +1,275 @@
+"""Run a rank's program for one step: computes, receives and sends, and the gradients that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.mesh import Mesh, num_batch_shards
+from fxpar.runtime.gradients import reduce_over_batch, reduce_partial
+from fxpar.runtime.lending import Lending
+from fxpar.runtime.transport import Piece, Receipt, Route
+from fxpar.schedule import Action, Compute, Free, Instruction, PostReceive, Program, Send, Transfer, Wait
+from fxpar.stage import CompiledStage, Port, PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The way of one message, and how the piece lies that this rank receives (None on the sending side)."""
+
+    route: Route
+    piece: Piece | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gives: the loss, the other results by position and microbatch, and the parameters' local gradients."""
+
+    loss: Tensor | None
+    results: Mapping[int, Sequence[Tensor]]
+    gradients: dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class _State:
+    """All that is alive during one step."""
+
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    inputs: Mapping[str, Sequence[Tensor]]
+    posted: dict[Transfer, Receipt] = field(default_factory=dict)
+    arrived: dict[Transfer, Tensor] = field(default_factory=dict)
+    leaving: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    returning: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
+    results: dict[int, list[Tensor]] = field(default_factory=dict)
+    sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    owned: set[str] = field(default_factory=set)
+
+
+class Executor:
+    """Interprets a program; everything that does not change between steps is bound when it is made.
+
+    Args:
+        program: this rank's instructions.
+        stage: the compiled stage that they run.
+        traffic: the way of each (edge, source stage, target stage) that this rank takes part in.
+        lending: parameters that this stage lends to others, or borrows.
+        microbatches: how many of them a step has.
+        batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
+        loss: position of the loss among the results, if there is one.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        program: Program,
+        stage: CompiledStage,
+        traffic: Mapping[tuple[str, int, int], Traffic],
+        lending: Lending,
+        microbatches: int,
+        batch_dims: Mapping[str, int],
+        loss: int | None,
+    ) -> None:
+        self._mesh = mesh
+        self._stage = stage
+        self._traffic = traffic
+        self._lending = lending
+        self._microbatches = microbatches
+        self._batch_dims = batch_dims
+        self._loss = loss
+        self._loss_scale = 1.0 / (microbatches * num_batch_shards(mesh))
+        self._zero_loss = torch.zeros((), device=mesh.device_type)
+        waited = [i.transfer for i in program.instructions if isinstance(i, Wait)]
+        self._sources = {t.edge: t.source for t in waited if not t.is_backward}
+        self._readers = _readers(waited)
+        self._leaving = [port for port in stage.outputs if port.kind is PortKind.EDGE]
+        returned = {i.transfer.edge for i in program.instructions if isinstance(i, Send) and i.transfer.is_backward}
+        self._returning = [port for port in stage.inputs if port.kind is PortKind.EDGE and port.name in returned]
+        # The source waits for a gradient from every reader, also from one whose results do not depend on the value.
+        self._undifferentiated = [port for port in self._returning if port not in stage.gradients]
+        self._code = [self._bind(instruction) for instruction in program.instructions]
+        self._state = _State({}, {}, {})
+
+    def run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+    ) -> StepResult:
+        """Run one step on this rank's pieces; `inputs` are this batch shard's, whole.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
+        borrowed = self._lending.exchange(parameters)
+        self._state = _State({**parameters, **borrowed}, buffers, self._split(inputs))
+        for instruction in self._code:
+            instruction()
+        state, self._state = self._state, _State({}, {}, {})
+        self._finish_gradients(state)
+        loss = self._reduce_loss(state.results)
+        for work, _ in state.sent:
+            work.wait()
+        return StepResult(loss, state.results, state.gradients)
+
+    def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Sequence[Tensor]]:
+        split: dict[str, Sequence[Tensor]] = {}
+        for name, value in inputs.items():
+            if name in self._batch_dims:
+                chunks = value.chunk(self._microbatches, self._batch_dims[name])
+                split[name] = [chunk.contiguous() for chunk in chunks]
+            else:
+                split[name] = [value.contiguous()] * self._microbatches
+        return split
+
+    def _bind(self, instruction: Instruction) -> Callable[[], Any]:
+        match instruction:
+            case PostReceive(transfer):
+                traffic = self._traffic[transfer.edge, transfer.source, transfer.target]
+                assert traffic.piece is not None, f"{transfer} is not received here"
+                return partial(self._post, transfer, traffic.route, traffic.piece)
+            case Wait(transfer):
+                return partial(
+                    self._wait, transfer, self._traffic[transfer.edge, transfer.source, transfer.target].route
+                )
+            case Send(transfer):
+                return partial(
+                    self._send, transfer, self._traffic[transfer.edge, transfer.source, transfer.target].route
+                )
+            case Compute(Action(kind="F", microbatch=microbatch)):
+                return partial(self._forward, microbatch)
+            case Compute(Action(kind="B", microbatch=microbatch)):
+                return partial(self._backward, microbatch)
+            case Free(action):
+                return partial(self._free, action)
+        raise AssertionError(f"no way to run {instruction}")
+
+    def _post(self, transfer: Transfer, route: Route, piece: Piece) -> None:
+        self._state.posted[transfer] = route.post_receive(piece, transfer.microbatch)
+
+    def _wait(self, transfer: Transfer, route: Route) -> None:
+        self._state.arrived[transfer] = route.wait(self._state.posted.pop(transfer))
+
+    def _send(self, transfer: Transfer, route: Route) -> None:
+        made = self._state.returning if transfer.is_backward else self._state.leaving
+        self._state.sent += route.send(made[transfer.edge, transfer.microbatch], transfer.microbatch)
+
+    def _forward(self, microbatch: int) -> None:
+        state, stage = self._state, self._stage
+        made = stage.forward(*[self._input(port, microbatch) for port in stage.inputs])
+        for port, value in zip(stage.outputs, made, strict=False):
+            if port.kind is PortKind.EDGE:
+                state.leaving[port.name, microbatch] = value
+            elif port.kind is PortKind.BUFFER:
+                state.buffers[port.name].copy_(value)
+            else:
+                state.results.setdefault(int(port.name), []).append(value)
+        state.saved[microbatch] = made[len(stage.outputs) :]
+
+    def _input(self, port: Port, microbatch: int) -> Tensor:
+        match port.kind:
+            case PortKind.PARAMETER:
+                return self._state.parameters[port.name]
+            case PortKind.BUFFER:
+                return self._state.buffers[port.name]
+            case PortKind.INPUT:
+                return self._state.inputs[port.name][microbatch]
+            case _:
+                source = self._sources[port.name]
+                return self._state.arrived[Transfer(port.name, microbatch, source, self._stage.index)]
+
+    def _backward(self, microbatch: int) -> None:
+        stage = self._stage
+        assert stage.backward is not None, f"stage {stage.index} was compiled without a backward"
+        tangents = [self._tangent(port, microbatch) for port in stage.tangents]
+        made = stage.backward(*self._state.saved.pop(microbatch), *tangents)
+        for port, gradient in zip(stage.gradients, made, strict=True):
+            if port.kind is PortKind.EDGE:
+                self._state.returning[port.name, microbatch] = gradient
+            else:
+                self._accumulate(port.name, gradient)
+        for port in self._undifferentiated:
+            self._state.returning[port.name, microbatch] = torch.zeros_like(self._input(port, microbatch))
+
+    def _tangent(self, port: Port, microbatch: int) -> Tensor:
+        """Of the loss, its weight in the mean; of an edge, the sum of what every stage that uses it sends back."""
+        state = self._state
+        if port.kind is PortKind.RESULT:
+            loss = state.results[int(port.name)][0]
+            return torch.full((), self._loss_scale, dtype=loss.dtype, device=loss.device)
+        here = self._stage.index
+        first, *others = (Transfer(port.name, microbatch, reader, here) for reader in self._readers[port.name])
+        total = state.arrived[first]
+        for transfer in others:
+            total = total + state.arrived[transfer]
+        return total
+
+    def _accumulate(self, name: str, gradient: Tensor) -> None:
+        """Add to the parameter's gradient. The sum of the first two is new memory, so that no alias is written to."""
+        state = self._state
+        held = state.gradients.get(name)
+        if held is None:
+            state.gradients[name] = gradient
+        elif name in state.owned:
+            held.add_(gradient)
+        else:
+            state.gradients[name] = held + gradient
+            state.owned.add(name)
+
+    def _free(self, action: Action) -> None:
+        """Forget what `action` received and made; saved values were taken out when the backward ran."""
+        state, here, microbatch = self._state, self._stage.index, action.microbatch
+        if action.kind == "F":
+            for edge, source in self._sources.items():
+                del state.arrived[Transfer(edge, microbatch, source, here)]
+            for port in self._leaving:
+                del state.leaving[port.name, microbatch]
+            return
+        for edge, readers in self._readers.items():
+            for reader in readers:
+                del state.arrived[Transfer(edge, microbatch, reader, here)]
+        for port in self._returning:
+            del state.returning[port.name, microbatch]
+
+    def _finish_gradients(self, state: _State) -> None:
+        """Reduce what is partial, give back what was borrowed, then reduce over the batch shards."""
+        _separate(state)
+        layouts = {port.name: layout for port, layout in self._stage.border.gradients.items()}
+        reduce_partial(state.gradients, layouts, self._mesh)
+        self._lending.settle(state.gradients)
+        reduce_over_batch(state.gradients, self._mesh)
+
+    def _reduce_loss(self, results: Mapping[int, Sequence[Tensor]]) -> Tensor | None:
+        """The mean over microbatches and batch shards, the same number on every rank."""
+        if self._loss is None:
+            return None
+        pieces = results.get(self._loss)
+        total = torch.stack(list(pieces)).sum() * self._loss_scale if pieces else self._zero_loss.clone()
+        if self._mesh.num_ranks > 1:
+            total /= self._mesh.y * self._mesh.x  # these ranks hold copies of one loss
+            dist.all_reduce(total)
+        return total
+
+
+def _readers(waited: Sequence[Transfer]) -> dict[str, list[int]]:
+    """The stages that send a gradient of each edge back."""
+    readers: dict[str, list[int]] = {}
+    for transfer in waited:
+        if transfer.is_backward and transfer.source not in readers.setdefault(transfer.edge, []):
+            readers[transfer.edge].append(transfer.source)
+    return readers
+
+
+def _separate(state: _State) -> None:
+    """Give each gradient memory of its own: users change gradients in place."""
+    seen: set[int] = set()
+    for name, gradient in state.gradients.items():
+        storage = gradient.untyped_storage()
+        if name not in state.owned and (storage.nbytes() != gradient.nbytes or storage.data_ptr() in seen):
+            state.gradients[name] = gradient.clone()
+        seen.add(storage.data_ptr())

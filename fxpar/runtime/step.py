@@ -1,0 +1,101 @@
+"""The callable that `torch.compile` returns: one whole step of a distributed model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpar.capture import Capture
+from fxpar.model.distribution import Distribution
+from fxpar.dtensor import from_local
+from fxpar.runtime.executor import Executor
+from fxpar.runtime.results import ResultSpec, gather_result
+from fxpar.stage import PortKind
+
+
+class Step:
+    """Runs the schedule, and hands its results and gradients to the user as if it were the model's forward."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        distribution: Distribution,
+        executor: Executor,
+        results: Sequence[ResultSpec],
+        *,
+        with_backward: bool,
+    ) -> None:
+        self._distribution = distribution
+        self._executor = executor
+        self._results = results
+        self._loss = capture.loss
+        self._with_backward = with_backward
+        self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
+        self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
+        # Stays a leaf of the loss on a rank that holds no parameter, where nothing else would require grad.
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """Run a step on Dynamo's arguments; the results of the forward, in its order."""
+        held = self._distribution.own_parameters()
+        parameters = {name: parameter.to_local().detach() for name, parameter in held.items()}
+        with torch.no_grad():
+            done = self._executor.run(
+                parameters,
+                {name: args[position] for name, position in self._buffers.items()},
+                {name: args[position] for name, position in self._inputs.items()},
+            )
+        results = [self._result(position, done.results.get(position)) for position in range(len(self._results))]
+        if self._with_backward:
+            assert self._loss is not None, "a step with a backward has a loss"
+            leaves = {name: held[name] for name in done.gradients if held[name].requires_grad}
+            gradients = _Gradients(done.gradients, leaves, self._distribution)
+            results[self._loss] = _HandOver.apply(  # type: ignore[no-untyped-call]
+                done.loss, gradients, self._anchor, *leaves.values()
+            )
+        elif self._loss is not None:
+            results[self._loss] = done.loss
+        return tuple(results)
+
+    def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Any:
+        if position == self._loss:
+            return None  # filled in by the caller
+        return gather_result(pieces, self._results[position], self._distribution.mesh, self._distribution.microbatches)
+
+
+class _Gradients:
+    """A step's finished gradients, until `.backward()` fetches them once."""
+
+    def __init__(self, local: Mapping[str, Tensor], leaves: Mapping[str, Tensor], distribution: Distribution) -> None:
+        self._local: Mapping[str, Tensor] | None = local
+        self._names = tuple(leaves)
+        self._distribution = distribution
+
+    def take(self, factor: Tensor) -> list[Tensor]:
+        """The gradients as DTensors, times `factor`, in the order of the leaves."""
+        if self._local is None:
+            raise RuntimeError(
+                "backward through this loss ran already: a step's gradients are handed over once; run the step again"
+            )
+        local, self._local = self._local, None
+        if factor.item() != 1.0:
+            torch._foreach_mul_([local[name] for name in self._names], factor.item())
+        planned = self._distribution.final_plan.parameters
+        mesh = self._distribution.mesh.stage_mesh
+        return [from_local(local[name], planned[name].layout, mesh) for name in self._names]
+
+
+class _HandOver(torch.autograd.Function):
+    """Ties the loss to the parameters: the gradients are ready before `.backward()` asks for them."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: _Gradients, anchor: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, None, *ctx.gradients.take(factor))

@@ -1,0 +1,162 @@
+"""Move a value from the ranks of one stage to those of another, by point-to-point messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.errors import PeerLostError
+from fxpar.layout import Box, Layout
+from fxpar.mesh import Mesh
+from fxpar.reshard import local_slices, point_to_point, unit_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """How a rank's piece of a value lies in its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> Piece:
+        """The memory of a real or fake tensor."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+
+    def empty(self) -> Tensor:
+        """New memory for one."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """All that one pair of ranks exchanges of a value: parts of the local piece, packed one after another."""
+
+    peer: int
+    parts: tuple[tuple[slice, ...], ...]
+    num_elements: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A receive that has been posted."""
+
+    value: Tensor
+    buffers: tuple[Tensor, ...]
+    works: tuple[dist.Work, ...]
+
+
+class Route:
+    """The way of one value from stage to stage; each rank makes it with the same layouts, and takes its own part.
+
+    `name` says what is moved, for messages; `tag` must differ between the routes of a step.
+    """
+
+    def __init__(
+        self, name: str, tag: int, mesh: Mesh, source: tuple[int, Layout], target: tuple[int, Layout], num_tags: int
+    ) -> None:
+        self._name = name
+        self._first_tag = tag * num_tags
+        coordinate = mesh.coordinate
+        ends = [_places(mesh, pipe) for pipe, _ in (source, target)]
+        messages = point_to_point(unit_tasks(source[1], target[1], *ends))
+        sent = [(m.receiver, m.box) for m in messages if m.sender == mesh.rank and m.receiver != mesh.rank]
+        received = [(m.sender, m.box) for m in messages if m.receiver == mesh.rank and m.sender != mesh.rank]
+        self._sent = _parcels(sent, source[1], coordinate)
+        self._received = _parcels(received, target[1], coordinate)
+
+    def send(self, value: Tensor, microbatch: int) -> list[tuple[dist.Work, Tensor]]:
+        """Begin to send this rank's piece; the tensors must live until the works are done."""
+        started = []
+        for parcel in self._sent:
+            packed = _pack(value, parcel)
+            started.append((self._isend(packed, parcel.peer, self._first_tag + microbatch), packed))
+        return started
+
+    def post_receive(self, piece: Piece, microbatch: int) -> Receipt:
+        """Begin to receive this rank's piece into new memory."""
+        value = piece.empty()
+        buffers = [
+            value if parcel.is_whole and value.is_contiguous() else value.new_empty(parcel.num_elements)
+            for parcel in self._received
+        ]
+        tag = self._first_tag + microbatch
+        works = [self._irecv(buffer, p.peer, tag) for buffer, p in zip(buffers, self._received, strict=True)]
+        return Receipt(value, tuple(buffers), tuple(works))
+
+    def wait(self, receipt: Receipt) -> Tensor:
+        """This rank's piece, once it has arrived.
+
+        Raises:
+            PeerLostError: a sender has died.
+        """
+        for work, parcel in zip(receipt.works, self._received, strict=True):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise PeerLostError(self._name, parcel.peer, str(error)) from error
+        for buffer, parcel in zip(receipt.buffers, self._received, strict=True):
+            if buffer is not receipt.value:
+                _unpack(buffer, receipt.value, parcel)
+        return receipt.value
+
+    def _isend(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
+        try:
+            work = dist.isend(tensor, peer, tag=tag)
+        except RuntimeError as error:
+            raise PeerLostError(self._name, peer, str(error)) from error
+        assert work is not None, "this rank belongs to the default group"
+        return work
+
+    def _irecv(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
+        try:
+            work = dist.irecv(tensor, peer, tag=tag)
+        except RuntimeError as error:
+            raise PeerLostError(self._name, peer, str(error)) from error
+        assert work is not None, "this rank belongs to the default group"
+        return work
+
+
+def _places(mesh: Mesh, pipe: int) -> dict[int, dict[str, int]]:
+    """The ranks at `pipe` that share this rank's batch shard, with their coordinates."""
+    own = mesh.coordinate
+    places = {}
+    for coordinate in mesh.stage_coordinates(pipe):
+        if all(coordinate[axis] == own[axis] for axis in mesh.batch_axes):
+            places[mesh.rank_at(coordinate)] = coordinate
+    return places
+
+
+def _parcels(exchanged: Sequence[tuple[int, Box]], layout: Layout, coordinate: dict[str, int]) -> tuple[_Parcel, ...]:
+    boxes_by_peer: dict[int, list[Box]] = {}
+    for peer, box in exchanged:
+        boxes_by_peer.setdefault(peer, []).append(box)
+    return tuple(_parcel(peer, boxes, layout, coordinate) for peer, boxes in sorted(boxes_by_peer.items()))
+
+
+def _parcel(peer: int, boxes: Sequence[Box], layout: Layout, coordinate: dict[str, int]) -> _Parcel:
+    parts = tuple(local_slices(box, layout, coordinate) for box in boxes)
+    sizes = [[part.stop - part.start for part in slices] for slices in parts]
+    is_whole = len(parts) == 1 and tuple(sizes[0]) == layout.local_shape(coordinate)
+    return _Parcel(peer, parts, sum(torch.Size(size).numel() for size in sizes), is_whole)
+
+
+def _pack(value: Tensor, parcel: _Parcel) -> Tensor:
+    if parcel.is_whole:
+        return value.contiguous()
+    return torch.cat([value[slices].reshape(-1) for slices in parcel.parts])
+
+
+def _unpack(buffer: Tensor, value: Tensor, parcel: _Parcel) -> None:
+    position = 0
+    for slices in parcel.parts:
+        part = value[slices]
+        part.copy_(buffer.view(-1)[position : position + part.numel()].view(part.shape))
+        position += part.numel()
