@@ -9,6 +9,7 @@ import torch
 import torch._dynamo
 import torch.distributed._functional_collectives  # gives the collective ops their fakes
 from torch import Tensor, fx
+from torch._C._distributed_c10d import HashStore
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 c10d_functional = torch.ops._c10d_functional
@@ -31,9 +33,11 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "GradAOTOutput",
+    "HashStore",
     "InputMutationAOTOutput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "ShapeEnv",
     "StridedShard",
     "TangentAOTInput",
     "TorchDispatchMode",

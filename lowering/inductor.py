@@ -1,0 +1,70 @@
+"""The default lowering: Inductor's kernels, compiled once for all identical layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpar._torch import (
+    FakeTensorMode,
+    ShapeEnv,
+    TracingContext,
+    inductor_cache,
+    inductor_compile,
+    inductor_decompositions,
+    make_fx,
+    tracing,
+)
+from fxpar.annotate import is_backward, tensor
+from fxpar.lowering.machine_lock import machine_lock
+from fxpar.lowering.stitch import Compiled, stitch_regions
+from fxpar.passes.local_graph import inverse, is_dense, stride_order
+
+
+def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
+    """Compile the graph's regions, each distinct one once on this machine: other ranks find it in Inductor's cache."""
+    backward = any(is_backward(node) for node in graph.graph.nodes)
+    run: Callable[..., Sequence[Tensor]] = stitch_regions(graph, lambda region: _compile(region, backward)).forward
+    return run
+
+
+def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
+    # Inductor caches only what was traced under a mode that could have symbolic sizes.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        inputs = [_blank(tensor(node)) for node in region.graph.nodes if node.op == "placeholder"]
+        decomposed = _decompose(region, inputs)
+    with tracing(TracingContext(mode)), machine_lock(inductor_cache() / "fxpar", decomposed.code):
+        return inductor_compile(decomposed, inputs, backward=backward)
+
+
+def _blank(like: Tensor) -> Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+
+def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """The region in the ops that Inductor has kernels or calls for."""
+    with torch.no_grad():
+        trace = make_fx(_SameStrides(region).run, decomposition_table=inductor_decompositions())
+        decomposed: fx.GraphModule = trace(*inputs)
+    return decomposed
+
+
+class _SameStrides(fx.Interpreter):
+    """Runs a graph so that its values have the strides that it says, where decompositions would give them others."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        if isinstance(found, Tensor) and _strides(found) != _strides(tensor(n)):
+            assert is_dense(tensor(n)), f"{n} ({n.target}) has gaps or overlaps in memory that its decomposition lacks"
+            order = stride_order(tensor(n))
+            return found.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse(order))
+        return found
+
+
+def _strides(found: Tensor) -> list[int]:
+    """Of the dims in which an index can vary."""
+    return [stride for size, stride in zip(found.shape, found.stride(), strict=True) if size > 1]

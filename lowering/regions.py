@@ -1,0 +1,123 @@
+"""Cut a graph into regions such that identical layers become identical regions, to be compiled once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fxpar.annotate import value
+from fxpar.lowering.repeats import find_repeats
+
+SMALLEST_REGION = 12
+"""Shorter repeats, in ops, stay inside what surrounds them: calling them would cost more than compiling them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Some consecutive ops of a graph, computed by one call.
+
+    `inputs` are the values from outside that it uses, in order of first use; `outputs` the positions in `nodes` of
+    those that are used outside.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: frozenset[int]
+
+    @property
+    def signature(self) -> str:
+        """What the region computes of its inputs, as text: equal for regions that may share code, on every rank."""
+        names = {node: f"${index}" for index, node in enumerate(self.inputs)}
+        names |= {node: f"%{index}" for index, node in enumerate(self.nodes)}
+        lines = [f"{names[node]}: {_describe(value(node))}" for node in self.inputs]
+        lines += [f"{names[node]}: {_describe(value(node))} = {_describe_call(node, names)}" for node in self.nodes]
+        return "\n".join(lines)
+
+
+def split_regions(graph: fx.Graph) -> list[Region]:
+    """The ops of `graph` as regions, in order.
+
+    Where the same ops with the same constants, shapes and strides stand several times in a row, each time is a region;
+    what lies between such repeats is a region as well. Cuts are laid where fewest values cross them, as between layers.
+    A region is a stretch of the graph's order, so no path leaves it and comes back. Module paths are not asked: where
+    gradients are summed, or a collective starts before its layer, they do not tell which layer a node belongs to.
+
+    Before: embedding, add, [layer_norm, mm, ..., add], [layer_norm, mm, ..., add], layer_norm, mm
+    After:  three regions: (embedding, add), the two layers, (layer_norm, mm)
+    """
+    calls = _calls(graph)
+    if not calls:
+        return []
+    numbers: dict[str, int] = {}
+    labels = [numbers.setdefault(_label(call), len(numbers)) for call in calls]
+    cuts = {0, len(calls)}
+    for repeat in find_repeats(labels, _count_crossings(calls), SMALLEST_REGION):
+        cuts.update(range(repeat.start, repeat.stop + 1, repeat.period))
+    pieces = [calls[start:stop] for start, stop in pairwise(sorted(cuts))]
+    return [_region([node for call in piece for node in call]) for piece in pieces]
+
+
+def _calls(graph: fx.Graph) -> list[tuple[fx.Node, ...]]:
+    """The graph's ops, each with the getitems that take its results apart."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+    return [(node, *_parts(node)) for node in calls]
+
+
+def _parts(node: fx.Node) -> list[fx.Node]:
+    parts = [user for user in node.users if user.target is operator.getitem]
+    return sorted(parts, key=lambda part: str(part.args[1]))
+
+
+def _region(nodes: Sequence[fx.Node]) -> Region:
+    inside = set(nodes)
+    used = (source for node in nodes for source in node.all_input_nodes if source not in inside)
+    outputs = (index for index, node in enumerate(nodes) if any(user not in inside for user in node.users))
+    return Region(tuple(nodes), tuple(dict.fromkeys(used)), frozenset(outputs))
+
+
+def _count_crossings(calls: Sequence[tuple[fx.Node, ...]]) -> list[int]:
+    """For each position among the calls, how many values made before it are used by calls behind it."""
+    place = {node: index for index, call in enumerate(calls) for node in call}
+    changes = [0] * (len(calls) + 1)
+    for node, index in place.items():
+        last = max((place.get(user, index) for user in node.users), default=index)
+        if last > index:
+            changes[index + 1] += 1
+            changes[last + 1] -= 1
+    return list(accumulate(changes))
+
+
+def _label(call: tuple[fx.Node, ...]) -> str:
+    """An op with its constants and what it takes and gives, wherever in the graph that comes from."""
+    names = {source: _describe(value(source)) for node in call for source in node.all_input_nodes}
+    return "; ".join(f"{_describe(value(node))} = {_describe_call(node, names)}" for node in call)
+
+
+def _describe_call(node: fx.Node, names: dict[fx.Node, str]) -> str:
+    arguments = pytree.tree_map_only(fx.Node, lambda source: _Bare(names[source]), (node.args, node.kwargs))
+    return f"{node.target}{arguments}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bare:
+    """Text without quotes, so that a reference is no string constant."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _describe(found: Any) -> str:
+    """Type, device, shape and strides of a fake value, or of each tensor of a tuple."""
+    if isinstance(found, Tensor):
+        return f"{found.dtype} {found.device} {tuple(found.shape)} {found.stride()}"
+    if isinstance(found, tuple | list):
+        return f"({', '.join(map(_describe, found))})"
+    return repr(found)

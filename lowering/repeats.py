@@ -1,0 +1,75 @@
+"""Find what stands several times in a row in a sequence: the layers of a model, in the list of its graph's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`count` equal pieces of `period` items each, one after another from item `start`."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """The first item after the last piece."""
+        return self.start + self.period * self.count
+
+
+def find_repeats(labels: Sequence[int], prices: Sequence[int], smallest: int) -> list[Repeat]:
+    """The repeats of a sequence, in order and disjoint: the one that saves most items, then those in what is left over.
+
+    Args:
+        labels: items are equal where their labels are.
+        prices: for each position from 0 to len(labels), what a cut in front of that item costs: among the ways
+            to lay the cuts of a repeat, the cheapest is taken.
+        smallest: the least number of items in a piece.
+    """
+    items, costs = np.asarray(labels, dtype=np.int64), np.asarray(prices, dtype=np.int64)
+    found: list[Repeat] = []
+    stretches = [(0, len(items))]
+    while stretches:
+        start, stop = stretches.pop()
+        best = _best_repeat(items[start:stop], costs[start : stop + 1], smallest)
+        if best is not None:
+            repeat = Repeat(start + best.start, best.period, best.count)
+            found.append(repeat)
+            stretches += [(start, repeat.start), (repeat.stop, stop)]
+    return sorted(found, key=lambda repeat: repeat.start)
+
+
+def _best_repeat(items: npt.NDArray[np.int64], costs: npt.NDArray[np.int64], smallest: int) -> Repeat | None:
+    """The repeat that leaves fewest items to treat; the shortest period among equals."""
+    best: Repeat | None = None
+    num_saved = 0
+    for period in range(smallest, len(items) // 2 + 1):
+        start, length = _longest_run(items[:-period] == items[period:])
+        if length // period * period > num_saved:
+            num_saved = length // period * period
+            best = _lay_cuts(start, start + length + period, period, costs)
+    return best
+
+
+def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Where the longest run of True starts, and its length."""
+    borders = np.flatnonzero(np.diff(same, prepend=False, append=False))
+    if len(borders) == 0:
+        return 0, 0
+    starts, lengths = borders[::2], borders[1::2] - borders[::2]
+    longest = int(np.argmax(lengths))
+    return int(starts[longest]), int(lengths[longest])
+
+
+def _lay_cuts(start: int, stop: int, period: int, costs: npt.NDArray[np.int64]) -> Repeat:
+    """As many pieces as fit between start and stop, where their cuts cost least."""
+    count = (stop - start) // period
+    starts = range(start, stop - count * period + 1)
+    cheapest = min(starts, key=lambda first: int(costs[first : first + count * period + 1 : period].sum()))
+    return Repeat(cheapest, period, count)

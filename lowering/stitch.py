@@ -1,0 +1,102 @@
+"""Compile every distinct region of a graph once, and call the compiled regions in the graph's place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor, fx
+
+from fxpar.annotate import set_value, value
+from fxpar.lowering.regions import Region, split_regions
+
+Compiled: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]
+"""Code for a graph. It takes its arguments in a list and empties it, so that each is freed after its last use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What all regions of one signature run: a function that gives the values at `outputs` of a region's nodes."""
+
+    function: Compiled
+    outputs: tuple[int, ...]
+
+
+def stitch_regions(graph: fx.GraphModule, compile_region: Callable[[fx.GraphModule], Compiled]) -> fx.GraphModule:
+    """`graph` with its regions replaced by calls of what `compile_region` makes of every distinct one.
+
+    Before: embedding, add, [layer_norm, mm, ..., add], [layer_norm, mm, ..., add]
+    After:  region_0([...]), region_1([...]), region_1([...]), after two calls of `compile_region`
+    """
+    groups: dict[str, list[Region]] = {}
+    regions = [(region, region.signature) for region in split_regions(graph.graph)]
+    for region, signature in regions:
+        groups.setdefault(signature, []).append(region)
+    codes = {
+        signature: _compile_group(f"region_{index}", group, compile_region)
+        for index, (signature, group) in enumerate(groups.items())
+    }
+    stitched = _Stitched(graph)
+    for region, signature in regions:
+        stitched.call(codes[signature], region)
+    return stitched.finish()
+
+
+def _compile_group(name: str, group: Sequence[Region], compile_region: Callable[[fx.GraphModule], Compiled]) -> _Code:
+    """Compile equal regions. The graph may use other values of each: their code gives what any of them must give."""
+    outputs = tuple(sorted(set[int]().union(*(region.outputs for region in group))))
+    compiled = compile_region(_region_graph(group[0], outputs))
+
+    def function(box: list[Tensor]) -> Sequence[Any]:
+        return compiled(box)
+
+    function.__name__ = name  # by which the stitched graph's code calls it
+    return _Code(function, outputs)
+
+
+def _region_graph(region: Region, outputs: Sequence[int]) -> fx.GraphModule:
+    """The region as a graph of its own, named after nothing but its ops, so that equal regions give equal graphs."""
+    graph = fx.Graph()
+    own: dict[fx.Node, fx.Node] = {}
+    for index, node in enumerate(region.inputs):
+        own[node] = graph.placeholder(f"input_{index}")
+        set_value(own[node], value(node))
+    for node in region.nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), own.__getitem__)
+        assert callable(node.target), f"{node} calls no function"
+        own[node] = graph.call_function(node.target, args, kwargs)
+        set_value(own[node], value(node))
+    graph.output(tuple(own[region.nodes[index]] for index in outputs))
+    return fx.GraphModule({}, graph)
+
+
+class _Stitched:
+    """The graph of calls, under construction."""
+
+    def __init__(self, source: fx.GraphModule) -> None:
+        self._source = source
+        self._graph = fx.Graph()
+        self._values: dict[fx.Node, fx.Node] = {}
+        for node in source.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._values[node] = self._graph.node_copy(node)
+
+    def call(self, code: _Code, region: Region) -> None:
+        """Append a call of `code` for `region`."""
+        box = self._graph.call_function(_box, tuple(self._values[node] for node in region.inputs))
+        results = self._graph.call_function(code.function, (box,))
+        for place, index in enumerate(code.outputs):
+            if index in region.outputs:
+                self._values[region.nodes[index]] = self._graph.call_function(operator.getitem, (results, place))
+
+    def finish(self) -> fx.GraphModule:
+        """The whole, giving what the source gives."""
+        self._graph.output(fx.map_arg(self._source.graph.output_node().args[0], self._values.__getitem__))
+        return fx.GraphModule(self._source, self._graph)
+
+
+def _box(*tensors: Tensor) -> list[Tensor]:
+    """Its arguments as the list that compiled code empties; the stitched code drops its own names for them."""
+    return list(tensors)
