@@ -29,9 +29,10 @@ _DTYPES = {
 
 
 class Dump:
-    """Writes `directory/rank<rank>/<number>_<pass>[.stage<index>].py`, numbered in the order in which passes first report.
+    """Writes `directory/rank<rank>/<number>_<pass>[.stage<index>].py`, numbered as passes first report.
 
-    Without a directory nothing is written.
+    A later compile into the same directory writes over the files of an earlier one. Without a directory nothing is
+    written.
     """
 
     def __init__(self, directory: str | Path | None, rank: int) -> None:

@@ -3,7 +3,7 @@
 Collectives join and split the first dim. A digit inside a dim is therefore brought to the front of an unflattened view,
 and put back in its place afterwards. A ragged dim is padded to equal pieces and narrowed again.
 
-Everything happens in the order in which the logical value's dims lie in memory, so that results keep it and copies are few.
+Everything happens in the order in which the logical value's dims lie in memory: so results keep it, and copies are few.
 """
 
 from __future__ import annotations
@@ -94,16 +94,16 @@ class _Site:
         """Bring the digit of `shard` out of its dim, to the front: [parts, *piece]."""
         node = self.pad(node, shard, self.parts)
         shape, dim, leading = list(tensor(node).shape), shard.dim, self.leading(shard)
-        node = self.local.view(
-            node, [*shape[:dim], leading, self.parts, shape[dim] // leading // self.parts, *shape[dim + 1 :]]
-        )
+        rest = shape[dim] // leading // self.parts
+        node = self.local.view(node, [*shape[:dim], leading, self.parts, rest, *shape[dim + 1 :]])
         node = self.local.permute(node, [dim + 1, *range(dim + 1), *range(dim + 2, len(shape) + 2)])
         return self.local.view(node, [self.parts, *shape[:dim], shape[dim] // self.parts, *shape[dim + 1 :]])
 
     def join(self, node: fx.Node, shard: Shard) -> fx.Node:
         """Put the digit at the front of `node` ([parts, *piece]) into its place in the dim of `shard`."""
         shape, dim, leading = list(tensor(node).shape[1:]), shard.dim, self.leading(shard)
-        node = self.local.view(node, [self.parts, *shape[:dim], leading, shape[dim] // leading, *shape[dim + 1 :]])
+        rest = shape[dim] // leading
+        node = self.local.view(node, [self.parts, *shape[:dim], leading, rest, *shape[dim + 1 :]])
         node = self.local.permute(node, [*range(1, dim + 2), 0, *range(dim + 2, len(shape) + 2)])
         node = self.local.view(node, [*shape[:dim], self.parts * shape[dim], *shape[dim + 1 :]])
         return self.trim(node, shard, 0, self.logical_size(shard))

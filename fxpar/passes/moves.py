@@ -77,23 +77,24 @@ def plan_moves(have: Layout, need: Layout) -> list[Step]:
     steps: list[Step] = []
     layout = have
     while layout != need:
-        changing = dict.fromkeys(
-            axis for axis, _ in (*layout.axes, *need.axes) if layout.placement(axis) != need.placement(axis)
-        )
-        direct = [_direct_step(layout, axis, need.placement(axis)) for axis in changing]
-        possible = [step for step in direct if step is not None] or [
-            Step(axis, layout, layout.with_placement(axis, REPLICATE))
-            for axis in changing
-            if isinstance(layout.placement(axis), Shard)
-        ]
-        step = min(possible, key=lambda step: step.kind)
-        steps.append(step)
-        layout = step.after
+        steps.append(_next_step(layout, need))
+        layout = steps[-1].after
     return steps
 
 
+def _next_step(layout: Layout, need: Layout) -> Step:
+    axes = dict.fromkeys(axis for axis, _ in (*layout.axes, *need.axes))
+    changing = [axis for axis in axes if layout.placement(axis) != need.placement(axis)]
+    direct = [_direct_step(layout, axis, need.placement(axis)) for axis in changing]
+    possible = [step for step in direct if step is not None]
+    if not possible:
+        sharded = [axis for axis in changing if isinstance(layout.placement(axis), Shard)]
+        possible = [Step(axis, layout, layout.with_placement(axis, REPLICATE)) for axis in sharded]
+    return min(possible, key=lambda step: step.kind)
+
+
 def _direct_step(layout: Layout, axis: str, target: Placement) -> Step | None:
-    """The step that places `axis` as `target`, or as far towards it as one step leads; None if other axes are in the way."""
+    """The step along `axis` to `target`, or as far towards it as one step leads; None if other axes are in the way."""
     current = layout.placement(axis)
     if isinstance(target, Partial) and current != REPLICATE:
         target = REPLICATE

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 import networkx as nx
 import torch
@@ -13,7 +16,7 @@ from torch import Tensor, fx
 from fxpar._torch import c10d_functional
 from fxpar.annotate import Placed, is_backward, layout_of, move, set_origin, set_placed, set_value, tensor, value
 from fxpar.passes.local_graph import is_dense
-from fxpar.stage import JointGraph, Port, PortKind
+from fxpar.stage import JointGraph, PortKind
 
 aten = torch.ops.aten
 
@@ -50,7 +53,7 @@ def partition(joint: JointGraph) -> Partitioned:
     again = {node.name for node in backward.graph.nodes if node.op == "call_function" and not _may_run_twice(node)}
     twice = again.intersection(node.name for node in forward.graph.nodes)
     assert not twice, f"{twice} would run in the forward and in the backward"
-    _copy_what_would_change(forward, joint, borders)
+    _copy_parts(forward, len(borders.outputs))
     return Partitioned(forward, backward, len(saved))
 
 
@@ -72,7 +75,7 @@ class _Borders:
         (output,) = graph.find_nodes(op="output")
         inputs, tangents = placeholders[: len(joint.inputs)], placeholders[len(joint.inputs) :]
         returned = output.args[0]
-        after = _closure(tangents, lambda node: node.users)
+        after = _closure(tangents, _users)
         effects = [node for node in graph.nodes if _has_effect(node)]
         return _Borders(
             inputs,
@@ -87,34 +90,47 @@ class _Borders:
 def _choose_saved(joint: JointGraph, borders: _Borders) -> list[fx.Node]:
     """The values that the forward hands to the backward: a minimum cut between what must run before and after.
 
-    Every value v is an edge from (v, "made") to (v, "kept") whose capacity is the memory that keeping v takes.
+    Every value v is an edge from (v, "made") to (v, "kept") whose capacity is the memory that keeping v takes. What
+    lies on the forward's side of the cut is made in the forward.
     """
-
-    def operands(node: fx.Node) -> list[fx.Node]:
-        return node.all_input_nodes
-
-    after = _closure(borders.tangents, lambda node: node.users)
-    before = _closure([*borders.outputs, *borders.effects_before], operands) | {*borders.inputs}
-    wanted = _closure([*borders.gradients, *borders.effects_after], operands)
-    either = [node for node in joint.module.graph.nodes if node in wanted and node not in after]
-    network = nx.DiGraph()
-    network.add_nodes_from(("forward", "backward"))
+    before = _closure([*borders.outputs, *borders.effects_before], _operands) | {*borders.inputs}
+    after = _closure(borders.tangents, _users)
+    wanted = _closure([*borders.gradients, *borders.effects_after], _operands)
+    undecided = [node for node in joint.module.graph.nodes if node in wanted - after]
+    leaving = {*borders.gradients, *(operand for node in wanted & after for operand in node.all_input_nodes)}
     free = _free_to_keep(joint, borders)
-    for node in either:
-        if isinstance(value(node), Tensor) and move(node) is None:
-            network.add_edge((node, "made"), (node, "kept"), capacity=0 if node in free else _kept_bytes(node))
-        else:  # nobody can keep a tuple, or a collective that still runs
-            network.add_edge((node, "made"), (node, "kept"))
+
+    network: nx.DiGraph[Any] = nx.DiGraph()
+    network.add_nodes_from(("forward", "backward"))
+    for node in undecided:
+        # Of equal cuts, take the one that saves a value rather than a view of it.
+        capacity = _capacity(node, free) * len(undecided) + _may_run_twice(node)
+        network.add_edge((node, "made"), (node, "kept"), capacity=capacity)
         if node in before and not _may_run_twice(node):
             network.add_edge("forward", (node, "made"))
-        if node in borders.gradients or any(user in after and user in wanted for user in node.users):
+        if node in leaving:
             network.add_edge((node, "kept"), "backward")
         for operand in node.all_input_nodes:
             network.add_edge((operand, "kept"), (node, "made"))
             if not _may_run_twice(operand):
                 network.add_edge((node, "made"), (operand, "made"))
-    _, (made_before, _) = nx.minimum_cut(network, "forward", "backward")
-    return [node for node in either if (node, "made") in made_before and (node, "kept") not in made_before]
+    _, (in_forward, _) = nx.minimum_cut(network, "forward", "backward")
+    return [node for node in undecided if (node, "made") in in_forward and (node, "kept") not in in_forward]
+
+
+def _capacity(node: fx.Node, free: AbstractSet[fx.Node]) -> float:
+    """The memory that keeping `node` takes, in bytes."""
+    if not isinstance(value(node), Tensor) or move(node) is not None:
+        return math.inf  # nobody can keep a tuple, or what a collective has not written yet
+    return 0 if node in free else _kept_bytes(node)
+
+
+def _operands(node: fx.Node) -> Iterable[fx.Node]:
+    return node.all_input_nodes
+
+
+def _users(node: fx.Node) -> Iterable[fx.Node]:
+    return node.users
 
 
 def _closure(start: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
@@ -144,18 +160,9 @@ def _may_run_twice(node: fx.Node) -> bool:
 
 
 def _free_to_keep(joint: JointGraph, borders: _Borders) -> set[fx.Node]:
-    """Parameters, and buffers that do not change, are there anyhow."""
-    changed = _changed_buffers(joint)
+    """Parameters and buffers are there anyhow. (Autograd refuses to use a buffer that the forward has changed.)"""
     stays = {PortKind.PARAMETER, PortKind.BUFFER}
-    return {
-        node
-        for node, port in zip(borders.inputs, joint.inputs, strict=True)
-        if port.kind in stays and port not in changed
-    }
-
-
-def _changed_buffers(joint: JointGraph) -> set[Port]:
-    return {port for port in joint.outputs if port.kind is PortKind.BUFFER}
+    return {node for node, port in zip(borders.inputs, joint.inputs, strict=True) if port.kind in stays}
 
 
 def _kept_bytes(node: fx.Node) -> int:
@@ -189,16 +196,12 @@ def _enter(graph: fx.Graph, saved: fx.Node) -> fx.Node:
     return node
 
 
-def _copy_what_would_change(forward: fx.GraphModule, joint: JointGraph, borders: _Borders) -> None:
-    """Keep buffers that the forward changes as they were, and parts of larger values without the rest."""
+def _copy_parts(forward: fx.GraphModule, num_outputs: int) -> None:
+    """Save parts of larger values as copies, so that the rest can be freed."""
     (output,) = forward.graph.find_nodes(op="output")
-    changed = {
-        node.name for node, port in zip(borders.inputs, joint.inputs, strict=True) if port in _changed_buffers(joint)
-    }
     returned = list(output.args[0])
-    for position in range(len(borders.outputs), len(returned)):
-        node = returned[position]
-        if node.name in changed or _is_dense_part(tensor(node)):
+    for position, node in enumerate(returned[num_outputs:], start=num_outputs):
+        if _is_dense_part(tensor(node)):
             with forward.graph.inserting_before(output):
                 returned[position] = forward.graph.call_function(aten.clone.default, (node,))
             set_origin(returned[position], node, backward=False)
