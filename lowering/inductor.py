@@ -21,7 +21,7 @@ from fxpar._torch import (
 from fxpar.annotate import is_backward, tensor
 from fxpar.lowering.machine_lock import machine_lock
 from fxpar.lowering.stitch import Compiled, stitch_regions
-from fxpar.passes.local_graph import inverse, is_dense, stride_order
+from fxpar.strides import inverse, is_dense, stride_order
 
 
 def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 from fxpar._torch import make_fx
 from fxpar.annotate import is_backward, set_origin, tag_direction, tensor, value
 from fxpar.passes.decompositions import DECOMPOSITIONS, cross_entropy_backward
-from fxpar.passes.local_graph import fake_mode_of, inverse, stride_order
+from fxpar.passes.local_graph import fake_mode_of
+from fxpar.strides import inverse, stride_order
 
 aten = torch.ops.aten
 

@@ -19,8 +19,9 @@ from fxpar._torch import c10d_functional
 from fxpar.annotate import Move, MoveKind, Placed, set_move, set_placed, tensor
 from fxpar.layout import Layout, Partial, Shard
 from fxpar.mesh import Mesh
-from fxpar.passes.local_graph import LocalGraph, aten, inverse
+from fxpar.passes.local_graph import LocalGraph, aten
 from fxpar.passes.moves import Step, StepKind
+from fxpar.strides import inverse
 
 
 def emit_step(local: LocalGraph, node: fx.Node, step: Step, order: Sequence[int], mesh: Mesh) -> fx.Node:
@@ -91,22 +92,32 @@ class _Site:
         return self.local.pad(node, shard.dim, pieces * -(-self.logical_size(shard) // self.parts))
 
     def split(self, node: fx.Node, shard: Shard) -> fx.Node:
-        """Bring the digit of `shard` out of its dim, to the front: [parts, *piece]."""
+        """Cut `node` at the digit of `shard`: the pieces for all ranks, stacked along the first dim."""
         node = self.pad(node, shard, self.parts)
-        shape, dim, leading = list(tensor(node).shape), shard.dim, self.leading(shard)
-        rest = shape[dim] // leading // self.parts
-        node = self.local.view(node, [*shape[:dim], leading, self.parts, rest, *shape[dim + 1 :]])
-        node = self.local.permute(node, [dim + 1, *range(dim + 1), *range(dim + 2, len(shape) + 2)])
-        return self.local.view(node, [self.parts, *shape[:dim], shape[dim] // self.parts, *shape[dim + 1 :]])
+        (*before, size, leading), after = self._around(tensor(node).shape, shard)
+        if math.prod(before) * leading > 1:
+            node = self.local.view(node, [*before, leading, self.parts, size // leading // self.parts, *after])
+            digit = shard.dim + 1
+            others = [dim for dim in range(len(tensor(node).shape)) if dim != digit]
+            node = self.local.permute(node, [digit, *others])
+        first, *rest = [*before, size // self.parts, *after]
+        return self.local.view(node, [self.parts * first, *rest])
 
     def join(self, node: fx.Node, shard: Shard) -> fx.Node:
-        """Put the digit at the front of `node` ([parts, *piece]) into its place in the dim of `shard`."""
-        shape, dim, leading = list(tensor(node).shape[1:]), shard.dim, self.leading(shard)
-        rest = shape[dim] // leading
-        node = self.local.view(node, [self.parts, *shape[:dim], leading, rest, *shape[dim + 1 :]])
-        node = self.local.permute(node, [*range(1, dim + 2), 0, *range(dim + 2, len(shape) + 2)])
-        node = self.local.view(node, [*shape[:dim], self.parts * shape[dim], *shape[dim + 1 :]])
+        """The inverse of `split`, for the pieces of all ranks, stacked along the first dim."""
+        first, *rest = tensor(node).shape
+        (*before, size, leading), after = self._around((first // self.parts, *rest), shard)
+        if math.prod(before) * leading > 1:
+            node = self.local.view(node, [self.parts, *before, leading, size // leading, *after])
+            digit = shard.dim + 1
+            others = [dim for dim in range(len(tensor(node).shape)) if dim != 0]
+            node = self.local.permute(node, [*others[:digit], 0, *others[digit:]])
+        node = self.local.view(node, [*before, self.parts * size, *after])
         return self.trim(node, shard, 0, self.logical_size(shard))
+
+    def _around(self, shape: Sequence[int], shard: Shard) -> tuple[list[int], list[int]]:
+        """The sizes before the dim of `shard`, of it, and of the digits before its own; and the sizes after it."""
+        return [*shape[: shard.dim + 1], self.leading(shard)], list(shape[shard.dim + 1 :])
 
     def own(self, node: fx.Node, shard: Shard) -> fx.Node:
         """Cut the padding off this rank's piece."""
@@ -153,23 +164,18 @@ def _all_reduce(site: _Site, node: fx.Node) -> fx.Node:
 
 
 def _all_gather(site: _Site, node: fx.Node) -> fx.Node:
-    piece = site.pad(node, site.old, 1)
-    shape = tensor(piece).shape
-    gathered = site.collective("all_gather", piece, site.parts)
-    return site.join(site.local.view(gathered, [site.parts, *shape]), site.old)
+    return site.join(site.collective("all_gather", site.pad(node, site.old, 1), site.parts), site.old)
 
 
 def _reduce_scatter(site: _Site, node: fx.Node) -> fx.Node:
     pieces = site.split(node, site.new)
-    shape = tensor(pieces).shape
-    reduced = site.collective("reduce_scatter", pieces, site.reduction, site.parts)
-    return site.own(site.local.view(reduced, shape[1:]), site.new)
+    return site.own(site.collective("reduce_scatter", pieces, site.reduction, site.parts), site.new)
 
 
 def _all_to_all(site: _Site, node: fx.Node) -> fx.Node:
     pieces = site.split(site.pad(node, site.old, 1), site.new)
-    each_one = [1] * site.parts
-    return site.own(site.join(site.collective("all_to_all", pieces, each_one, each_one), site.old), site.new)
+    sizes = [tensor(pieces).shape[0] // site.parts] * site.parts
+    return site.own(site.join(site.collective("all_to_all", pieces, sizes, sizes), site.old), site.new)
 
 
 def _contribute(site: _Site, node: fx.Node) -> fx.Node:

@@ -23,12 +23,13 @@ from fxpar.annotate import (
 from fxpar.layout import Layout
 from fxpar.mesh import Mesh
 from fxpar.passes.emit_moves import emit_step
-from fxpar.passes.local_graph import LocalGraph, fake_mode_of, is_dense, stride_order
+from fxpar.passes.local_graph import LocalGraph, fake_mode_of
 from fxpar.passes.moves import plan_moves, traffic
 from fxpar.rules import rule_for
 from fxpar.rules.call import op_call
 from fxpar.rules.rule import LocalOp
 from fxpar.stage import JointGraph
+from fxpar.strides import is_dense, stride_order
 
 
 @dataclass(frozen=True, slots=True)

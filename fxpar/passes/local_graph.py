@@ -12,6 +12,7 @@ from torch.fx.node import Argument, Target
 
 from fxpar._torch import FakeTensor, FakeTensorMode
 from fxpar.annotate import set_origin, set_value, tensor, value
+from fxpar.strides import inverse, lies_in_order, stride_order
 
 aten = torch.ops.aten
 
@@ -21,27 +22,6 @@ def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
     values = (value(node) for node in graph.nodes if node.op != "output")
     mode: FakeTensorMode = next(found.fake_mode for found in values if isinstance(found, FakeTensor))
     return mode
-
-
-def stride_order(whole: Tensor) -> tuple[int, ...]:
-    """The dims of `whole` from the outermost in memory to the innermost; of expanded values, as in a copy."""
-    strides = torch.empty_like(whole).stride() if 0 in whole.stride() else whole.stride()
-    return tuple(sorted(range(whole.dim()), key=lambda dim: -strides[dim]))
-
-
-def is_dense(whole: Tensor) -> bool:
-    """Whether the elements of `whole` fill a stretch of memory without gaps or overlaps, in whatever order of dims."""
-    return lies_in_order(whole, stride_order(whole))
-
-
-def lies_in_order(found: Tensor, order: Sequence[int]) -> bool:
-    """Whether the dims of `found` lie in memory in `order`, outermost first, without gaps or overlaps."""
-    step = 1
-    for dim in reversed(order):
-        if found.shape[dim] != 1 and found.stride(dim) != step:
-            return found.numel() == 0
-        step *= found.shape[dim]
-    return True
 
 
 class _NamedGraph(fx.Graph):
@@ -161,8 +141,3 @@ class LocalGraph:
         if lies_in_order(tensor(node), order):
             return node
         return self.permute(self.contiguous(self.permute(node, order)), inverse(order))
-
-
-def inverse(order: Sequence[int]) -> list[int]:
-    """The permutation that undoes `order`."""
-    return sorted(range(len(order)), key=lambda position: order[position])

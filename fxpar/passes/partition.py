@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional
 from fxpar.annotate import Placed, is_backward, layout_of, move, set_origin, set_placed, set_value, tensor, value
-from fxpar.passes.local_graph import is_dense
 from fxpar.stage import JointGraph, PortKind
+from fxpar.strides import is_dense
 
 aten = torch.ops.aten
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from fxpar import annotate
-from fxpar.passes.local_graph import inverse, stride_order
 from fxpar.rules.call import argument, dim_argument, with_arguments
 from fxpar.rules.rule import LocalOp
 from fxpar.rules.views import slice_start
+from fxpar.strides import inverse, lies_in_order, stride_order
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def call_with(local: LocalOp, **replaced: Any) -> fx.Node:
 def emit_view(local: LocalOp) -> fx.Node:
     """A view of the local value, copied first where its strides allow none.
 
-    That copy is row-major. Where the logical view is not, one more puts the local value into its stride order.
+    That copy is row-major. Where the logical view is not, one more may have to restore its stride order.
     """
     viewed = local.emit(aten.reshape.default, local.args[0], list(local.output_shape()))
     logical = annotate.tensor(local.call.args[0])
@@ -43,11 +43,17 @@ def emit_view(local: LocalOp) -> fx.Node:
     (logical_shape,) = local.call.outputs
     assert logical_shape is not None, f"{local.call.target} gives no tensor"
     order = stride_order(logical.reshape(logical_shape))
-    if list(order) == sorted(order):
+    if list(order) == sorted(order) or _views_in_order(local, order):
         return viewed
     ordered = local.emit(aten.permute.default, viewed, list(order))
     dense = local.emit(aten.clone.default, ordered, memory_format=torch.contiguous_format)
     return local.emit(aten.permute.default, dense, inverse(order))
+
+
+def _views_in_order(local: LocalOp, order: Sequence[int]) -> bool:
+    """Whether the local value is known, and viewing it gives the order without a copy."""
+    known = annotate.known_value(local.args[0])
+    return known is not None and lies_in_order(known.reshape(local.output_shape()), order)
 
 
 def emit_split(local: LocalOp) -> fx.Node:

@@ -15,8 +15,9 @@ from fxpar.annotate import tensor
 from fxpar.layout import REPLICATE, Layout, Partial
 from fxpar.mesh import Mesh
 from fxpar.passes.emit_moves import emit_step
-from fxpar.passes.local_graph import LocalGraph, stride_order
+from fxpar.passes.local_graph import LocalGraph
 from fxpar.passes.moves import plan_moves
+from fxpar.strides import stride_order
 from fxpar.tiles import assemble, shard_of
 from tests.fake_mesh import as_rank, fake_mesh
 from tests.lockstep import run_ranks_in_lockstep

@@ -1,0 +1,34 @@
+"""How tensors lie in memory: in which order of dims, and whether with gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def stride_order(whole: Tensor) -> tuple[int, ...]:
+    """The dims of `whole` from the outermost in memory to the innermost; of expanded values, as in a copy."""
+    strides = torch.empty_like(whole).stride() if 0 in whole.stride() else whole.stride()
+    return tuple(sorted(range(whole.dim()), key=lambda dim: -strides[dim]))
+
+
+def is_dense(whole: Tensor) -> bool:
+    """Whether the elements of `whole` fill a stretch of memory without gaps or overlaps, in whatever order of dims."""
+    return lies_in_order(whole, stride_order(whole))
+
+
+def lies_in_order(found: Tensor, order: Sequence[int]) -> bool:
+    """Whether the dims of `found` lie in memory in `order`, outermost first, without gaps or overlaps."""
+    step = 1
+    for dim in reversed(order):
+        if found.shape[dim] != 1 and found.stride(dim) != step:
+            return found.numel() == 0
+        step *= found.shape[dim]
+    return True
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes `order`."""
+    return sorted(range(len(order)), key=lambda position: order[position])
