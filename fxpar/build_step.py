@@ -13,6 +13,7 @@ from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.runtime.executor import Executor
+from fxpar.runtime.loss import Loss
 from fxpar.runtime.results import ResultSpec
 from fxpar.runtime.step import Step
 from fxpar.runtime.wiring import make_lending, make_traffic, stage_edges
@@ -48,9 +49,13 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         make_lending(stages, stage, distribution),
         plan.microbatches,
         {port.name: dim for port, dim in capture.batch_dims.items()},
-        capture.loss,
+        _loss(capture),
     )
     return Step(capture, distribution, executor, _result_specs(capture, stages), with_backward=with_backward)
+
+
+def _loss(capture: Capture) -> Loss | None:
+    return None if capture.loss is None else Loss(capture.loss, example(capture.results[capture.loss]).dtype)
 
 
 def _planned(

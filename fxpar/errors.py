@@ -175,5 +175,6 @@ class CoreNotBuiltError(FxparError):
 class PeerLostError(FxparError):
     """A rank died, or its connection broke, while a value was on its way."""
 
-    def __init__(self, value: str, peer: int, reason: str) -> None:
-        super().__init__(f"lost rank {peer} while moving {value}: {reason}; look at that rank's own output")
+    def __init__(self, value: str, peer: int | None, reason: str) -> None:
+        lost = "another rank" if peer is None else f"rank {peer}"
+        super().__init__(f"lost {lost} while moving {value}: {reason}; look at that rank's own output")

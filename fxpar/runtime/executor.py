@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.mesh import Mesh, num_batch_shards
+from fxpar.mesh import Mesh
 from fxpar.runtime.gradients import reduce_over_batch, reduce_partial
 from fxpar.runtime.lending import Lending
-from fxpar.runtime.transport import Piece, Receipt, Route
+from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
+from fxpar.runtime.transport import Piece, Receipt, Route, Shipment
 from fxpar.schedule import Action, Compute, Free, Instruction, PostReceive, Program, Send, Transfer, Wait
 from fxpar.stage import CompiledStage, Port, PortKind
 
@@ -29,7 +29,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gives: the loss, the other results by position and microbatch, and the parameters' local gradients."""
+    """The loss, all results by position and microbatch, and the local gradients of this stage's parameters."""
 
     loss: Tensor | None
     results: Mapping[int, Sequence[Tensor]]
@@ -48,8 +48,8 @@ class _State:
     leaving: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     returning: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
-    results: dict[int, list[Tensor]] = field(default_factory=dict)
-    sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    results: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    sent: list[Shipment] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     owned: set[str] = field(default_factory=set)
 
@@ -64,7 +64,7 @@ class Executor:
         lending: parameters that this stage lends to others, or borrows.
         microbatches: how many of them a step has.
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
-        loss: position of the loss among the results, if there is one.
+        loss: the loss, if there is one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Executor:
         lending: Lending,
         microbatches: int,
         batch_dims: Mapping[str, int],
-        loss: int | None,
+        loss: Loss | None,
     ) -> None:
         self._mesh = mesh
         self._stage = stage
@@ -85,8 +85,7 @@ class Executor:
         self._microbatches = microbatches
         self._batch_dims = batch_dims
         self._loss = loss
-        self._loss_scale = 1.0 / (microbatches * num_batch_shards(mesh))
-        self._zero_loss = torch.zeros((), device=mesh.device_type)
+        self._loss_weight = loss_weight(mesh, microbatches)
         waited = [i.transfer for i in program.instructions if isinstance(i, Wait)]
         self._sources = {t.edge: t.source for t in waited if not t.is_backward}
         self._readers = _readers(waited)
@@ -94,7 +93,12 @@ class Executor:
         returned = {i.transfer.edge for i in program.instructions if isinstance(i, Send) and i.transfer.is_backward}
         self._returning = [port for port in stage.inputs if port.kind is PortKind.EDGE and port.name in returned]
         # The source waits for a gradient from every reader, also from one whose results do not depend on the value.
-        self._undifferentiated = [port for port in self._returning if port not in stage.gradients]
+        pieces = zip(stage.inputs, stage.input_pieces, strict=True)
+        self._undifferentiated = [
+            (port.name, Piece.like(piece))
+            for port, piece in pieces
+            if port in self._returning and port not in stage.gradients
+        ]
         self._code = [self._bind(instruction) for instruction in program.instructions]
         self._state = _State({}, {}, {})
 
@@ -111,11 +115,12 @@ class Executor:
         for instruction in self._code:
             instruction()
         state, self._state = self._state, _State({}, {}, {})
+        results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
+        loss = self._begin_loss(results)
         self._finish_gradients(state)
-        loss = self._reduce_loss(state.results)
-        for work, _ in state.sent:
-            work.wait()
-        return StepResult(loss, state.results, state.gradients)
+        for shipment in state.sent:
+            shipment.complete()
+        return StepResult(None if loss is None else loss.value(), results, state.gradients)
 
     def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Sequence[Tensor]]:
         split: dict[str, Sequence[Tensor]] = {}
@@ -168,7 +173,7 @@ class Executor:
             elif port.kind is PortKind.BUFFER:
                 state.buffers[port.name].copy_(value)
             else:
-                state.results.setdefault(int(port.name), []).append(value)
+                state.results.setdefault(int(port.name), {})[microbatch] = value
         state.saved[microbatch] = made[len(stage.outputs) :]
 
     def _input(self, port: Port, microbatch: int) -> Tensor:
@@ -193,15 +198,15 @@ class Executor:
                 self._state.returning[port.name, microbatch] = gradient
             else:
                 self._accumulate(port.name, gradient)
-        for port in self._undifferentiated:
-            self._state.returning[port.name, microbatch] = torch.zeros_like(self._input(port, microbatch))
+        for name, piece in self._undifferentiated:
+            self._state.returning[name, microbatch] = piece.empty().zero_()
 
     def _tangent(self, port: Port, microbatch: int) -> Tensor:
         """Of the loss, its weight in the mean; of an edge, the sum of what every stage that uses it sends back."""
         state = self._state
         if port.kind is PortKind.RESULT:
-            loss = state.results[int(port.name)][0]
-            return torch.full((), self._loss_scale, dtype=loss.dtype, device=loss.device)
+            loss = state.results[int(port.name)][microbatch]
+            return torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)
         here = self._stage.index
         first, *others = (Transfer(port.name, microbatch, reader, here) for reader in self._readers[port.name])
         total = state.arrived[first]
@@ -244,16 +249,10 @@ class Executor:
         self._lending.settle(state.gradients)
         reduce_over_batch(state.gradients, self._mesh)
 
-    def _reduce_loss(self, results: Mapping[int, Sequence[Tensor]]) -> Tensor | None:
-        """The mean over microbatches and batch shards, the same number on every rank."""
+    def _begin_loss(self, results: Mapping[int, Sequence[Tensor]]) -> LossMean | None:
         if self._loss is None:
             return None
-        pieces = results.get(self._loss)
-        total = torch.stack(list(pieces)).sum() * self._loss_scale if pieces else self._zero_loss.clone()
-        if self._mesh.num_ranks > 1:
-            total /= self._mesh.y * self._mesh.x  # these ranks hold copies of one loss
-            dist.all_reduce(total)
-        return total
+        return begin_mean(results.get(self._loss.position, ()), self._loss, self._mesh, self._microbatches)
 
 
 def _readers(waited: Sequence[Transfer]) -> dict[str, list[int]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxpar.layout import Layout, Partial
 from fxpar.mesh import Mesh
+from fxpar.runtime.transport import complete
 
 BUCKET_BYTES = 25 * 2**20
 """As large as DistributedDataParallel's: past it a larger message is no faster, below it latency shows."""
@@ -41,7 +42,7 @@ def _all_reduce(gradients: dict[str, Tensor], names: list[str], axis: str, mesh:
         flat = torch.cat([gradients[name].reshape(-1) for name in bucket])
         reductions.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in reductions:
-        work.wait()
+        complete(work, f"gradients to their sum over axis {axis}")
         pieces = flat.split([gradients[name].numel() for name in bucket])
         for name, piece in zip(bucket, pieces, strict=True):
             gradients[name] = piece.view(gradients[name].shape)

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.runtime.transport import Piece, Route
+from fxpar.runtime.transport import Piece, Route, Shipment
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """One parameter on loan from its owner's stage to one other, seen from a rank of either of the two."""
+    """One parameter on loan from its owner's stage to one other, seen from a rank of either of the two.
+
+    There is no way `back` if the borrower has no gradient for it.
+    """
 
     name: str
     piece: Piece
     is_borrower: bool
     there: Route
-    back: Route
+    back: Route | None
 
 
 class Lending:
@@ -37,15 +39,17 @@ class Lending:
         return borrowed
 
     def settle(self, gradients: dict[str, Tensor]) -> None:
-        """Give the gradients of what was borrowed back to the owner, who adds them to its own; all are reduced already."""
-        posted = [(loan, loan.back.post_receive(loan.piece, 0)) for loan in self._loans if not loan.is_borrower]
-        sent = [loan.back.send(gradients.pop(loan.name), 0) for loan in self._loans if loan.is_borrower]
-        for loan, receipt in posted:
-            gradients[loan.name] = gradients[loan.name] + loan.back.wait(receipt)
+        """Give gradients of what was borrowed back to the owner, who adds them to its own; none is partial any more."""
+        returning = [(loan, loan.back) for loan in self._loans if loan.back is not None]
+        posted = [(loan, way, way.post_receive(loan.piece, 0)) for loan, way in returning if not loan.is_borrower]
+        sent = [way.send(gradients.pop(loan.name), 0) for loan, way in returning if loan.is_borrower]
+        for loan, way, receipt in posted:
+            received, own = way.wait(receipt), gradients.get(loan.name)
+            gradients[loan.name] = received if own is None else own + received
         _complete(sent)
 
 
-def _complete(sent: Sequence[Sequence[tuple[dist.Work, Tensor]]]) -> None:
-    for started in sent:
-        for work, _ in started:
-            work.wait()
+def _complete(sent: Sequence[Sequence[Shipment]]) -> None:
+    for shipments in sent:
+        for shipment in shipments:
+            shipment.complete()

@@ -29,8 +29,8 @@ class ResultSpec:
 def gather_result(pieces: Sequence[Tensor] | None, spec: ResultSpec, mesh: Mesh, microbatches: int) -> DTensor:
     """The result of a step, from this rank's pieces, one per microbatch; None on the ranks of other stages.
 
-    With a batch dim, the microbatches and batch shards stand one after another along it. A floating-point scalar is the mean over
-    both; any other result without a batch dim is the last microbatch's.
+    With a batch dim, the microbatches and batch shards stand one after another along it. A floating-point scalar is
+    the mean over both; any other result without a batch dim is the last microbatch's.
     """
     shape = list(spec.layout.shape)
     placements = to_placements(spec.layout, STAGE_AXES)

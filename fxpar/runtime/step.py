@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fxpar.capture import Capture
-from fxpar.model.distribution import Distribution
 from fxpar.dtensor import from_local
+from fxpar.model.distribution import Distribution
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.results import ResultSpec, gather_result
 from fxpar.stage import PortKind

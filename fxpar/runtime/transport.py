@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,18 @@ class _Parcel:
     is_whole: bool
 
 
+def complete(work: dist.Work, name: str, peer: int | None = None) -> None:
+    """Wait for `work`, which moves `name` from or to `peer`, or among all.
+
+    Raises:
+        PeerLostError: a rank that takes part has died.
+    """
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise PeerLostError(name, peer, str(error)) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """A receive that has been posted."""
@@ -51,6 +63,24 @@ class Receipt:
     value: Tensor
     buffers: tuple[Tensor, ...]
     works: tuple[dist.Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """A send that has begun; it keeps alive what is being sent."""
+
+    name: str
+    peer: int
+    work: dist.Work
+    packed: Tensor
+
+    def complete(self) -> None:
+        """Wait until the peer has it.
+
+        Raises:
+            PeerLostError: the peer has died.
+        """
+        complete(self.work, self.name, self.peer)
 
 
 class Route:
@@ -62,9 +92,11 @@ class Route:
     def __init__(
         self, name: str, tag: int, mesh: Mesh, source: tuple[int, Layout], target: tuple[int, Layout], num_tags: int
     ) -> None:
+        assert source[0] != target[0], f"{name}: a route leads from one stage to another"
         self._name = name
         self._first_tag = tag * num_tags
         coordinate = mesh.coordinate
+        self._shape = source[1].local_shape(coordinate)
         ends = [_places(mesh, pipe) for pipe, _ in (source, target)]
         messages = point_to_point(unit_tasks(source[1], target[1], *ends))
         sent = [(m.receiver, m.box) for m in messages if m.sender == mesh.rank and m.receiver != mesh.rank]
@@ -72,13 +104,16 @@ class Route:
         self._sent = _parcels(sent, source[1], coordinate)
         self._received = _parcels(received, target[1], coordinate)
 
-    def send(self, value: Tensor, microbatch: int) -> list[tuple[dist.Work, Tensor]]:
-        """Begin to send this rank's piece; the tensors must live until the works are done."""
-        started = []
+    def send(self, value: Tensor, microbatch: int) -> list[Shipment]:
+        """Begin to send this rank's piece, which must not change before all is complete."""
+        # The receiver expects what the plan says; gloo would deliver another size without a word, or abort.
+        assert value.shape == self._shape, f"{self._name}: a piece of {tuple(value.shape)}, planned {self._shape}"
+        shipments = []
         for parcel in self._sent:
             packed = _pack(value, parcel)
-            started.append((self._isend(packed, parcel.peer, self._first_tag + microbatch), packed))
-        return started
+            work = self._begin(dist.isend, packed, parcel.peer, microbatch)
+            shipments.append(Shipment(self._name, parcel.peer, work, packed))
+        return shipments
 
     def post_receive(self, piece: Piece, microbatch: int) -> Receipt:
         """Begin to receive this rank's piece into new memory."""
@@ -87,8 +122,10 @@ class Route:
             value if parcel.is_whole and value.is_contiguous() else value.new_empty(parcel.num_elements)
             for parcel in self._received
         ]
-        tag = self._first_tag + microbatch
-        works = [self._irecv(buffer, p.peer, tag) for buffer, p in zip(buffers, self._received, strict=True)]
+        works = [
+            self._begin(dist.irecv, buffer, parcel.peer, microbatch)
+            for buffer, parcel in zip(buffers, self._received, strict=True)
+        ]
         return Receipt(value, tuple(buffers), tuple(works))
 
     def wait(self, receipt: Receipt) -> Tensor:
@@ -98,26 +135,15 @@ class Route:
             PeerLostError: a sender has died.
         """
         for work, parcel in zip(receipt.works, self._received, strict=True):
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise PeerLostError(self._name, parcel.peer, str(error)) from error
+            complete(work, self._name, parcel.peer)
         for buffer, parcel in zip(receipt.buffers, self._received, strict=True):
             if buffer is not receipt.value:
                 _unpack(buffer, receipt.value, parcel)
         return receipt.value
 
-    def _isend(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
+    def _begin(self, move: Callable[..., dist.Work | None], tensor: Tensor, peer: int, microbatch: int) -> dist.Work:
         try:
-            work = dist.isend(tensor, peer, tag=tag)
-        except RuntimeError as error:
-            raise PeerLostError(self._name, peer, str(error)) from error
-        assert work is not None, "this rank belongs to the default group"
-        return work
-
-    def _irecv(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
-        try:
-            work = dist.irecv(tensor, peer, tag=tag)
+            work = move(tensor, peer, tag=self._first_tag + microbatch)
         except RuntimeError as error:
             raise PeerLostError(self._name, peer, str(error)) from error
         assert work is not None, "this rank belongs to the default group"
@@ -149,8 +175,8 @@ def _parcel(peer: int, boxes: Sequence[Box], layout: Layout, coordinate: dict[st
 
 
 def _pack(value: Tensor, parcel: _Parcel) -> Tensor:
-    if parcel.is_whole:
-        return value.contiguous()
+    if len(parcel.parts) == 1:
+        return value[parcel.parts[0]].contiguous()
     return torch.cat([value[slices].reshape(-1) for slices in parcel.parts])
 
 

@@ -31,7 +31,7 @@ def stage_edges(stages: Sequence[PlannedStage], *, with_backward: bool) -> tuple
 def make_traffic(
     stages: Sequence[PlannedStage], own: CompiledStage, mesh: Mesh, microbatches: int
 ) -> dict[tuple[str, int, int], Traffic]:
-    """The way of each (edge, source stage, target stage), gradients on their way back included, that `own` takes part in."""
+    """The way of each (edge, source stage, target stage) that `own` takes part in; for gradients too, which go back."""
     traffic: dict[tuple[str, int, int], Traffic] = {}
     pieces = dict(zip(own.inputs, own.input_pieces, strict=True))
     gradient_pieces = dict(zip(own.tangents, own.tangent_pieces, strict=True))
@@ -77,6 +77,8 @@ def make_lending(stages: Sequence[PlannedStage], own: CompiledStage, distributio
                 continue
             owner, user = (planned.stage, planned.layout), (borrower.joint.index, borrower.border.inputs[port])
             there = Route(f"parameter {name} on loan to stage {user[0]}", tag, mesh, owner, user, 1)
-            back = Route(f"the gradient of parameter {name} from stage {user[0]}", tag + 1, mesh, user, owner, 1)
+            back = None
+            if port in borrower.border.gradients:
+                back = Route(f"the gradient of parameter {name} from stage {user[0]}", tag + 1, mesh, user, owner, 1)
             loans.append(Loan(name, Piece.like(pieces[port]), own.index == user[0], there, back))
     return Lending(loans)

@@ -1,0 +1,53 @@
+"""The loss of a step: a mean over microbatches and batch shards that every rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.mesh import Mesh, num_batch_shards
+from fxpar.runtime.transport import complete
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Which of the results is the loss, and its dtype, which ranks that compute no part of it must know too."""
+
+    position: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class LossMean:
+    """A mean that is on its way from the last stage to all ranks."""
+
+    total: Tensor
+    work: dist.Work | None
+
+    def value(self) -> Tensor:
+        """The mean, once all ranks have given their part.
+
+        Raises:
+            PeerLostError: another rank has died.
+        """
+        if self.work is not None:
+            complete(self.work, "the loss")
+        return self.total
+
+
+def loss_weight(mesh: Mesh, microbatches: int) -> float:
+    """What one microbatch's loss of one batch shard counts in the mean."""
+    return 1.0 / (microbatches * num_batch_shards(mesh))
+
+
+def begin_mean(pieces: Sequence[Tensor], loss: Loss, mesh: Mesh, microbatches: int) -> LossMean:
+    """Begin to add up what all ranks have; `pieces` are this rank's losses by microbatch, none off the last stage."""
+    total = torch.zeros((), dtype=loss.dtype, device=mesh.device_type)
+    if pieces:
+        copies = mesh.y * mesh.x  # these ranks hold copies of one loss
+        total += torch.stack(list(pieces)).sum() * (loss_weight(mesh, microbatches) / copies)
+    return LossMean(total, dist.all_reduce(total, async_op=True) if mesh.num_ranks > 1 else None)

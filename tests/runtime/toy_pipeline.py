@@ -1,0 +1,273 @@
+"""A small pipeline whose stages are plain functions: it has all that can cross a stage's border.
+
+Every stage multiplies the activation by a weight, and adds a bias. The first one's activation also goes to every later
+stage (a skip connection with several readers); the last one takes it twice, the second time through an edge of its own
+that it has no gradient for. A mask of integers, an edge without any gradient, goes from the first to the last, as does
+a parameter on loan. The last stage counts in a buffer, and gives predictions besides the loss.
+
+All operations but the loss are elementwise, so that the same functions run on whole tensors and on pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxpar.hints import Hints
+from fxpar.layout import Layout, Partial, Shard
+from fxpar.mesh import Mesh
+from fxpar.model.distribution import Distribution
+from fxpar.plan import Plan, PlannedParameter
+from fxpar.runtime.executor import Executor, StepResult
+from fxpar.runtime.loss import Loss
+from fxpar.runtime.wiring import make_lending, make_traffic, stage_edges
+from fxpar.schedule import build_schedule, forward_only, lower
+from fxpar.stage import CompiledStage, JointGraph, PlannedStage, Port, PortKind, StageBorder
+from fxpar.tiles import shard_of
+
+ROWS, WIDTH = 3, 6
+"""Shape of one microbatch's activation; two ranks share the rows unevenly."""
+
+Values: TypeAlias = dict[Port, Tensor]
+
+X = Port(PortKind.INPUT, "0")
+SCALE = Port(PortKind.INPUT, "1")
+LOSS = Port(PortKind.RESULT, "0")
+PREDICTION = Port(PortKind.RESULT, "1")
+COUNT = Port(PortKind.BUFFER, "count")
+TIED = Port(PortKind.PARAMETER, "tied")
+MASK = Port(PortKind.EDGE, "mask")
+CUT = Port(PortKind.EDGE, "cut")
+
+
+def weight(stage: int) -> Port:
+    return Port(PortKind.PARAMETER, f"{stage}.weight")
+
+
+def bias(stage: int) -> Port:
+    return Port(PortKind.PARAMETER, f"{stage}.bias")
+
+
+def activation(stage: int) -> Port:
+    return Port(PortKind.EDGE, f"activation{stage}")
+
+
+@dataclass(frozen=True, slots=True)
+class Toy:
+    """A pipeline of as many stages as `layouts`; each computes in its layout. The last one's must be replicated."""
+
+    layouts: Sequence[Layout]
+
+    @property
+    def last(self) -> int:
+        return len(self.layouts) - 1
+
+    def inputs(self, stage: int) -> list[Port]:
+        ports = [weight(stage), bias(stage)]
+        if stage in (0, self.last):
+            ports.append(TIED)
+        if stage == 0:
+            ports.append(X)
+        else:
+            ports += sorted({activation(0), activation(stage - 1)}, key=str)
+        if stage == self.last:
+            ports += [SCALE, COUNT] if stage == 0 else [SCALE, COUNT, MASK, CUT]
+        elif stage == 1:
+            ports.append(CUT)  # so that somebody has a gradient for it
+        return ports
+
+    def outputs(self, stage: int) -> list[Port]:
+        if stage == self.last:
+            return [LOSS, PREDICTION, COUNT]
+        return [activation(0), MASK, CUT] if stage == 0 else [activation(stage)]
+
+    def tangents(self, stage: int) -> list[Port]:
+        if stage == self.last:
+            return [LOSS]
+        return [port for port in self.outputs(stage) if port != MASK and (port != CUT or self.last > 1)]
+
+    def gradients(self, stage: int) -> list[Port]:
+        leaves = [port for port in self.inputs(stage) if port.kind in (PortKind.PARAMETER, PortKind.EDGE)]
+        return [port for port in leaves if port != MASK and (port != CUT or stage < self.last)]
+
+    def run(self, stage: int, values: Values) -> Values:
+        """The stage's function, on whole tensors or pieces."""
+        previous = values[X] if stage == 0 else values[activation(stage - 1)]
+        out = torch.tanh(previous * values[weight(stage)]) + values[bias(stage)]
+        if stage >= 1:
+            out = out + 0.5 * values[activation(0)]
+        if stage == 0:
+            out = out + values[TIED]
+        if stage == 1 and stage < self.last:
+            out = out + values[CUT].sin()
+        if stage == self.last:
+            return self._end(stage, out, values)
+        made = {activation(stage): out}
+        return made | {MASK: (values[X] > 0).long(), CUT: out * 2} if stage == 0 else made
+
+    def _end(self, stage: int, out: Tensor, values: Values) -> Values:
+        mask = values[MASK] + values[CUT].detach().sign() if stage > 0 else 1.0
+        out = out * mask * values[TIED]
+        count = 0.5 * values[COUNT] + out.detach().mean()
+        return {LOSS: (out * values[SCALE]).square().mean(), PREDICTION: out, COUNT: count}
+
+    def layout(self, port: Port, stage: int) -> Layout:
+        """How a port lies on the stage's ranks; inputs come whole."""
+        if port.kind is PortKind.INPUT:
+            return Layout((ROWS, WIDTH))
+        if port in (LOSS, COUNT) or port.name.endswith("bias"):
+            return Layout(())
+        return self.layouts[stage]
+
+    def gradient_layout(self, port: Port, stage: int) -> Layout:
+        """As the value; but a rank's piece of an activation gives only a part of the bias's gradient."""
+        if not port.name.endswith("bias"):
+            return self.layout(port, stage)
+        sharded = [axis for axis, placement in self.layouts[stage].axes if isinstance(placement, Shard)]
+        return Layout((), tuple((axis, Partial()) for axis in sharded))
+
+
+def planned_stages(toy: Toy, *, with_backward: bool) -> list[PlannedStage]:
+    """What every rank knows of every stage."""
+    stages = []
+    for index in range(len(toy.layouts)):
+        inputs, outputs = toy.inputs(index), toy.outputs(index)
+        tangents = toy.tangents(index) if with_backward else []
+        gradients = toy.gradients(index) if with_backward else []
+        border = StageBorder(
+            {port: toy.layout(port, index) for port in inputs},
+            {port: toy.layout(port, index) for port in outputs},
+            {port: toy.layout(port, index) for port in tangents},
+            {port: toy.gradient_layout(port, index) for port in gradients},
+        )
+        empty = fx.GraphModule(nn.Module(), fx.Graph())
+        joint = JointGraph(index, empty, tuple(inputs), tuple(outputs), tuple(tangents), tuple(gradients))
+        stages.append(PlannedStage(joint, border))
+    return stages
+
+
+def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
+    """A stage that runs its function on pieces, and differentiates by autograd."""
+    joint, border = planned.joint, planned.border
+    index, coordinate = joint.index, mesh.coordinate
+
+    def forward(*inputs: Tensor) -> list[Tensor]:
+        leaves = {port: value.detach() for port, value in zip(joint.inputs, inputs, strict=True)}
+        for port in joint.gradients:
+            leaves[port].requires_grad_()
+        with torch.enable_grad():
+            pieces = {X: shard_of(leaves[X], toy.layouts[index], coordinate)} if X in leaves else {}
+            made = toy.run(index, {**leaves, **pieces})
+        returned = [as_columns(made[port].detach()) for port in joint.outputs]
+        return [*returned, *(leaves[port] for port in joint.gradients), *(made[port] for port in joint.tangents)]
+
+    def backward(*values: Tensor) -> list[Tensor]:
+        num_leaves, num_tangents = len(joint.gradients), len(joint.tangents)
+        leaves, made = values[:num_leaves], values[num_leaves : num_leaves + num_tangents]
+        tangents = values[num_leaves + num_tangents :]
+        return list(torch.autograd.grad(made, leaves, tangents, allow_unused=False))
+
+    pieces = [as_columns(_empty(port, border.inputs[port], coordinate)) for port in joint.inputs]
+    tangents = [as_columns(_empty(port, border.tangents[port], coordinate)) for port in joint.tangents]
+    return CompiledStage(
+        index,
+        forward,
+        backward if joint.gradients else None,
+        joint.inputs,
+        joint.outputs,
+        joint.tangents,
+        joint.gradients,
+        border,
+        tuple(pieces),
+        tuple(tangents),
+    )
+
+
+def _empty(port: Port, layout: Layout, coordinate: Mapping[str, int]) -> Tensor:
+    return torch.empty(layout.local_shape(coordinate), dtype=torch.long if port == MASK else torch.double)
+
+
+def as_columns(value: Tensor) -> Tensor:
+    """The same numbers, column by column in memory: edges must survive strides that are not row-major."""
+    return value.t().contiguous().t() if value.dim() == 2 else value
+
+
+def make_executor(toy: Toy, mesh: Mesh, schedule: str, microbatches: int, *, with_backward: bool = True) -> Executor:
+    """This rank's executor, wired as a compiled model's is."""
+    stages = planned_stages(toy, with_backward=with_backward)
+    order = build_schedule(schedule, mesh.pipe, microbatches)
+    edges = stage_edges(stages, with_backward=with_backward)
+    program = lower(order if with_backward else forward_only(order), edges)[mesh.coordinate["pipe"]]
+    own = compile_stage(toy, stages[program.rank], mesh)
+    distribution = Distribution(nn.Module(), mesh, Hints({}, {}), {}, microbatches, {})
+    distribution.plan = Plan((), mesh.sizes, microbatches, schedule, owners(toy))
+    traffic = make_traffic(stages, own, mesh, microbatches)
+    lending = make_lending(stages, own, distribution)
+    return Executor(mesh, program, own, traffic, lending, microbatches, {"0": 0}, Loss(0, torch.double))
+
+
+def owners(toy: Toy) -> dict[str, PlannedParameter]:
+    """The first stage that uses each parameter, and how it lies there."""
+    planned: dict[str, PlannedParameter] = {}
+    for stage in range(len(toy.layouts)):
+        for port in toy.inputs(stage):
+            if port.kind is PortKind.PARAMETER:
+                planned.setdefault(port.name, PlannedParameter(stage, toy.layout(port, stage)))
+    return planned
+
+
+def whole_values(toy: Toy, batch: int) -> dict[str, Tensor]:
+    """Random logical parameters, the buffer, and the two inputs of a global batch, by name."""
+    generator = torch.Generator().manual_seed(7)
+    random = partial(torch.randn, generator=generator, dtype=torch.double)
+    values = {name: random(planned.layout.shape) for name, planned in owners(toy).items()}
+    return values | {"count": random(()), "0": random(batch, WIDTH), "1": random(ROWS, WIDTH)}
+
+
+def run_step(toy: Toy, executor: Executor, mesh: Mesh, values: Mapping[str, Tensor], count: Tensor) -> StepResult:
+    """One step of this rank on its pieces of `values`; `count` is its buffer."""
+    pipe, coordinate = mesh.coordinate["pipe"], mesh.coordinate
+    parameters = {
+        name: as_columns(shard_of(values[name], planned.layout, coordinate).clone())
+        for name, planned in owners(toy).items()
+        if planned.stage == pipe
+    }
+    shard = values["0"].chunk(mesh.data)[coordinate["data"]]
+    with torch.no_grad():
+        return executor.run(parameters, {"count": count}, {"0": shard, "1": values["1"]})
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one process computes: predictions and buffers by batch shard."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    predictions: list[list[Tensor]]
+    counts: list[Tensor]
+
+
+def run_alone(toy: Toy, values: Mapping[str, Tensor], data: int, microbatches: int) -> Expected:
+    """The same step on whole tensors, microbatch after microbatch."""
+    parameters = {name: values[name].clone().requires_grad_() for name in owners(toy)}
+    losses, predictions, counts = [], [], []
+    for shard in values["0"].chunk(data):
+        count, found = values["count"], []
+        for microbatch in shard.chunk(microbatches):
+            known = {Port(PortKind.PARAMETER, name): p for name, p in parameters.items()}
+            known |= {X: microbatch, SCALE: values["1"], COUNT: count}
+            for stage in range(len(toy.layouts)):
+                known |= toy.run(stage, known)
+            losses.append(known[LOSS])
+            found.append(known[PREDICTION].detach())
+            count = known[COUNT].detach()
+        predictions.append(found)
+        counts.append(count)
+    loss = torch.stack(losses).mean()
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return Expected(loss.detach(), dict(zip(parameters, gradients, strict=True)), predictions, counts)
