@@ -6,13 +6,14 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fxpar.annotate import value
 from fxpar.lowering.repeats import find_repeats
+from fxpar.passes.partition import may_run_twice
 
 SMALLEST_REGION = 12
 """Shorter repeats, in ops, stay inside what surrounds them: calling them would cost more than compiling them again."""
@@ -20,7 +21,7 @@ SMALLEST_REGION = 12
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Some consecutive ops of a graph, computed by one call.
+    """Some ops of a graph, computed by one call: no path leaves them and comes back.
 
     `inputs` are the values from outside that it uses, in order of first use; `outputs` the positions in `nodes` of
     those that are used outside.
@@ -45,13 +46,13 @@ def split_regions(graph: fx.Graph) -> list[Region]:
 
     Where the same ops with the same constants, shapes and strides stand several times in a row, each time is a region;
     what lies between such repeats is a region as well. Cuts are laid where fewest values cross them, as between layers.
-    A region is a stretch of the graph's order, so no path leaves it and comes back. Module paths are not asked: where
-    gradients are summed, or a collective starts before its layer, they do not tell which layer a node belongs to.
+    Module paths are not asked: where gradients are summed, or a collective starts before its layer, they do not tell
+    which layer an op belongs to.
 
     Before: embedding, add, [layer_norm, mm, ..., add], [layer_norm, mm, ..., add], layer_norm, mm
     After:  three regions: (embedding, add), the two layers, (layer_norm, mm)
     """
-    calls = _calls(graph)
+    calls = _at_first_use(_calls(graph))
     if not calls:
         return []
     numbers: dict[str, int] = {}
@@ -63,8 +64,11 @@ def split_regions(graph: fx.Graph) -> list[Region]:
     return [_region([node for call in piece for node in call]) for piece in pieces]
 
 
-def _calls(graph: fx.Graph) -> list[tuple[fx.Node, ...]]:
-    """The graph's ops, each with the getitems that take its results apart."""
+_Call: TypeAlias = tuple[fx.Node, ...]
+"""An op, and the getitems that take its results apart."""
+
+
+def _calls(graph: fx.Graph) -> list[_Call]:
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     return [(node, *_parts(node)) for node in calls]
 
@@ -74,6 +78,27 @@ def _parts(node: fx.Node) -> list[fx.Node]:
     return sorted(parts, key=lambda part: str(part.args[1]))
 
 
+def _at_first_use(calls: Sequence[_Call]) -> list[_Call]:
+    """The calls in an order in which what costs nothing comes right before its first use, and so in its user's layer.
+
+    Backward graphs begin with views of what the forward saved, for all layers at once.
+    """
+    call_of = {node: call for call in calls for node in call}
+    ordered: dict[_Call, None] = {}
+
+    def place(call: _Call) -> None:
+        for source in call[0].all_input_nodes:
+            if source in call_of and call_of[source] not in ordered:
+                place(call_of[source])
+        ordered[call] = None
+
+    for call in calls:
+        is_used = any(user in call_of for node in call for user in node.users if user not in call)
+        if call not in ordered and not (is_used and may_run_twice(call[0])):
+            place(call)
+    return list(ordered)
+
+
 def _region(nodes: Sequence[fx.Node]) -> Region:
     inside = set(nodes)
     used = (source for node in nodes for source in node.all_input_nodes if source not in inside)
@@ -81,7 +106,7 @@ def _region(nodes: Sequence[fx.Node]) -> Region:
     return Region(tuple(nodes), tuple(dict.fromkeys(used)), frozenset(outputs))
 
 
-def _count_crossings(calls: Sequence[tuple[fx.Node, ...]]) -> list[int]:
+def _count_crossings(calls: Sequence[_Call]) -> list[int]:
     """For each position among the calls, how many values made before it are used by calls behind it."""
     place = {node: index for index, call in enumerate(calls) for node in call}
     changes = [0] * (len(calls) + 1)
@@ -93,7 +118,7 @@ def _count_crossings(calls: Sequence[tuple[fx.Node, ...]]) -> list[int]:
     return list(accumulate(changes))
 
 
-def _label(call: tuple[fx.Node, ...]) -> str:
+def _label(call: _Call) -> str:
     """An op with its constants and what it takes and gives, wherever in the graph that comes from."""
     names = {source: _describe(value(source)) for node in call for source in node.all_input_nodes}
     return "; ".join(f"{_describe(value(node))} = {_describe_call(node, names)}" for node in call)

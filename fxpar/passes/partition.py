@@ -50,7 +50,7 @@ def partition(joint: JointGraph) -> Partitioned:
     saved = _choose_saved(joint, borders)
     forward = _extract(joint, borders.inputs, [*borders.outputs, *saved], borders.effects_before)
     backward = _extract(joint, [*saved, *borders.tangents], borders.gradients, borders.effects_after)
-    again = {node.name for node in backward.graph.nodes if node.op == "call_function" and not _may_run_twice(node)}
+    again = {node.name for node in backward.graph.nodes if node.op == "call_function" and not may_run_twice(node)}
     twice = again.intersection(node.name for node in forward.graph.nodes)
     assert not twice, f"{twice} would run in the forward and in the backward"
     _copy_parts(forward, len(borders.outputs))
@@ -104,15 +104,15 @@ def _choose_saved(joint: JointGraph, borders: _Borders) -> list[fx.Node]:
     network.add_nodes_from(("forward", "backward"))
     for node in undecided:
         # Of equal cuts, take the one that saves a value rather than a view of it.
-        capacity = _capacity(node, free) * len(undecided) + _may_run_twice(node)
+        capacity = _capacity(node, free) * len(undecided) + may_run_twice(node)
         network.add_edge((node, "made"), (node, "kept"), capacity=capacity)
-        if node in before and not _may_run_twice(node):
+        if node in before and not may_run_twice(node):
             network.add_edge("forward", (node, "made"))
         if node in leaving:
             network.add_edge((node, "kept"), "backward")
         for operand in node.all_input_nodes:
             network.add_edge((operand, "kept"), (node, "made"))
-            if not _may_run_twice(operand):
+            if not may_run_twice(operand):
                 network.add_edge((node, "made"), (operand, "made"))
     _, (in_forward, _) = nx.minimum_cut(network, "forward", "backward")
     return [node for node in undecided if (node, "made") in in_forward and (node, "kept") not in in_forward]
@@ -150,7 +150,7 @@ def _has_effect(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_wait and node.is_impure(impure_random=False)
 
 
-def _may_run_twice(node: fx.Node) -> bool:
+def may_run_twice(node: fx.Node) -> bool:
     """Whether `node` costs nothing and gives the same again: a view, a constant, an item of a tuple."""
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
