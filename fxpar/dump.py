@@ -128,7 +128,7 @@ def _with_comment(line: str, node: fx.Node) -> str:
             remarks.append(f"of [{_dims(layout)}]")
         remarks += [f"partial {p.op} over {axis}" for axis, p in layout.axes if isinstance(p, Partial)]
     if done is not None:
-        remarks.append(str(done))
+        remarks.append(f"over {done.axis}, {done.num_bytes} bytes")
     return f"{line}  # {'; '.join(remarks)}" if remarks else line
 
 

@@ -94,30 +94,24 @@ class _Site:
     def split(self, node: fx.Node, shard: Shard) -> fx.Node:
         """Cut `node` at the digit of `shard`: the pieces for all ranks, stacked along the first dim."""
         node = self.pad(node, shard, self.parts)
-        (*before, size, leading), after = self._around(tensor(node).shape, shard)
+        shape, dim, leading = list(tensor(node).shape), shard.dim, self.leading(shard)
+        before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
         if math.prod(before) * leading > 1:
             node = self.local.view(node, [*before, leading, self.parts, size // leading // self.parts, *after])
-            digit = shard.dim + 1
-            others = [dim for dim in range(len(tensor(node).shape)) if dim != digit]
-            node = self.local.permute(node, [digit, *others])
+            node = self.local.permute(node, [dim + 1, *range(dim + 1), *range(dim + 2, len(shape) + 2)])
         first, *rest = [*before, size // self.parts, *after]
         return self.local.view(node, [self.parts * first, *rest])
 
     def join(self, node: fx.Node, shard: Shard) -> fx.Node:
         """The inverse of `split`, for the pieces of all ranks, stacked along the first dim."""
         first, *rest = tensor(node).shape
-        (*before, size, leading), after = self._around((first // self.parts, *rest), shard)
+        shape, dim, leading = [first // self.parts, *rest], shard.dim, self.leading(shard)
+        before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
         if math.prod(before) * leading > 1:
             node = self.local.view(node, [self.parts, *before, leading, size // leading, *after])
-            digit = shard.dim + 1
-            others = [dim for dim in range(len(tensor(node).shape)) if dim != 0]
-            node = self.local.permute(node, [*others[:digit], 0, *others[digit:]])
+            node = self.local.permute(node, [*range(1, dim + 2), 0, *range(dim + 2, len(shape) + 2)])
         node = self.local.view(node, [*before, self.parts * size, *after])
         return self.trim(node, shard, 0, self.logical_size(shard))
-
-    def _around(self, shape: Sequence[int], shard: Shard) -> tuple[list[int], list[int]]:
-        """The sizes before the dim of `shard`, of it, and of the digits before its own; and the sizes after it."""
-        return [*shape[: shard.dim + 1], self.leading(shard)], list(shape[shard.dim + 1 :])
 
     def own(self, node: fx.Node, shard: Shard) -> fx.Node:
         """Cut the padding off this rank's piece."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor, fx
 
 from fxpar._torch import FakeTensorMode
 from fxpar.annotate import tensor
-from fxpar.layout import REPLICATE, Layout, Partial
-from fxpar.mesh import Mesh
+from fxpar.launch import run_ranks
+from fxpar.layout import REPLICATE, Layout, Partial, Shard
+from fxpar.mesh import Mesh, init_mesh
 from fxpar.passes.emit_moves import emit_step
 from fxpar.passes.local_graph import LocalGraph
 from fxpar.passes.moves import plan_moves
@@ -113,3 +115,34 @@ def test_every_rank_ends_with_its_piece_of_the_needed_layout(mesh: Mesh, data: s
         assert (piece.shape, piece.dtype) == (fake.shape, fake.dtype)
         for value in (piece, fake):
             assert value.permute(stride_order(whole)).is_contiguous(), f"{have} to {need} changes the order in memory"
+
+
+MOVES = [
+    (Layout((4, 5)).with_placement("x", Partial("sum")), Layout((4, 5))),
+    (Layout((4, 5)).with_placement("x", Partial("max")), Layout((4, 5)).with_placement("x", Shard(1, 3))),
+    (Layout((4, 5)).with_placement("x", Shard(0, 3)), Layout((4, 5))),  # pieces of 2, 2 and no rows
+    (Layout((4, 5)), Layout((4, 5)).with_placement("x", Shard(1, 3))),
+    (Layout((4, 5)).with_placement("x", Shard(0, 3)), Layout((4, 5)).with_placement("x", Shard(1, 3))),
+    (Layout((4, 6)).with_placement("x", Partial("sum")), Layout((4, 6)).with_placement("x", Shard(1, 3, 2))),
+    (Layout((4, 6)).with_placement("x", Shard(1, 3, 2)), Layout((4, 6))),
+]
+
+
+def wrong_moves_of_this_rank() -> list[str]:
+    """Every move of `MOVES` over real process groups, in every kind of number; those whose result is wrong."""
+    mesh = init_mesh(x=3)
+    wrong = []
+    for have, need in MOVES:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool):
+            if have.is_partial and not dtype.is_floating_point:
+                continue
+            whole = (torch.arange(math.prod(have.shape)) % 3).view(have.shape).to(dtype)
+            graph = graph_of_move(have, need, whole, mesh)
+            moved = fx.Interpreter(fx.GraphModule({}, graph)).run(pieces_of(whole, have, mesh)[mesh.rank])
+            if not torch.equal(moved, shard_of(whole, need, mesh.coordinate)):
+                wrong.append(f"{have} to {need} in {dtype}: {moved}")
+    return wrong
+
+
+def test_every_kind_of_move_works_between_processes_for_every_kind_of_number() -> None:
+    assert run_ranks(3, wrong_moves_of_this_rank) == [[], [], []]

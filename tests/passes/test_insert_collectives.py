@@ -139,7 +139,7 @@ def forward(
     mm: f32[6, 4] = aten.mm(arg1_1, arg0_1)  # of [6, 2@x*4]
     relu: f32[6, 4] = aten.relu(mm)  # of [6, 2@x*4]
     mm_1: f32[6, 4] = aten.mm(relu, arg2_1)  # partial sum over x
-    all_reduce: f32[6, 4] = _c10d_functional.all_reduce(mm_1, 'sum', GROUP)  # all_reduce over x, 96 bytes
+    all_reduce: f32[6, 4] = _c10d_functional.all_reduce(mm_1, 'sum', GROUP)  # over x, 96 bytes
     wait_tensor: f32[6, 4] = _c10d_functional.wait_tensor(all_reduce)
 
     return (wait_tensor,)
