@@ -26,7 +26,7 @@ from fxpar.plan import Plan, PlannedParameter
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.wiring import make_lending, make_traffic, stage_edges
-from fxpar.schedule import build_schedule, forward_only, lower
+from fxpar.schedule import Schedule, check_programs, lower
 from fxpar.stage import CompiledStage, JointGraph, PlannedStage, Port, PortKind, StageBorder
 from fxpar.tiles import shard_of
 
@@ -197,15 +197,17 @@ def as_columns(value: Tensor) -> Tensor:
     return value.t().contiguous().t() if value.dim() == 2 else value
 
 
-def make_executor(toy: Toy, mesh: Mesh, schedule: str, microbatches: int, *, with_backward: bool = True) -> Executor:
+def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule) -> Executor:
     """This rank's executor, wired as a compiled model's is."""
-    stages = planned_stages(toy, with_backward=with_backward)
-    order = build_schedule(schedule, mesh.pipe, microbatches)
-    edges = stage_edges(stages, with_backward=with_backward)
-    program = lower(order if with_backward else forward_only(order), edges)[mesh.coordinate["pipe"]]
+    microbatches = schedule.num_microbatches
+    stages = planned_stages(toy, with_backward=schedule.has_backward)
+    edges = stage_edges(stages, with_backward=schedule.has_backward)
+    programs = lower(schedule, edges)
+    check_programs(programs, schedule, edges)
+    program = programs[mesh.coordinate["pipe"]]
     own = compile_stage(toy, stages[program.rank], mesh)
     distribution = Distribution(nn.Module(), mesh, Hints({}, {}), {}, microbatches, {})
-    distribution.plan = Plan((), mesh.sizes, microbatches, schedule, owners(toy))
+    distribution.plan = Plan((), mesh.sizes, microbatches, schedule.name, owners(toy))
     traffic = make_traffic(stages, own, mesh, microbatches)
     lending = make_lending(stages, own, distribution)
     return Executor(mesh, program, own, traffic, lending, microbatches, {"0": 0}, Loss(0, torch.double))
