@@ -1,0 +1,75 @@
+"""The models that benchmarks run, with hints that split their matrices over x."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+import fxpar
+from fxpar.hints import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model on the meta device, the keywords of its forward, and hints."""
+
+    model: nn.Module
+    inputs: Mapping[str, Any]
+    hints: Mapping[str, Spec]
+
+
+def example(name: str) -> ModuleType:
+    """The module examples/NAME.py of the repository that fxpar is installed from.
+
+    Raises:
+        FileNotFoundError: fxpar was installed without its repository.
+    """
+    folder = Path(fxpar.__file__).resolve().parents[1] / "examples"
+    if not (folder / f"{name}.py").exists():
+        raise FileNotFoundError(f"{folder} has no {name}.py: run this from a clone, installed by `make install`")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return import_module(name)
+
+
+def hugging_face_model(name: str, layers: int, batch: int, length: int) -> Subject:
+    """GPT-2 ("gpt2") or Llama ("llama") of transformers, hidden size 768 with 12 heads, with random weights."""
+    import transformers
+
+    ids = torch.zeros(batch, length, dtype=torch.int64, device="meta")
+    inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
+    with torch.device("meta"):
+        if name == "gpt2":
+            small = transformers.GPT2Config(n_layer=layers, n_embd=768, n_head=12, n_positions=length)
+            return Subject(transformers.GPT2LMHeadModel(small), inputs, GPT2_HINTS)
+        tiny = transformers.LlamaConfig(
+            num_hidden_layers=layers,
+            hidden_size=768,
+            intermediate_size=2048,
+            num_attention_heads=12,
+            max_position_embeddings=length,
+        )
+        return Subject(transformers.LlamaForCausalLM(tiny), inputs, LLAMA_HINTS)
+
+
+GPT2_HINTS: Mapping[str, Spec] = {  # its Conv1D weights are (input, output)
+    "transformer.h.*.attn.c_attn.weight": (None, "x"),
+    "transformer.h.*.attn.c_proj.weight": ("x", None),
+    "transformer.h.*.mlp.c_fc.weight": (None, "x"),
+    "transformer.h.*.mlp.c_proj.weight": ("x", None),
+}
+LLAMA_HINTS: Mapping[str, Spec] = {
+    "model.layers.*.self_attn.[qkv]_proj.weight": ("x", None),
+    "model.layers.*.self_attn.o_proj.weight": (None, "x"),
+    "model.layers.*.mlp.gate_proj.weight": ("x", None),
+    "model.layers.*.mlp.up_proj.weight": ("x", None),
+    "model.layers.*.mlp.down_proj.weight": (None, "x"),
+}

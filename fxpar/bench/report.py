@@ -1,0 +1,87 @@
+"""What a benchmark gives: rows of raw figures, and bars that they must reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+Row: TypeAlias = Mapping[str, str | int | float | bool]
+"""One configuration: raw figures whose names end in their units."""
+
+Say: TypeAlias = Callable[[str], None]
+"""Tells who waits what is being measured now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A figure and the goal that it must reach."""
+
+    name: str
+    value: float
+    goal: float
+    met: bool
+
+
+def at_most(name: str, value: float, goal: float) -> Bar:
+    """A bar that is met by `goal` and all below it (and not by NaN)."""
+    return Bar(f"{name}, at most", value, goal, value <= goal)
+
+
+def describe_machine() -> str:
+    """The processor, its cores, and the versions that figures depend on."""
+    processor = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
+    versions = f"Python {platform.python_version()}, torch {version('torch')}"
+    return f"{processor}, {os.cpu_count()} cores, {platform.system()}, {versions}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that one run of a benchmark found."""
+
+    rows: Sequence[Row]
+    bars: Sequence[Bar]
+    machine: str = field(default_factory=describe_machine)
+
+    @property
+    def met(self) -> bool:
+        """Whether every bar is met."""
+        return all(bar.met for bar in self.bars)
+
+
+def to_json(report: Report) -> str:
+    """One object with `rows`, `bars` and `machine`."""
+    return json.dumps(asdict(report), indent=1)
+
+
+def print_report(report: Report, console: Console) -> None:
+    """A table for each kind of row, and one for the bars."""
+    for columns, rows in groupby(report.rows, key=tuple):
+        console.print(_table(columns, rows))
+    console.print(_table(("name", "value", "goal", "met"), [asdict(bar) for bar in report.bars]))
+    console.print(report.machine, highlight=False)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(_cell(row[column]) for column in columns))
+    return table
+
+
+def _cell(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "[bold red]no[/]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,61 @@
+"""The command `fxpar` runs benchmarks by name, and says by its exit status what became of them."""
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from fxpar.bench import BENCHMARKS
+from fxpar.bench.report import Report, at_most
+from fxpar.cli import main
+
+COMMAND = str(Path(sys.executable).with_name("fxpar"))
+
+
+def test_a_wrong_name_is_answered_with_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "stpe"])
+    assert exit_.value.code == 2
+    assert "invalid choice: 'stpe' (choose from 'step'" in capsys.readouterr().err
+
+
+def test_no_command_is_an_error_that_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([])
+    assert exit_.value.code == 2
+    assert "usage: fxpar" in capsys.readouterr().err
+
+
+def test_the_installed_command_explains_itself() -> None:
+    shown = subprocess.run([COMMAND, "bench", "--help"], capture_output=True, text=True, check=True).stdout
+    assert "step: choosing layouts" in shown
+    assert "--json" in shown
+    assert "--check" in shown
+
+
+@pytest.fixture
+def missed_bar(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a benchmark that measures one thing in no time, and misses its bar."""
+    benchmark = types.ModuleType("fxpar.bench.quick")
+    report = Report([{"runs": 1}], [at_most("runs", 1, 0)])
+    monkeypatch.setattr(benchmark, "run", lambda say: report, raising=False)
+    monkeypatch.setitem(sys.modules, benchmark.__name__, benchmark)
+    monkeypatch.setitem(BENCHMARKS, "quick", "nothing much")
+    return "quick"
+
+
+def test_json_is_one_object_and_check_fails_on_a_missed_bar(
+    missed_bar: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", missed_bar, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"runs": 1}]
+    assert main(["bench", missed_bar, "--json", "--check"]) == 1
+    assert json.loads(capsys.readouterr().out)["bars"][0]["met"] is False
+
+
+def test_without_json_a_benchmark_prints_tables(missed_bar: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", missed_bar]) == 0
+    assert "runs, at most" in capsys.readouterr().out
