@@ -42,6 +42,7 @@ __all__ = [
     "TangentAOTInput",
     "TorchDispatchMode",
     "TracingContext",
+    "add_to_each",
     "aot_export_joint_with_descriptors",
     "c10d_functional",
     "compile_single_device",
@@ -86,6 +87,11 @@ def compile_single_device(
     backend = torch._dynamo.lookup_backend("inductor" if lowering == "inductor" else "aot_eager")
     compiled: Callable[..., Any] = backend(module, list(example_inputs))
     return compiled
+
+
+def add_to_each(totals: Sequence[Tensor], terms: Sequence[Tensor]) -> None:
+    """Add to many tensors in place, in one call."""
+    torch._foreach_add_(list(totals), list(terms))
 
 
 def schema(op: torch._ops.OpOverload) -> torch._C.FunctionSchema:

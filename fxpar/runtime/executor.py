@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpar._torch import add_to_each
 from fxpar.mesh import Mesh
-from fxpar.runtime.gradients import reduce_over_batch, reduce_partial
+from fxpar.runtime.gradients import own_memory, reduce_over_batch, reduce_partial
 from fxpar.runtime.lending import Lending
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
-from fxpar.runtime.transport import Piece, Receipt, Route, Shipment
+from fxpar.runtime.transport import Piece, Receipt, Route, Shipment, complete_all
 from fxpar.schedule import Action, Compute, Free, Instruction, PostReceive, Program, Send, Transfer, Wait
 from fxpar.stage import CompiledStage, Port, PortKind
 
@@ -38,9 +39,9 @@ class StepResult:
 
 @dataclass(slots=True)
 class _State:
-    """All that is alive during one step."""
+    """All that is alive during one step; `arguments` are the forward's, with gaps for what differs by microbatch."""
 
-    parameters: Mapping[str, Tensor]
+    arguments: list[Tensor]
     buffers: Mapping[str, Tensor]
     inputs: Mapping[str, Sequence[Tensor]]
     posted: dict[Transfer, Receipt] = field(default_factory=dict)
@@ -49,9 +50,8 @@ class _State:
     returning: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
     results: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    sent: list[Shipment] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    owned: set[str] = field(default_factory=set)
+    sent: dict[Transfer, list[Shipment]] = field(default_factory=dict)
+    gradients: list[Tensor] = field(default_factory=list)
 
 
 class Executor:
@@ -86,6 +86,13 @@ class Executor:
         self._batch_dims = batch_dims
         self._loss = loss
         self._loss_weight = loss_weight(mesh, microbatches)
+        self._gap = torch.empty(0)
+        self._moving = [
+            (position, port)
+            for position, port in enumerate(stage.inputs)
+            if port.kind in (PortKind.INPUT, PortKind.EDGE)
+        ]
+        self._parameters = [port.name for port in stage.gradients if port.kind is PortKind.PARAMETER]
         waited = [i.transfer for i in program.instructions if isinstance(i, Wait)]
         self._sources = {t.edge: t.source for t in waited if not t.is_backward}
         self._readers = _readers(waited)
@@ -100,7 +107,7 @@ class Executor:
             if port in self._returning and port not in stage.gradients
         ]
         self._code = [self._bind(instruction) for instruction in program.instructions]
-        self._state = _State({}, {}, {})
+        self._state = _State([], {}, {})
 
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
@@ -111,16 +118,18 @@ class Executor:
             PeerLostError: another rank died.
         """
         borrowed = self._lending.exchange(parameters)
-        self._state = _State({**parameters, **borrowed}, buffers, self._split(inputs))
+        held = {PortKind.PARAMETER: {**parameters, **borrowed}, PortKind.BUFFER: buffers}
+        arguments = [held[port.kind][port.name] if port.kind in held else self._gap for port in self._stage.inputs]
+        self._state = _State(arguments, buffers, self._split(inputs))
         for instruction in self._code:
             instruction()
-        state, self._state = self._state, _State({}, {}, {})
+        state, self._state = self._state, _State([], {}, {})
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)
-        self._finish_gradients(state)
-        for shipment in state.sent:
-            shipment.complete()
-        return StepResult(None if loss is None else loss.value(), results, state.gradients)
+        gradients = self._finish_gradients(state.gradients)
+        for shipments in state.sent.values():
+            complete_all(shipments)
+        return StepResult(None if loss is None else loss.value(), results, gradients)
 
     def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Sequence[Tensor]]:
         split: dict[str, Sequence[Tensor]] = {}
@@ -162,11 +171,14 @@ class Executor:
 
     def _send(self, transfer: Transfer, route: Route) -> None:
         made = self._state.returning if transfer.is_backward else self._state.leaving
-        self._state.sent += route.send(made[transfer.edge, transfer.microbatch], transfer.microbatch)
+        self._state.sent[transfer] = route.send(made[transfer.edge, transfer.microbatch], transfer.microbatch)
 
     def _forward(self, microbatch: int) -> None:
         state, stage = self._state, self._stage
-        made = stage.forward(*[self._input(port, microbatch) for port in stage.inputs])
+        arguments = state.arguments.copy()
+        for position, port in self._moving:
+            arguments[position] = self._moved(port, microbatch)
+        made = stage.forward(*arguments)
         for port, value in zip(stage.outputs, made, strict=False):
             if port.kind is PortKind.EDGE:
                 state.leaving[port.name, microbatch] = value
@@ -176,30 +188,30 @@ class Executor:
                 state.results.setdefault(int(port.name), {})[microbatch] = value
         state.saved[microbatch] = made[len(stage.outputs) :]
 
-    def _input(self, port: Port, microbatch: int) -> Tensor:
-        match port.kind:
-            case PortKind.PARAMETER:
-                return self._state.parameters[port.name]
-            case PortKind.BUFFER:
-                return self._state.buffers[port.name]
-            case PortKind.INPUT:
-                return self._state.inputs[port.name][microbatch]
-            case _:
-                source = self._sources[port.name]
-                return self._state.arrived[Transfer(port.name, microbatch, source, self._stage.index)]
+    def _moved(self, port: Port, microbatch: int) -> Tensor:
+        """A value that differs by microbatch."""
+        if port.kind is PortKind.INPUT:
+            return self._state.inputs[port.name][microbatch]
+        return self._state.arrived[Transfer(port.name, microbatch, self._sources[port.name], self._stage.index)]
 
     def _backward(self, microbatch: int) -> None:
-        stage = self._stage
+        state, stage = self._state, self._stage
         assert stage.backward is not None, f"stage {stage.index} was compiled without a backward"
         tangents = [self._tangent(port, microbatch) for port in stage.tangents]
-        made = stage.backward(*self._state.saved.pop(microbatch), *tangents)
+        made = stage.backward(*state.saved.pop(microbatch), *tangents)
+        terms, returning = [], []
         for port, gradient in zip(stage.gradients, made, strict=True):
             if port.kind is PortKind.EDGE:
-                self._state.returning[port.name, microbatch] = gradient
+                state.returning[port.name, microbatch] = gradient
+                returning.append(gradient)
             else:
-                self._accumulate(port.name, gradient)
+                terms.append(gradient)
         for name, piece in self._undifferentiated:
-            self._state.returning[name, microbatch] = piece.empty().zero_()
+            state.returning[name, microbatch] = piece.empty().zero_()
+        if state.gradients:
+            add_to_each(state.gradients, terms)
+        else:
+            state.gradients = own_memory(terms, returning)
 
     def _tangent(self, port: Port, microbatch: int) -> Tensor:
         """Of the loss, its weight in the mean; of an edge, the sum of what every stage that uses it sends back."""
@@ -214,20 +226,12 @@ class Executor:
             total = total + state.arrived[transfer]
         return total
 
-    def _accumulate(self, name: str, gradient: Tensor) -> None:
-        """Add to the parameter's gradient. The sum of the first two is new memory, so that no alias is written to."""
-        state = self._state
-        held = state.gradients.get(name)
-        if held is None:
-            state.gradients[name] = gradient
-        elif name in state.owned:
-            held.add_(gradient)
-        else:
-            state.gradients[name] = held + gradient
-            state.owned.add(name)
-
     def _free(self, action: Action) -> None:
-        """Forget what `action` received and made; saved values were taken out when the backward ran."""
+        """Forget what `action` received and made; saved values were taken out when the backward ran.
+
+        Who sends a gradient back has received the value: what the forward sent to them is complete by then, and need
+        not be kept until the end of the step.
+        """
         state, here, microbatch = self._state, self._stage.index, action.microbatch
         if action.kind == "F":
             for edge, source in self._sources.items():
@@ -238,16 +242,18 @@ class Executor:
         for edge, readers in self._readers.items():
             for reader in readers:
                 del state.arrived[Transfer(edge, microbatch, reader, here)]
+                complete_all(state.sent.pop(Transfer(edge, microbatch, here, reader)))
         for port in self._returning:
             del state.returning[port.name, microbatch]
 
-    def _finish_gradients(self, state: _State) -> None:
+    def _finish_gradients(self, sums: Sequence[Tensor]) -> dict[str, Tensor]:
         """Reduce what is partial, give back what was borrowed, then reduce over the batch shards."""
-        _separate(state)
+        gradients = dict(zip(self._parameters, sums, strict=True)) if sums else {}
         layouts = {port.name: layout for port, layout in self._stage.border.gradients.items()}
-        reduce_partial(state.gradients, layouts, self._mesh)
-        self._lending.settle(state.gradients)
-        reduce_over_batch(state.gradients, self._mesh)
+        reduce_partial(gradients, layouts, self._mesh)
+        self._lending.settle(gradients)
+        reduce_over_batch(gradients, self._mesh)
+        return gradients
 
     def _begin_loss(self, results: Mapping[int, Sequence[Tensor]]) -> LossMean | None:
         if self._loss is None:
@@ -262,13 +268,3 @@ def _readers(waited: Sequence[Transfer]) -> dict[str, list[int]]:
         if transfer.is_backward and transfer.source not in readers.setdefault(transfer.edge, []):
             readers[transfer.edge].append(transfer.source)
     return readers
-
-
-def _separate(state: _State) -> None:
-    """Give each gradient memory of its own: users change gradients in place."""
-    seen: set[int] = set()
-    for name, gradient in state.gradients.items():
-        storage = gradient.untyped_storage()
-        if name not in state.owned and (storage.nbytes() != gradient.nbytes or storage.data_ptr() in seen):
-            state.gradients[name] = gradient.clone()
-        seen.add(storage.data_ptr())

@@ -16,6 +16,19 @@ BUCKET_BYTES = 25 * 2**20
 """As large as DistributedDataParallel's: past it a larger message is no faster, below it latency shows."""
 
 
+def own_memory(gradients: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """The same gradients, each in memory that none of the `others` shares, so that it can be changed in place."""
+    taken = {other.untyped_storage().data_ptr() for other in others}
+    owned = []
+    for gradient in gradients:
+        storage = gradient.untyped_storage()
+        if storage.data_ptr() in taken or storage.nbytes() != gradient.nbytes:
+            gradient = gradient.clone()
+        taken.add(storage.data_ptr())
+        owned.append(gradient)
+    return owned
+
+
 def partial_axes(layout: Layout) -> tuple[str, ...]:
     """The axes over which a value still has to be summed."""
     return tuple(axis for axis, placement in layout.axes if isinstance(placement, Partial))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxpar.runtime.transport import Piece, Route, Shipment
+from fxpar.runtime.transport import Piece, Route, complete_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Lending:
         posted = [(loan, loan.there.post_receive(loan.piece, 0)) for loan in self._loans if loan.is_borrower]
         sent = [loan.there.send(parameters[loan.name], 0) for loan in self._loans if not loan.is_borrower]
         borrowed = {loan.name: loan.there.wait(receipt) for loan, receipt in posted}
-        _complete(sent)
+        for shipments in sent:
+            complete_all(shipments)
         return borrowed
 
     def settle(self, gradients: dict[str, Tensor]) -> None:
@@ -46,10 +47,5 @@ class Lending:
         for loan, way, receipt in posted:
             received, own = way.wait(receipt), gradients.get(loan.name)
             gradients[loan.name] = received if own is None else own + received
-        _complete(sent)
-
-
-def _complete(sent: Sequence[Sequence[Shipment]]) -> None:
-    for shipments in sent:
-        for shipment in shipments:
-            shipment.complete()
+        for shipments in sent:
+            complete_all(shipments)

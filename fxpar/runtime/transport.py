@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +81,16 @@ class Shipment:
             PeerLostError: the peer has died.
         """
         complete(self.work, self.name, self.peer)
+
+
+def complete_all(shipments: Iterable[Shipment]) -> None:
+    """Wait until the peers have all of `shipments`.
+
+    Raises:
+        PeerLostError: a peer has died.
+    """
+    for shipment in shipments:
+        shipment.complete()
 
 
 class Route:
