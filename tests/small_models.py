@@ -43,7 +43,14 @@ class GPT(nn.Module):
     """A GPT whose forward returns the loss."""
 
     def __init__(
-        self, *, vocabulary: int = 96, width: int = 24, heads: int = 4, length: int = 12, layers: int = 2, fused: bool = True
+        self,
+        *,
+        vocabulary: int = 96,
+        width: int = 24,
+        heads: int = 4,
+        length: int = 12,
+        layers: int = 2,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)

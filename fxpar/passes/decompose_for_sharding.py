@@ -82,7 +82,7 @@ def _inline(
     kwargs: Mapping[str, Any],
     copies: Mapping[fx.Node, Any],
 ) -> Any:
-    """Append what `decomposition` does to the values at `args` and `kwargs`, and give the results in the form of `node`'s."""
+    """Append what `decomposition` does to the values at `args` and `kwargs`; the results are nested as those of `node`."""
     operands: list[fx.Node] = []
     fx.map_arg((args, kwargs), operands.append)
 

@@ -16,11 +16,11 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from fxpar.layout import Layout, Partial, Placement, Shard
-from fxpar.passes.local_graph import inverse, stride_order
 from fxpar.rules.call import op_call
 from fxpar.rules.lookup import rule_for
 from fxpar.rules.rule import LocalOp, OpCall, Operand, Rule, Shape, Strategy
 from fxpar.rules.strategies import admissible
+from fxpar.strides import inverse, stride_order
 from fxpar.tiles import assemble, shard_of
 
 aten = torch.ops.aten
@@ -28,6 +28,9 @@ Coordinate = Mapping[str, int]
 
 _UNINITIALIZED = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
 """Ops whose results have no values to compare."""
+
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""The largest difference that rounding explains, for values of magnitude 1."""
 
 
 class RuleDisprovedError(AssertionError):
@@ -78,12 +81,17 @@ def prove(
     kwargs: Mapping[str, Any],
     parts: int,
     strategies: Sequence[Strategy] | None = None,
+    rule: Rule | None = None,
 ) -> list[Strategy]:
     """Prove `strategies` (all that the rule admits, if None) of one call, over one axis of `parts` ranks.
 
-    Returns the strategies proved. Raises RuleDisprovedError at the first that is wrong.
+    `rule` is the op's own unless given. Of tensors on the meta device only shapes and strides are proved. Returns the
+    strategies proved.
+
+    Raises:
+        RuleDisprovedError: at the first strategy that is wrong.
     """
-    rule = rule_for(target)
+    rule = rule or rule_for(target)
     assert rule is not None, f"{target} has no rule"
     taken = sample(target, args, kwargs)
     if strategies is None:
@@ -235,13 +243,14 @@ def _problem(
         if layout is None:
             continue
         whole = taken.results[index]
+        has_values = not whole.is_meta and taken.call.target not in _UNINITIALIZED
         for coordinate, results in runs:
             problem = _shape_problem(results[index], whole, layout.local_shape(coordinate))
-            if problem is None and not layout.is_partial:
+            if problem is None and has_values and not layout.is_partial:
                 problem = _value_problem(results[index], shard_of(whole, layout, coordinate), taken)
             if problem:
                 return f"result {index} at {dict(coordinate)}: {problem}"
-        if layout.is_partial:
+        if has_values and layout.is_partial:
             named = {axis for axis, _ in layout.axes}
             pieces = [(c, r[index]) for c, r in runs if not any(c[a] for a in c if a not in named)]
             problem = _value_problem(assemble(pieces, layout), whole, taken)
@@ -260,17 +269,18 @@ def _shape_problem(local: Tensor, whole: Tensor, shape: Shape) -> str | None:
 
 def _lies_like(local: Tensor, whole: Tensor) -> bool:
     """Whether the dims lie in memory in the same order; strides of dims of one element, or expanded, mean nothing."""
-    dims = [dim for dim, size in enumerate(local.shape) if size > 1 and whole.stride(dim) > 0]
-    return sorted(dims, key=lambda d: -local.stride(d)) == sorted(dims, key=lambda d: -whole.stride(d))
+    found, expected = local.stride(), whole.stride()
+    dims = [dim for dim, size in enumerate(local.shape) if size > 1 and expected[dim] > 0]
+    return sorted(dims, key=lambda dim: -found[dim]) == sorted(dims, key=lambda dim: -expected[dim])
 
 
 def _value_problem(found: Tensor, expected: Tensor, taken: Sample) -> str | None:
-    if taken.call.target in _UNINITIALIZED:
-        return None
     if not expected.is_floating_point():
         return None if torch.equal(found, expected) else "values differ"
-    scale = max([1.0, *(float(t.double().nan_to_num(0, 0, 0).abs().max()) for t in (expected, *taken.operands) if t.numel())])
-    tolerance = 500 * torch.finfo(expected.dtype).eps * scale
+    scale = max(
+        [1.0, *(float(t.double().nan_to_num(0, 0, 0).abs().max()) for t in (expected, *taken.operands) if t.numel())]
+    )
+    tolerance = _TOLERANCE[expected.dtype] * scale
     if torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True):
         return None
     return f"largest difference {(found - expected).abs().max():.3g}, expected at most {tolerance:.3g}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+import fxpar.markers  # noqa: F401  # defines torch.ops.fxpar.shard
 from fxpar.rules import local_indices, local_shapes, notations, views
 from fxpar.rules.attention import attention, attention_without_bias_gradient
 from fxpar.rules.einsum import Einsum
@@ -64,6 +65,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.detach.default: _same,
     aten.alias.default: _same,
     aten.lift_fresh_copy.default: _same,
+    torch.ops.fxpar.shard.default: _same,
     aten._to_copy.default: POINTWISE,
     aten.copy.default: POINTWISE,
     # Views

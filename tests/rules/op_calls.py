@@ -21,7 +21,9 @@ class Call(NamedTuple):
     @property
     def key(self) -> str:
         """The same for calls that differ only in the values of their tensors."""
-        described = tree_map_only(Tensor, lambda t: (t.dtype, tuple(t.shape), t.stride()), (self.args, dict(self.kwargs)))
+        described = tree_map_only(
+            Tensor, lambda t: (t.dtype, tuple(t.shape), t.stride()), (self.args, dict(self.kwargs))
+        )
         return f"{self.target}{described}"
 
     @property
@@ -59,11 +61,11 @@ class _GraphRecorder(fx.Interpreter):
 
 
 def calls_in(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Call]:
-    """The different calls that a graph makes."""
+    """The calls that a graph makes."""
     recorder = _GraphRecorder(module)
     with torch.no_grad():
         recorder.run(*inputs)
-    return list(different(recorder.calls))
+    return recorder.calls
 
 
 def different(calls: Sequence[Call]) -> Iterator[Call]:

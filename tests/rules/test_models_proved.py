@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 from joint_graphs import joint_graph
-from op_calls import Call, calls_in
+from op_calls import Call, calls_in, different
 from small_models import GPT, hf_gpt2, hf_llama
 from torch import fx
 
 from fxpar._torch import ignore_logging_calls
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.rules import rule_for
-from fxpar.rules.prove import prove, prove_two_axes
+from fxpar.rules.prove import prove
 
 VOCABULARY, LENGTH = 96, 12
 
@@ -39,11 +38,15 @@ def training_graph(name: str) -> fx.GraphModule:
 
 
 @cache
-def recorded(name: str) -> Sequence[Call]:
-    """The different calls of that graph on random values."""
+def calls() -> Sequence[Call]:
+    """The different calls of all these graphs, on random values."""
     torch.manual_seed(0)
-    graph = training_graph(name)
-    return calls_in(graph, [_random(node.meta["val"]) for node in graph.graph.find_nodes(op="placeholder")])
+    found = []
+    for name in MODELS:
+        graph = training_graph(name)
+        inputs = [_random(node.meta["val"]) for node in graph.graph.find_nodes(op="placeholder")]
+        found += calls_in(graph, inputs)
+    return list(different(found))
 
 
 def _random(like: torch.Tensor) -> torch.Tensor:
@@ -60,15 +63,6 @@ def test_every_op_has_a_rule(name: str) -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
-@pytest.mark.parametrize("name", MODELS)
-def test_every_call_is_proved(name: str, parts: int) -> None:
-    for call in recorded(name):
+def test_every_call_is_proved(parts: int) -> None:
+    for call in calls():
         prove(*call, parts)
-
-
-def test_a_column_parallel_product_and_its_gradients_are_among_the_strategies_proved() -> None:
-    found: set[str] = set()
-    for call in recorded("gpt_fused"):
-        if call.target is torch.ops.aten.mm.default:
-            found |= {str((s.inputs, s.outputs)) for s in prove(*call, 2)}
-    assert any("Shard(dim=1, parts=2, outer=3)" in strategy for strategy in found)

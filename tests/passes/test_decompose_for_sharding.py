@@ -1,0 +1,191 @@
+"""Ops in parts compute what the whole ops did, and the graph around them stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from joint_graphs import joint_graph
+from small_models import GPT, hf_gpt2, hf_llama
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from fxpar._torch import ignore_logging_calls
+from fxpar.annotate import is_backward, module_path
+from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.decompositions import DECOMPOSITIONS
+
+aten = torch.ops.aten
+
+
+class _Function(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(*args)
+
+
+def joint_of(function: Callable[..., Any], *args: Tensor) -> fx.GraphModule:
+    """The joint graph of a function; floating-point arguments have gradients."""
+    leaves = [arg.clone().requires_grad_(arg.is_floating_point()) for arg in args]
+    return joint_graph(_Function(function), *leaves).module
+
+
+def ops(module: fx.GraphModule) -> list[Any]:
+    """The ops that a graph calls, in order."""
+    return [node.target for node in module.graph.nodes if node.op == "call_function"]
+
+
+def run(module: fx.GraphModule, low: int, high: int) -> list[Tensor]:
+    """The outputs for random inputs: integers of [low, high), values of unit variance."""
+    torch.manual_seed(0)
+    inputs = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        like = node.meta["val"]
+        random = torch.randn(like.shape) if like.is_floating_point() else torch.randint(low, high, like.shape)
+        inputs.append(random.to(like.dtype))
+    return [output for output in module(*inputs) if output is not None]
+
+
+def assert_same_function(joint: fx.GraphModule, low: int = 0, high: int = 7) -> fx.GraphModule:
+    """Decompose a graph and compare all outputs, gradients among them."""
+    decomposed = decompose_for_sharding(joint)
+    assert not set(ops(decomposed)) & set(DECOMPOSITIONS)
+    expected, found = run(joint, low, high), run(decomposed, low, high)
+    for e, f in zip(expected, found, strict=True):
+        loose = e.dtype in (torch.float16, torch.bfloat16)
+        torch.testing.assert_close(f, e, rtol=2e-2 if loose else 1e-5, atol=2e-2 if loose else 1e-5)
+        assert f.stride() == e.stride()
+    return decomposed
+
+
+def test_a_bias_is_added_once_after_the_product() -> None:
+    joint = joint_of(F.linear, torch.randn(4, 6), torch.randn(8, 6), torch.randn(8))
+    assert aten.addmm.default in ops(joint)
+    decomposed = assert_same_function(joint)
+    forward = [node.target for node in decomposed.graph.nodes if node.op == "call_function" and not is_backward(node)]
+    assert forward == [aten.t.default, aten.mm.default, aten.add.Tensor]
+
+
+@pytest.mark.parametrize("factors", [{}, {"beta": 0.5}, {"alpha": 3.0, "beta": 2.0}])
+def test_scaled_products_keep_their_factors(factors: dict[str, float]) -> None:
+    a, b = torch.randn(4, 6), torch.randn(6, 8)
+    assert_same_function(joint_of(lambda c, a, b: torch.addmm(c, a, b, **factors), torch.randn(8), a, b))
+    a, b = torch.randn(2, 4, 6), torch.randn(2, 6, 8)
+    assert_same_function(joint_of(lambda c, a, b: torch.baddbmm(c, a, b, **factors), torch.randn(2, 4, 8), a, b))
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda x: x.mean(),
+        lambda x: x.mean(-1),
+        lambda x: x.mean((0, 2), keepdim=True),
+        lambda x: x.mean(1, dtype=torch.float64),
+    ],
+)
+def test_a_mean_is_a_sum_over_a_count(mean: Callable[[Tensor], Tensor]) -> None:
+    decomposed = assert_same_function(joint_of(mean, torch.randn(3, 4, 5)))
+    assert aten.sum.dim_IntList in ops(decomposed)
+
+
+def test_a_mean_in_half_precision_does_not_overflow() -> None:
+    joint = joint_of(lambda x: (x + 300).mean(), torch.randn(40, 40, dtype=torch.float16))
+    assert_same_function(joint)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_softmax(dim: int, dtype: torch.dtype) -> None:
+    assert_same_function(joint_of(lambda x: F.log_softmax(x, dim), torch.randn(3, 4, 5, dtype=dtype)))
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("with_weight", [False, True], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("shape", [(7,), (6, 7), (2, 7, 3, 4)], ids=str)
+@pytest.mark.parametrize("loss", [F.nll_loss, F.cross_entropy])
+def test_losses(loss: Callable[..., Tensor], shape: tuple[int, ...], with_weight: bool, reduction: str) -> None:
+    def function(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        chosen = weight.detach().abs() if with_weight else None
+        return loss(x, target, chosen, reduction=reduction, ignore_index=2)
+
+    target = torch.zeros(shape[:1] + shape[2:] if len(shape) > 1 else (), dtype=torch.long)
+    assert_same_function(joint_of(function, torch.randn(shape), target, torch.ones(7)))
+
+
+def test_rows_to_be_ignored_have_no_gradient_even_outside_of_the_classes() -> None:
+    joint = joint_of(F.cross_entropy, torch.randn(6, 7), torch.zeros(6, dtype=torch.long))
+    decomposed = decompose_for_sharding(joint)
+    x, target = torch.randn(6, 7), torch.tensor([1, -100, 6, -100, 0, 3])
+    for expected, found in zip(joint(x, target, torch.ones(())), decomposed(x, target, torch.ones(())), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_gradient_of_cross_entropy_sums_over_no_classes() -> None:
+    decomposed = assert_same_function(joint_of(F.cross_entropy, torch.randn(6, 7), torch.zeros(6, dtype=torch.long)))
+    backward = [node.target for node in decomposed.graph.nodes if node.op == "call_function" and is_backward(node)]
+    assert aten.sum.dim_IntList not in backward
+
+
+def test_log_probabilities_used_twice_keep_both_gradients() -> None:
+    def function(x: Tensor, target: Tensor) -> Tensor:
+        log_probs = F.log_softmax(x, 1)
+        return F.nll_loss(log_probs, target) + log_probs.pow(2).sum()
+
+    assert_same_function(joint_of(function, torch.randn(6, 7), torch.zeros(6, dtype=torch.long)))
+
+
+def test_new_tensors_depend_on_no_operand() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * x.new_ones(3) + x.new_zeros(2, 3) + x.new_full((2, 1), 0.5)
+
+    decomposed = assert_same_function(joint_of(function, torch.randn(2, 3)))
+    assert ops(decomposed).count(aten.full.default) == 3
+
+
+MODELS = {"gpt": GPT, "hf_gpt2": hf_gpt2, "hf_llama": hf_llama}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model_joint(request: pytest.FixtureRequest) -> fx.GraphModule:
+    """A whole model's joint graph."""
+    ignore_logging_calls()
+    tokens = torch.zeros(2, 12, dtype=torch.long)
+    names = ("input_ids", "labels") if request.param.startswith("hf") else ("tokens", "targets")
+    return joint_graph(MODELS[request.param](layers=1), **dict.fromkeys(names, tokens)).module
+
+
+def test_whole_models_compute_the_same_loss_and_gradients(model_joint: fx.GraphModule) -> None:
+    assert_same_function(model_joint, high=96)
+
+
+def test_placeholders_and_outputs_keep_their_order(model_joint: fx.GraphModule) -> None:
+    decomposed = decompose_for_sharding(model_joint)
+    before, after = (m.graph.find_nodes(op="placeholder") for m in (model_joint, decomposed))
+    assert [node.name for node in after] == [node.name for node in before]
+    assert [node.meta["val"].shape for node in after] == [node.meta["val"].shape for node in before]
+
+
+def test_every_node_is_tagged_and_nothing_forward_depends_on_backward(model_joint: fx.GraphModule) -> None:
+    for node in decompose_for_sharding(model_joint).graph.nodes:
+        if node.op != "output":
+            assert node.meta["partitioner_tag"] in ("is_forward", "is_backward")
+            assert is_backward(node) or not any(map(is_backward, node.all_input_nodes))
+
+
+def test_parts_know_where_they_come_from_and_what_they_give(model_joint: fx.GraphModule) -> None:
+    decomposed = decompose_for_sharding(model_joint)
+    origins = {module_path(node) for node in model_joint.graph.nodes}
+    products = [node for node in decomposed.graph.nodes if node.target is aten.mm.default]
+    assert {module_path(node) for node in products} <= origins - {""}
+    assert all("val" in node.meta for node in decomposed.graph.nodes if node.op != "output")
+
+
+def test_checks_of_logical_metadata_are_dropped(model_joint: fx.GraphModule) -> None:
+    assert aten._assert_tensor_metadata.default not in ops(decompose_for_sharding(model_joint))

@@ -1,0 +1,160 @@
+"""Every row of the table is right, on PyTorch's own samples and on some written for what those leave out."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from op_calls import Call, Recorder
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+
+from fxpar.rules import rule_for
+from fxpar.rules.prove import prove, prove_two_axes
+from fxpar.rules.table import TABLE
+
+aten = torch.ops.aten
+
+GPU_ONLY = {
+    aten._fused_rms_norm_backward.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+}
+
+SAMPLES_PER_OP = 8
+CALLS_PER_OP = 5
+
+
+@cache
+def pytorch_samples() -> Mapping[Any, Sequence[Call]]:
+    """Calls of ATen ops that PyTorch's sample inputs lead to, by op."""
+    torch.manual_seed(0)
+    recorder = Recorder()
+    for info in op_db:
+        dtype = next((d for d in (torch.float32, torch.int64, torch.bool) if d in info.dtypes), None)
+        if dtype is None or info.name.startswith("jiterator"):
+            continue  # complex numbers alone; GPUs alone
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            samples = info.sample_inputs_func(info, "cpu", dtype, False)  # info.sample_inputs walks the stack each time
+            for sample in islice(samples, SAMPLES_PER_OP):
+                with recorder:
+                    info(sample.input, *sample.args, **sample.kwargs)
+    found: dict[Any, dict[str, Call]] = defaultdict(dict)
+    for call in recorder.calls:
+        if rule_for(call.target) is not None and call.num_elements < 2000:
+            found[call.target].setdefault(call.key, call)
+    return {target: list(calls.values())[:CALLS_PER_OP] for target, calls in found.items()}
+
+
+def written_samples() -> list[Call]:
+    """Calls of what PyTorch's samples leave out, and of dims of many divisors."""
+    torch.manual_seed(0)
+    x, row, weight = torch.randn(4, 6, 8), torch.randn(4, 6, 1), torch.randn(8)
+    return [
+        Call(*call, {})
+        for call in (
+            (aten.mm.default, (torch.randn(8, 12), torch.randn(12, 16))),
+            (aten.view.default, (x, [24, 8])),
+            (aten.view.default, (x.reshape(24, 8), [4, 6, 2, 4])),
+            (aten.view.default, (x.permute(2, 1, 0), [2, 4, 6, 4])),
+            (aten.reshape.default, (x.transpose(0, 1), [24, 8])),
+            (aten.expand.default, (row, [4, 6, 12])),
+            (aten.split.Tensor, (torch.randn(4, 24), 8, 1)),
+            (aten.split_with_sizes.default, (torch.randn(4, 24), [8, 8, 8], 1)),
+            (aten.split_with_sizes.default, (torch.randn(4, 24), [16, 4, 4], 1)),
+            (aten.cat.default, ([torch.randn(4, 8)] * 3, 1)),
+            (aten.stack.default, ([torch.randn(4, 8)] * 3, 1)),
+            (aten.slice.Tensor, (torch.randn(4, 24), 1, 8, 16)),
+            (aten.slice.Tensor, (torch.randn(4, 24), -1, -8)),
+            (aten.slice.Tensor, (torch.randn(4, 24), 1, 0, 24, 2)),
+            (aten.slice_backward.default, (torch.randn(4, 8), [4, 24], 1, 16, 24, 1)),
+            (aten.slice_backward.default, (torch.randn(4, 24), [4, 24], 1, 0, 2**63 - 1, 1)),
+            (aten.select_backward.default, (torch.randn(4, 8), [4, 6, 8], 1, 2)),
+            (aten.unbind.int, (x, 1)),
+            (aten.repeat.default, (torch.randn(4, 6), [2, 3, 2])),
+            (aten.constant_pad_nd.default, (x, [0, 0, 1, 2], 0.5)),
+            (aten.lift_fresh_copy.default, (x,)),
+            (torch.ops.fxpar.shard.default, (x, '["x", null, null]')),
+            (aten.copy.default, (x, row)),
+            (aten.arange.default, (24,)),
+            (aten.arange.start_step, (3, 51, 2)),
+            (aten.scatter.value, (torch.randn(4, 6), 1, torch.randint(6, (4, 2)), 1.5)),
+            (aten.index.Tensor, (x, [None, torch.randint(6, (4, 1)), torch.randint(8, (1, 2))])),
+            (aten.index.Tensor, (x, [torch.randint(4, (6,)), None, torch.randint(8, (6,))])),
+            (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
+            *_norms(x, row, weight),
+            *_embeddings(),
+            *_attention(),
+        )
+    ]
+
+
+def _norms(x: Tensor, row: Tensor, weight: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
+    _, mean, rstd = aten.native_layer_norm.default(x, [8], weight, weight, 1e-5)
+    _, two_mean, two_rstd = aten.native_layer_norm.default(x, [6, 8], None, None, 1e-5)
+    return [
+        (aten.native_layer_norm.default, (x, [6, 8], None, None, 1e-5)),
+        (aten.native_layer_norm_backward.default, (x + 1, x, [8], mean, rstd, weight, weight, [True] * 3)),
+        (aten.native_layer_norm_backward.default, (x + 1, x, [8], mean, rstd, weight, None, [True, True, False])),
+        (aten.native_layer_norm_backward.default, (x, x, [6, 8], two_mean, two_rstd, None, None, [True, False, False])),
+        (aten._fused_rms_norm.default, (x, [8], weight, 1e-5)),
+    ]
+
+
+def _embeddings() -> list[tuple[Any, tuple[Any, ...]]]:
+    indices = torch.randint(12, (4, 6))
+    gradient = torch.randn(4, 6, 8)
+    return [
+        (aten.embedding.default, (torch.randn(12, 8), indices)),
+        (aten.embedding.default, (torch.randn(13, 8), indices, 3)),
+        (aten.embedding_dense_backward.default, (gradient, indices, 12, -1, False)),
+        (aten.embedding_dense_backward.default, (gradient, indices, 13, 3, False)),
+        (aten.embedding_dense_backward.default, (gradient, indices, 12, -1, True)),
+    ]
+
+
+def _attention() -> list[tuple[Any, tuple[Any, ...]]]:
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    calls: list[tuple[Any, tuple[Any, ...]]] = []
+    q, gradient = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+    for kv_heads, causal in ((4, True), (4, False), (2, True), (1, False)):
+        k, v = torch.randn(2, kv_heads, 6, 8), torch.randn(2, kv_heads, 6, 8)
+        out, rows = forward(q, k, v, 0.0, causal)
+        calls.append((forward, (q, k, v, 0.0, causal)))
+        if kv_heads == 4:
+            calls.append((backward, (gradient, q, k, v, out, rows, 0.0, causal)))
+    return calls
+
+
+@pytest.mark.parametrize("target", [t for t in TABLE if t not in GPU_ONLY], ids=str)
+def test_row_is_proved(target: Any) -> None:
+    calls = [*pytorch_samples().get(target, ()), *(call for call in written_samples() if call.target is target)]
+    assert calls, f"no sample of {target}: write one"
+    for call in calls:
+        for parts in (2, 3):
+            prove(*call, parts)
+
+
+def test_ops_tagged_pointwise_are_proved() -> None:
+    tagged = [target for target in pytorch_samples() if target not in TABLE]
+    assert len(tagged) > 100
+    for target in tagged:
+        for call in pytorch_samples()[target]:
+            prove(*call, 2)
+
+
+@pytest.mark.parametrize("call", written_samples(), ids=lambda call: str(call.target))
+def test_two_axes_at_once_are_proved(call: Call) -> None:
+    assert prove_two_axes(*call, 2) >= 1
