@@ -99,8 +99,8 @@ class _Site:
         if math.prod(before) * leading > 1:
             node = self.local.view(node, [*before, leading, self.parts, size // leading // self.parts, *after])
             node = self.local.permute(node, [dim + 1, *range(dim + 1), *range(dim + 2, len(shape) + 2)])
-        first, *rest = [*before, size // self.parts, *after]
-        return self.local.view(node, [self.parts * first, *rest])
+        stacked = [*before, size // self.parts, *after]
+        return self.local.view(node, [self.parts * stacked[0], *stacked[1:]])
 
     def join(self, node: fx.Node, shard: Shard) -> fx.Node:
         """The inverse of `split`, for the pieces of all ranks, stacked along the first dim."""

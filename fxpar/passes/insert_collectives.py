@@ -104,11 +104,10 @@ class _Localizer:
                 assert isinstance(source, fx.Node) and isinstance(index, int)
                 result = self._local.call(operator.getitem, self._others[source], index)
                 self._note(node, result, placed(source).outputs[index])
-            case _ if node.target is torch.ops.fxpar.shard.default:  # a hint has done its work
-                (layout,) = placed(node).outputs
-                (operand,) = _tensor_operands(node)
-                assert layout is not None, f"hint {node} has no layout"
-                self._pieces[node] = {layout: self._moved(operand, layout, node)}
+            case _ if node.target is torch.ops.fxpar.shard.default:  # the same value, which must also lie as hinted
+                (operand,), (need,) = _tensor_operands(node), placed(node).inputs
+                self._moved(operand, need, node)
+                self._pieces[node] = self._pieces[operand]
                 self._leave(node)
             case _:
                 self._note(node, self._call(node))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import fxpar
 from fxpar.annotate import is_backward, placed, value
 from fxpar.dump import format_graph
 from fxpar.layout import REPLICATE, Partial, Shard
@@ -237,4 +238,22 @@ def test_slices_of_the_statistics_of_a_norm_are_dense() -> None:
     with fake_mesh(x=2) as mesh:
         lay_out(joint, mesh, as_told(told))
         found = run_local_graphs(joint, mesh, inputs)
+    check_pieces(joint, mesh, found, joint.module(*inputs))
+
+
+def test_a_hint_leaves_no_op_behind() -> None:
+    class Hinted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return fxpar.shard(x.sin(), ("x", None)).cos()
+
+    joint = joint_graph(Hinted(), torch.randn(4, 4, dtype=torch.double, requires_grad=True))
+    by_rows = Strategy((Shard(0, 2),), (Shard(0, 2),))
+    hints = [node.name for node in joint.module.graph.nodes if "fxpar" in str(node.target)]
+    inputs = inputs_of(joint, 0)
+    with fake_mesh(x=2) as mesh:
+        lay_out(joint, mesh, as_told(dict.fromkeys(hints, by_rows)))
+        local = insert_collectives(joint, mesh)
+        found = run_local_graphs(joint, mesh, inputs)
+    assert len(hints) == 2, "one in the forward, one for the gradient"
+    assert not [node for node in local.module.graph.nodes if "fxpar" in str(node.target)]
     check_pieces(joint, mesh, found, joint.module(*inputs))
