@@ -199,10 +199,12 @@ def _enter(graph: fx.Graph, saved: fx.Node) -> fx.Node:
 def _copy_parts(forward: fx.GraphModule, num_outputs: int) -> None:
     """Save parts of larger values as copies, so that the rest can be freed."""
     (output,) = forward.graph.find_nodes(op="output")
+    placeholders = forward.graph.find_nodes(op="placeholder")
     returned = list(output.args[0])
     for position, node in enumerate(returned[num_outputs:], start=num_outputs):
         if _is_dense_part(tensor(node)):
-            with forward.graph.inserting_before(output):
+            # At once, so that the copy belongs to its layer, and what it is a part of is freed there.
+            with forward.graph.inserting_after(placeholders[-1] if node in placeholders else node):
                 returned[position] = forward.graph.call_function(aten.clone.default, (node,))
             set_origin(returned[position], node, backward=False)
             set_value(returned[position], tensor(node))
