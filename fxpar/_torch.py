@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch._dynamo
@@ -25,6 +25,9 @@ from torch.distributed.tensor.placement_types import _StridedShard as StridedSha
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 c10d_functional = torch.ops._c10d_functional
 """The functional collectives: each returns a tensor that is ready after `wait_tensor`."""
@@ -53,6 +56,7 @@ __all__ = [
     "inductor_decompositions",
     "make_fx",
     "mark_static",
+    "never_compiled",
     "schema",
     "skip_frame",
     "tracing",
@@ -73,6 +77,12 @@ def skip_frame(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` runs as plain Python, but what it calls is compiled."""
     skipped: Callable[..., Any] = torch._dynamo.disable(function, recursive=False)
     return skipped
+
+
+def never_compiled(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, and all that it calls, always run as plain Python."""
+    disabled: Callable[P, T] = torch._dynamo.disable(function)
+    return disabled
 
 
 def mark_static(tensor: torch.Tensor) -> None:

@@ -35,7 +35,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         raise NoLossError(capture.describe_results())
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
-    schedule = _schedule(distribution, with_backward=with_backward)
+    schedule = _schedule(distribution, options, with_backward=with_backward)
     check_agreement(_facts(distribution, capture, stages, schedule))
     program = _program(schedule, stages, mesh.coordinate["pipe"])
     dump.text("schedule", str(schedule))
@@ -69,9 +69,9 @@ def _planned(
     return plan_stages(capture, distribution, openers, with_backward=with_backward, dump=dump)
 
 
-def _schedule(distribution: Distribution, *, with_backward: bool) -> Schedule:
+def _schedule(distribution: Distribution, options: Options, *, with_backward: bool) -> Schedule:
     plan = distribution.final_plan
-    schedule = build_schedule(plan.schedule, distribution.mesh.pipe, plan.microbatches)
+    schedule = build_schedule(options.schedule or plan.schedule, distribution.mesh.pipe, plan.microbatches)
     return schedule if with_backward else forward_only(schedule)
 
 

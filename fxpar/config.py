@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fxpar.errors import InvalidOptionError, UnknownLoweringError, UnknownOptionError
+from fxpar.errors import InvalidOptionError, UnknownLoweringError, UnknownOptionError, UnknownScheduleError
+from fxpar.schedule import SCHEDULE_NAMES
 
 LOWERINGS = ("inductor", "aten")
 
@@ -19,17 +20,19 @@ class Options:
 
     dump: directory for numbered dumps of every pass (default: the environment variable FXPAR_DUMP, else none).
     lowering: what turns graphs into code; "inductor" or "aten" (the reference).
+    schedule: another pipeline schedule than the one that `distribute` was given.
     """
 
     dump: Path | None = None
     lowering: str = "inductor"
+    schedule: str | None = None
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
     """Check the user's options by name and value.
 
     Raises:
-        UnknownOptionError, InvalidOptionError, UnknownLoweringError
+        UnknownOptionError, InvalidOptionError, UnknownLoweringError, UnknownScheduleError
     """
     known = [field.name for field in fields(Options)]
     values = dict(given or {})
@@ -41,4 +44,7 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     dump = values.get("dump", os.environ.get("FXPAR_DUMP"))
     if not isinstance(dump, str | Path | None):
         raise InvalidOptionError("dump", dump, "a directory")
-    return Options(Path(dump) if dump else None, values.get("lowering", LOWERINGS[0]))
+    schedule = values.get("schedule")
+    if schedule is not None and schedule not in SCHEDULE_NAMES:
+        raise UnknownScheduleError(str(schedule), SCHEDULE_NAMES)
+    return Options(Path(dump) if dump else None, values.get("lowering", LOWERINGS[0]), schedule)

@@ -42,12 +42,12 @@ def layout_of(tensor: DTensor) -> Layout:
     for axis, placement in zip(names, tensor.placements, strict=True):
         if not isinstance(placement, DShard | StridedShard):
             continue
-        parts = tensor.device_mesh.size(names.index(axis))
+        parts = int(tensor.device_mesh.size(names.index(axis)))
         if parts == 1:
             continue
         before = parts_so_far.get(placement.dim, 1)
         leading = placement.split_factor if isinstance(placement, StridedShard) else 1
-        found[axis] = Shard(placement.dim, parts, before * leading)
+        found[axis] = Shard(placement.dim, parts, before * int(leading))
         parts_so_far[placement.dim] = before * parts
     return Layout(tuple(tensor.shape), tuple((axis, found[axis]) for axis in AXES if axis in found))
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxpar._torch import HashStore
 from fxpar.errors import InvalidMeshError, MeshSizeError
 from fxpar.layout import AXES
 
@@ -118,7 +119,7 @@ def _init_process_group(device_type: str) -> None:
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def num_batch_shards(mesh: Mesh) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import mark_static
+from fxpar._torch import mark_static, never_compiled
 from fxpar.errors import InvalidOptionError, MicrobatchError
 from fxpar.mesh import STAGE_AXES, Mesh
 from fxpar.model.distribution import Distribution
@@ -48,6 +48,7 @@ def _batch_size(keyed: Sequence[tuple[str | int, Any]], batch_dims: Mapping[str 
     return None
 
 
+@never_compiled  # it runs before what Dynamo is to capture
 def prepare_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], distribution: Distribution
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -86,7 +86,7 @@ class Distribution:
 
     def own_parameters(self) -> dict[str, DTensor]:
         """The parameters whose pieces this rank holds, as DTensors by name; looked up afresh, since users may replace them."""
-        found = {}
+        found: dict[str, DTensor] = {}
         for fqn, parameter in self.parameters.items():
             module, attribute = parameter.homes[0]
             held = module._parameters.get(attribute)

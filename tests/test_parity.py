@@ -1,0 +1,31 @@
+"""Training on a mesh equals training on one process: every model, mesh, schedule, lowering, number of microbatches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fxpar.launch import run_ranks
+from tests.parity import SUBJECTS, Run, check_runs
+
+MESHES = [
+    {},
+    {"pipe": 2},
+    {"pipe": 4},
+    {"x": 2},
+    {"data": 2},
+    {"pipe": 2, "x": 2},
+    {"pipe": 2, "data": 2},
+    {"data": 2, "x": 2},
+]
+
+
+MICROBATCHES = [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(("turn", "sizes"), list(enumerate(MESHES)), ids=[str(mesh) for mesh in MESHES])
+def test_training_equals_one_process_under_every_schedule(turn: int, sizes: dict[str, int]) -> None:
+    """Each model meets each number of microbatches on two of the meshes."""
+    runs = [Run(subject, sizes, MICROBATCHES[(turn + i) % 4]) for i, subject in enumerate(SUBJECTS)]
+    run_ranks(math.prod(sizes.values()), check_runs, runs)
