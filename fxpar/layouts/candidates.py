@@ -1,4 +1,4 @@
-"""Which strategies each operation has on one mesh axis: the fixpoint of the sharding rules over a whole graph."""
+"""Which strategies each operation has on one mesh axis: a fixpoint of the sharding rules over a whole graph."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
-from fxpar.layout import REPLICATE, Layout, Partial, Placement, Shard
+from fxpar.layout import REPLICATE, Layout, Partial, Placement, Replicate, Shard
 from fxpar.layouts.dataflow import Border, Operation, Value
 from fxpar.layouts.pins import Pin
-from fxpar.rules.lookup import rule_for
+from fxpar.rules import rule_for
 from fxpar.rules.rule import OpCall, Operand, Rule, Strategy
+from fxpar.rules.strategies import candidate_shards, replicated
 from fxpar.stage import PortKind
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the axes solved before have settled: the layout of every result, and of every operand where it is used.
+    """What the axes solved before have settled: the layout of every result, and of every operand where used.
 
     Values that are not named are replicated.
     """
@@ -74,9 +75,9 @@ def _rule(operation: Operation) -> tuple[Rule | None, OpCall]:
 class Candidates:
     """The strategies of every operation of `program` along one axis of `parts` ranks.
 
-    Every dim of every value that divides evenly is tried; a rule that accepts a shard of one value gives shards of the others,
-    until nothing new is found. Ragged shards, and shards that start inside a dim where no rule brings them, come from
-    pins alone. `frozen` ops are replicated; `pins` are by placeholder or hint op.
+    Every dim of every value that divides evenly is tried; a rule that accepts a shard of one value gives shards
+    of the others, until nothing new is found. Ragged shards come from pins alone. `frozen` ops are replicated;
+    `pins` are by placeholder or hint op.
     """
 
     def __init__(
@@ -118,8 +119,8 @@ class Candidates:
         return [tuple(strategies) for strategies in self._strategies]
 
     def _open(self, number: int, operation: Operation) -> None:
-        replicated = (REPLICATE,) * len(operation.operands), (REPLICATE,) * len(operation.results)
-        self._add(number, Strategy(*replicated, divides_work=False))
+        assert operation.call is not None, f"{operation} is no op"
+        self._add(number, replicated(operation.call))
         if operation.node in self._frozen:
             return
         for strategy in self._rules.linear(operation):
@@ -136,8 +137,11 @@ class Candidates:
             seed = pin.seed(self._axis, self._parts)
             return [seed] if isinstance(seed, Shard) and seed.parts <= value.tensor.shape[seed.dim] else []
         layout = self._beside.result(value)
-        shards = [Shard(dim, self._parts, outer) for dim in range(value.tensor.dim()) for outer in _starts(layout, dim)]
-        return [shard for shard in shards if shard.fits(value.tensor.shape[shard.dim]) and value.tensor.shape[shard.dim] > 0]
+        shards = candidate_shards(layout.shape, self._parts)
+        for dim, size in enumerate(layout.shape):
+            nested = [Shard(dim, self._parts, outer) for outer in _ends_of_axes(layout, dim)]
+            shards += [shard for shard in nested if shard.fits(size)]
+        return shards
 
     def _note(self, value: Value, shard: Shard) -> None:
         for same in (value, *self._twins.get(value, ())):
@@ -162,11 +166,8 @@ class Candidates:
             return False
         layouts = [self._beside.operand(number, i, value) for i, value in enumerate(operation.operands)]
         layouts += [self._beside.result(value) for value in operation.results if value is not None]
-        return all(
-            layout.accepts(placement)
-            for layout, (_, placement) in zip(layouts, _placed(operation, strategy), strict=True)
-            if isinstance(placement, Shard)
-        )
+        placements = [placement for _, placement in _placed(operation, strategy)]
+        return all(map(_fits, layouts, placements))
 
     def _used(self) -> dict[Value, dict[Shard, None]]:
         """The shards of each value that an op gives or takes, and those of its twins."""
@@ -180,7 +181,7 @@ class Candidates:
         return used
 
     def _at_border(self, operation: Operation, used: Mapping[Value, Mapping[Shard, None]]) -> list[Strategy]:
-        """A port's strategies: every placement of its value that an op gives or takes, and that its kind allows."""
+        """A port's strategies: every placement that an op gives or takes its value in, and that its kind allows."""
         (value,) = operation.values
         allowed: list[Placement] = [REPLICATE]
         if _may_be_sharded(operation, value.tensor):
@@ -188,21 +189,28 @@ class Candidates:
         pin = self._pins.get(operation.node)
         if pin is not None:
             allowed = [placement for placement in allowed if pin.allows(self._axis, placement)]
-        if operation.border is Border.GRADIENT and operation.port is not None and operation.port.kind is PortKind.PARAMETER:
+        if operation.is_parameter(Border.GRADIENT):
             allowed.append(Partial("sum"))
         if operation.operands:
             return [Strategy((placement,), ()) for placement in allowed]
         return [Strategy((), (placement,)) for placement in allowed]
 
 
-def _starts(layout: Layout, dim: int) -> list[int]:
-    """How many values of `dim` may come before a shard: none, or the digits up to another axis's."""
-    starts, position = [1], 1
+def _ends_of_axes(layout: Layout, dim: int) -> list[int]:
+    """Where in `dim` the digits of other axes end, so that another digit may start: as `Shard.outer`."""
+    ends, position = [], 1
     for digit in layout.digits(dim):
         position *= digit.size
         if digit.axis is not None:
-            starts.append(position)
-    return starts
+            ends.append(position)
+    return ends
+
+
+def _fits(layout: Layout, placement: Placement) -> bool:
+    """Whether one more axis can be placed so: digits are held once, and sums and maxima do not mix."""
+    if isinstance(placement, Partial):
+        return all(placement == other for _, other in layout.axes if isinstance(other, Partial))
+    return isinstance(placement, Replicate) or layout.accepts(placement)
 
 
 def _placed(operation: Operation, strategy: Strategy) -> list[tuple[Value, Placement]]:

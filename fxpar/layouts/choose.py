@@ -1,13 +1,15 @@
 """Choose one strategy per operation, all at once: layouts as an integer program.
 
-Each operation is a one-hot vector over its strategies. Each use of a value is a matrix whose entry [p, q] is 1 if the value
-is given as placement p and needed as q; its row and column sums are the one-hots of producer and consumer, added up
-over strategies that agree on this value. In this form the relaxation is nearly always whole, so that the
-matrices may be continuous. A move that several consumers need is one more variable that bounds all their entries: it is paid once.
+Each operation is a one-hot vector over its strategies. Each use of a value is a matrix whose entry [p, q] is 1 if the
+value is given as placement p and needed as q; its row and column sums are the one-hots of producer and consumer,
+added up over strategies that agree on this value. In this form the relaxation is nearly always whole, so that the
+matrices may be continuous. A move that several uses need is one more variable, which bounds all their entries: it is
+paid once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,7 +27,7 @@ from fxpar.rules.rule import Strategy
 from fxpar.stage import PortKind
 
 _TIE_US = 1e-4
-"""What each place down the list of an operation's strategies costs, so that among equals every rank picks the same."""
+"""What each place down the list of an operation's strategies costs, so that among equals all ranks pick the same."""
 
 _WHOLE = {StepKind.REDUCE_SCATTER: StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL: StepKind.ALL_GATHER}
 """The move that makes a value whole, after which the sharded form is a mere slice."""
@@ -50,8 +52,8 @@ class _Move(NamedTuple):
     """A change of placement that several uses of a value can share."""
 
     kind: StepKind
-    dst: Placement
     us: float
+    dst: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ def choose(
     solution = chooser.formulate().solve()
     if solution is None:
         return None
-    return [max(range(len(x)), key=lambda k: solution[x[k]]) for x in chooser.one_hots]
+    return [
+        max(range(len(choices)), key=lambda k: sum(solution[x] for x in choices[k])) for choices in chooser.one_hots
+    ]
 
 
 class _Chooser:
@@ -97,27 +101,63 @@ class _Chooser:
         self._immovable, self._penalty_us = immovable, penalty_us
         self._ip = IntegerProgram()
         self._prices = MovePrices(axis.name, axis.parts, axis.prices)
-        self.one_hots: list[list[int]] = []
+        self._given: dict[Value, dict[Placement, list[int]]] = {}
+        self._uses: dict[Value, list[_Use]] = {}
+        self._num_uses = Counter(value for operation in program for value in operation.operands)
+        self.one_hots: list[list[list[int]]] = []
 
     def formulate(self) -> IntegerProgram:
-        self.one_hots = [self._one_hot(number) for number in range(len(self._program))]
-        uses = self._uses()
-        for value, of_value in uses.items():
-            self._price_moves(value, of_value)
-        self._price_saved(uses)
+        for number, operation in enumerate(self._program):
+            self._add_operation(number, operation)
+        for value, uses in self._uses.items():
+            self._price_moves(value, uses)
+        self._price_saved()
         self._tie_gradients()
         return self._ip
 
-    def _one_hot(self, number: int) -> list[int]:
-        operation = self._program[number]
-        whole_us = work_us(operation, self._axis.prices) / self._axis.done[number]
-        chosen = []
-        for place, strategy in enumerate(self._strategies[number]):
-            us = whole_us / self._axis.parts if strategy.divides_work else whole_us
-            us += self._border_us(number, operation, strategy) + place * _TIE_US
-            chosen.append(self._ip.variable(us, integral=True))
-        self._ip.equal([(x, 1) for x in chosen], 1)
-        return chosen
+    def _add_operation(self, number: int, operation: Operation) -> None:
+        """Add the one-hot of an operation, and tie it to those of the operations whose results it uses."""
+        strategies = self._strategies[number]
+        if self._follows(number, operation):
+            given = self._given[operation.operands[0]]
+            self.one_hots.append([given.get(strategy.inputs[0], []) for strategy in strategies])
+        else:
+            self.one_hots.append([[self._ip.variable(integral=True)] for _ in strategies])
+            self._ip.equal([(x, 1) for (x,) in self.one_hots[number]], 1)
+            for position, value in enumerate(operation.operands):
+                needed = self._grouped(number, [strategy.inputs[position] for strategy in strategies])
+                use = _Use(number, position, self._matrix(value, self._given[value], needed))
+                self._uses.setdefault(value, []).append(use)
+        for place, strategy in enumerate(strategies):
+            us = self._strategy_us(number, operation, strategy) + place * _TIE_US
+            for x in self.one_hots[number][place]:
+                self._ip.add_cost(x, us)
+        for position, result in enumerate(operation.results):
+            if result is not None:
+                self._given[result] = self._grouped(number, [strategy.outputs[position] for strategy in strategies])
+
+    def _follows(self, number: int, operation: Operation) -> bool:
+        """Whether an op can do as its operand does, which spares variables: the only use of it, and a view.
+
+        Nothing is lost: what would have to be moved before the view is as well moved after it.
+        """
+        if not operation.is_view or len(operation.values) != 2:
+            return False
+        operand, result = operation.values
+        needed = [strategy.inputs[0] for strategy in self._strategies[number]]
+        return (
+            self._num_uses[operand] == 1
+            and operand.num_bytes == result.num_bytes
+            and annotate.is_backward(operand.node) == annotate.is_backward(operation.node)
+            and len(set(needed)) == len(needed)
+            and self._given[operand].keys() <= set(needed)
+        )
+
+    def _strategy_us(self, number: int, operation: Operation, strategy: Strategy) -> float:
+        us = work_us(operation, self._axis.prices) / self._axis.done[number]
+        if strategy.divides_work:
+            us /= self._axis.parts
+        return us + self._border_us(number, operation, strategy)
 
     def _border_us(self, number: int, operation: Operation, strategy: Strategy) -> float:
         """Storage of parameters, transfer from other stages, and the reduction of gradients once per step."""
@@ -125,7 +165,7 @@ class _Chooser:
             return 0.0
         prices, kind = self._axis.prices, operation.port.kind
         (value,), (placement,) = operation.values, (*strategy.inputs, *strategy.outputs)
-        layout = self._layout(number, value)
+        layout = self._layout_at(number, value)
         if operation.border is Border.INPUT and kind is PortKind.PARAMETER:
             return prices.stored_us_per_byte * self._prices.num_bytes(value, layout, placement)
         if operation.border in (Border.INPUT, Border.TANGENT) and kind is PortKind.EDGE:
@@ -134,28 +174,16 @@ class _Chooser:
             return self._prices.move(value, layout, placement, REPLICATE)[1] / self._axis.microbatches
         return 0.0
 
-    def _layout(self, number: int, value: Value) -> Layout:
+    def _layout_at(self, number: int, value: Value) -> Layout:
         """Where `value` lies along the other axes, at a port."""
         beside = self._axis.beside
         return beside.operand(number, 0, value) if self._program[number].operands else beside.result(value)
 
-    def _uses(self) -> dict[Value, list[_Use]]:
-        """Every use of every value, tied to the one-hots at both its ends."""
-        given: dict[Value, dict[Placement, list[int]]] = {}
-        uses: dict[Value, list[_Use]] = {}
-        for number, operation in enumerate(self._program):
-            for position, value in enumerate(operation.operands):
-                needed = self._grouped(number, [strategy.inputs[position] for strategy in self._strategies[number]])
-                uses.setdefault(value, []).append(_Use(number, position, self._matrix(value, given[value], needed)))
-            for position, result in enumerate(operation.results):
-                if result is not None:
-                    given[result] = self._grouped(number, [strategy.outputs[position] for strategy in self._strategies[number]])
-        return uses
-
     def _grouped(self, number: int, placements: Sequence[Placement]) -> dict[Placement, list[int]]:
+        """The one-hot of an operation, added up over strategies with equal `placements`."""
         groups: dict[Placement, list[int]] = {}
-        for x, placement in zip(self.one_hots[number], placements, strict=True):
-            groups.setdefault(placement, []).append(x)
+        for choices, placement in zip(self.one_hots[number], placements, strict=True):
+            groups.setdefault(placement, []).extend(choices)
         return groups
 
     def _matrix(
@@ -176,46 +204,60 @@ class _Chooser:
         return entries
 
     def _price_moves(self, value: Value, uses: Sequence[_Use]) -> None:
-        """Charge each move of `value` once, however many need it; where it is made whole anyway, shards are mere slices."""
+        """Charge each move of `value` once, however many need it."""
         layout = self._axis.beside.result(value)
-        groups: dict[_Move, list[list[int]]] = {}
-        for use in uses:
-            by_move: dict[_Move, list[int]] = {}
+        groups: dict[_Move, dict[int, list[int]]] = {}
+        for number, use in enumerate(uses):
             for (src, dst), entry in use.entries.items():
                 if src != dst:
-                    kind, us = self._prices.move(value, layout, src, dst)
-                    by_move.setdefault(_Move(kind, dst, us), []).append(entry)
-            for move, entries in by_move.items():
-                groups.setdefault(move, []).append(entries)
-        made_whole: dict[StepKind, int] = {}
-        for move in sorted(groups, key=lambda move: move.dst != REPLICATE):
-            alternatives = [made_whole[_WHOLE[move.kind]]] if _WHOLE.get(move.kind) in made_whole else []
-            helps_others = any(_WHOLE.get(other.kind) is move.kind for other in groups)
-            if move.kind is StepKind.SLICE or (len(groups[move]) == 1 and not alternatives and not helps_others):
-                for entry in (entry for entries in groups[move] for entry in entries):
+                    move = _Move(*self._prices.move(value, layout, src, dst), dst)
+                    groups.setdefault(move, {}).setdefault(number, []).append(entry)
+        for move, members in groups.items():
+            if move.kind is StepKind.SLICE or len(uses) == 1:
+                for entry in (entry for entries in members.values() for entry in entries):
                     self._ip.add_cost(entry, move.us)
-                continue
-            made = self._ip.variable(move.us)
-            if helps_others:
-                made_whole[move.kind] = made
-            for entries in groups[move]:
-                self._ip.at_least([(x, 1) for x in (made, *alternatives)] + [(e, -1) for e in entries], 0)
+        if len(uses) > 1:
+            for whole in (StepKind.ALL_REDUCE, StepKind.ALL_GATHER):
+                self._share(groups, whole)
 
-    def _price_saved(self, uses: Mapping[Value, Sequence[_Use]]) -> None:
+    def _share(self, groups: Mapping[_Move, Mapping[int, list[int]]], whole: StepKind) -> None:
+        """Charge the moves `whole`, and those from the same placements to shards; these are free slices of the whole."""
+        slices: dict[int, list[int]] = {}
+        for move, members in groups.items():
+            if _WHOLE.get(move.kind) is whole:
+                made = self._ip.variable(move.us)
+                for use, entries in members.items():
+                    sliced = self._ip.variable()
+                    slices.setdefault(use, []).append(sliced)
+                    self._bound([made, sliced], entries)
+        made_whole: list[int] = []
+        needed_whole: dict[int, list[int]] = {}
+        for move, members in groups.items():
+            if move.kind is whole:
+                made_whole.append(self._ip.variable(move.us))
+                needed_whole.update(members)
+        for use in sorted({*needed_whole, *slices}):
+            self._bound(made_whole, [*needed_whole.get(use, ()), *slices.get(use, ())])
+
+    def _bound(self, made: Sequence[int], entries: Sequence[int]) -> None:
+        """Entries that need something are no more than what is made for them."""
+        self._ip.at_least([*((x, 1) for x in made), *((e, -1) for e in entries)], 0)
+
+    def _price_saved(self) -> None:
         """Charge what the backward reads of the forward, once per storage and size of the piece that is read."""
         root = roots(self._program)
         read: dict[tuple[Value, float], list[list[int]]] = {}
-        for value, of_value in uses.items():
+        for value, uses in self._uses.items():
             if root[value].node.op == "placeholder" or annotate.is_backward(value.node):
                 continue
-            for use in of_value:
+            for use in uses:
                 if self._program[use.reader].call is not None and annotate.is_backward(self._program[use.reader].node):
                     for num_bytes, entries in self._by_size(value, use).items():
                         read.setdefault((root[value], num_bytes), []).append(entries)
         for (_, num_bytes), members in read.items():
             saved = self._ip.variable(num_bytes * self._axis.prices.saved_us_per_byte)
             for entries in members:
-                self._ip.at_least([(saved, 1)] + [(e, -1) for e in entries], 0)
+                self._bound([saved], entries)
 
     def _by_size(self, value: Value, use: _Use) -> dict[float, list[int]]:
         layout = self._axis.beside.operand(use.reader, use.position, value)
@@ -232,12 +274,10 @@ class _Chooser:
             if operation.border is Border.INPUT and operation.port is not None
         }
         for number, operation in enumerate(self._program):
-            if operation.border is Border.GRADIENT and operation.port is not None and operation.port.kind is PortKind.PARAMETER:
+            if operation.port is not None and operation.is_parameter(Border.GRADIENT):
                 parameter = numbers[operation.port]
-                stored = self._grouped(parameter, [strategy.outputs[0] for strategy in self._strategies[parameter]])
-                given = self._grouped(
-                    number, [_reduced(strategy.inputs[0]) for strategy in self._strategies[number]]
-                )
+                stored = self._given[self._program[parameter].values[0]]
+                given = self._grouped(number, [_reduced(strategy.inputs[0]) for strategy in self._strategies[number]])
                 for placement in (*stored, *(p for p in given if p not in stored)):
                     ends = [(x, 1.0) for x in stored.get(placement, [])] + [(x, -1.0) for x in given.get(placement, [])]
                     self._ip.equal(ends, 0)

@@ -1,4 +1,4 @@
-"""A joint graph as operations and values: tuples taken apart, and the border's ports as operations of their own."""
+"""A joint graph as operations and values: tuples taken apart, and the border's ports as operations, too."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Border(Enum):
 class Operation:
     """Something that needs its operands, and gives its results, in layouts that must be chosen.
 
-    An op (`call` is set), a constant of the module, or a port of the border: one that enters has one result and no operands,
-    one that leaves has one operand and no results. `results` has None for what is not a tensor.
+    An op (`call` is set), a constant of the module, or a port of the border: one that enters has one result and no
+    operands, one that leaves has one operand and no results. `results` has None for what is not a tensor.
     """
 
     node: fx.Node
@@ -74,6 +74,10 @@ class Operation:
         """Whether the op only looks at its operand differently, at no cost."""
         target = self.node.target
         return isinstance(target, torch._ops.OpOverload) and (target.is_view or target is aten._unsafe_view.default)
+
+    def is_parameter(self, border: Border) -> bool:
+        """Whether this is a parameter's port on that side of the stage."""
+        return self.border is border and self.port is not None and self.port.kind is PortKind.PARAMETER
 
     def __str__(self) -> str:
         if self.port is not None and self.border is not None:
@@ -106,7 +110,9 @@ def operands(node: fx.Node) -> tuple[Value, ...]:
 
 def operations(joint: JointGraph) -> list[Operation]:
     """Every operation of the graph, in an order in which values are made before they are used."""
-    entering = iter([(Border.INPUT, port) for port in joint.inputs] + [(Border.TANGENT, port) for port in joint.tangents])
+    entering = iter(
+        [(Border.INPUT, port) for port in joint.inputs] + [(Border.TANGENT, port) for port in joint.tangents]
+    )
     found: list[Operation] = []
     for node in joint.module.graph.nodes:
         if node.op == "placeholder":
@@ -149,7 +155,7 @@ SMALL_BYTES = 4 << 20
 
 
 def small_constants(program: Sequence[Operation]) -> set[fx.Node]:
-    """Ops whose results depend on nothing but inputs and constants (masks, positions, rotary tables), and are small.
+    """Ops whose results depend on inputs and constants alone (masks, positions, rotary tables), and are small.
 
     What draws random numbers is left out, since it is not cheap.
     """
@@ -161,7 +167,9 @@ def small_constants(program: Sequence[Operation]) -> set[fx.Node]:
     return {
         operation.node
         for operation in program
-        if operation.call is not None and operation.node in constant and all(v.num_bytes <= SMALL_BYTES for v in operation.values)
+        if operation.call is not None
+        and operation.node in constant
+        and all(value.num_bytes <= SMALL_BYTES for value in operation.values)
     }
 
 

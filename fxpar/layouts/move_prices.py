@@ -23,11 +23,13 @@ class MovePrices:
         return self._sizes[layout, placement] * value.tensor.element_size()
 
     def move(self, value: Value, layout: Layout, src: Placement, dst: Placement) -> tuple[StepKind, float]:
-        """What moves `value` from `src` to `dst` beside the other axes of `layout`, and how many microseconds it takes."""
+        """What moves `value` from `src` to `dst` beside the other axes of `layout`, and in how many microseconds."""
         width = value.tensor.element_size()
         key = (layout, src, dst, width)
         if key not in self._steps:
             step = Step(self._axis, layout.with_placement(self._axis, src), layout.with_placement(self._axis, dst))
-            us = self._prices.move_us(step.kind, self._axis, step.traffic(self._parts) * width, local_size(step.after) * width)
+            us = self._prices.move_us(
+                step.kind, self._axis, step.traffic(self._parts) * width, local_size(step.after) * width
+            )
             self._steps[key] = step.kind, us
         return self._steps[key]

@@ -11,8 +11,10 @@ from fxpar.stage import Port
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Where a value must lie: for each axis in `shards` the dim it shards and `Shard.outer`, None to leave the digit
-    of the dim open. On all other axes the value is replicated.
+    """Where a value must lie.
+
+    `shards` gives, for each axis that shards it, the dim and `Shard.outer`, or None to leave the digit of the dim
+    open. Along all other axes the value is replicated.
 
     A pin that is `fixed_at_use` holds for every reader, too: the value is neither gathered nor sliced.
     """
@@ -21,10 +23,10 @@ class Pin:
     fixed_at_use: bool = False
 
     @classmethod
-    def exactly(cls, layout: Layout) -> Pin:
-        """The pin of a value that lies as `layout`, but may be moved from there."""
+    def exactly(cls, layout: Layout, *, fixed_at_use: bool = False) -> Pin:
+        """The pin of a value that lies as `layout`."""
         assert not layout.is_partial, f"a value cannot be pinned to {layout}: it is not reduced"
-        return cls({axis: (p.dim, p.outer) for axis, p in layout.axes if isinstance(p, Shard)})
+        return cls({axis: (p.dim, p.outer) for axis, p in layout.axes if isinstance(p, Shard)}, fixed_at_use)
 
     def allows(self, axis: str, placement: Placement) -> bool:
         """Whether the value may be placed so along `axis`."""
@@ -34,7 +36,7 @@ class Pin:
         return isinstance(placement, Shard) and placement.dim == dim and outer in (None, placement.outer)
 
     def seed(self, axis: str, parts: int) -> Placement:
-        """One placement that the pin allows, for the search to start from; ragged if `parts` does not divide the dim."""
+        """A placement that the pin allows, for the search to start from; ragged if `parts` does not divide."""
         if axis not in self.shards:
             return REPLICATE
         dim, outer = self.shards[axis]

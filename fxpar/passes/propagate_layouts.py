@@ -17,6 +17,7 @@ from fxpar.layouts.candidates import Beside, Candidates
 from fxpar.layouts.choose import Axis, choose
 from fxpar.layouts.dataflow import Border, Operation, Value, immovable_values, operations, small_constants
 from fxpar.layouts.pins import Pin, Pins
+from fxpar.layouts.prune import prune
 from fxpar.mesh import Mesh
 from fxpar.planner.prices import Prices
 from fxpar.rules.rule import Strategy
@@ -27,11 +28,11 @@ AUTOMATIC_AXES = ("x", "y")
 
 
 def propagate_layouts(joint: JointGraph, mesh: Mesh, pins: Pins, prices: Prices, microbatches: int) -> StageBorder:
-    """Give every node of `joint` its `annotate.Placed`, at the least cost under `prices`, and say how the border lies.
+    """Give every node of `joint` its `annotate.Placed`, at the least cost, and say how the border lies.
 
     Each node records the layouts in which it needs its operands and gives its results; where a use needs another
-    layout than its producer gives, the value must be moved. An item of a tuple needs and gives the layout of the producer's
-    result; a placeholder only gives, the output node only needs.
+    layout than its producer gives, the value must be moved. An item of a tuple needs and gives the layout of the
+    producer's result; a placeholder only gives, the output node only needs.
 
     Axes are solved one after another, each with the ones before fixed. Along each the choice is an integer program
     (`fxpar.layouts.choose`) over the strategies that the sharding rules admit (`fxpar.layouts.candidates`).
@@ -79,10 +80,11 @@ def _solve(program: Sequence[Operation], pins: Mapping[fx.Node, Pin], axis: Axis
         if not found:
             raise InfeasibleLayoutError(_no_strategy(operation, pins[operation.node], axis))
     immovable = immovable_values(program, {node for node, pin in pins.items() if pin.fixed_at_use})
-    chosen = choose(program, strategies, axis, immovable)
+    possible = prune(program, strategies, immovable)
+    chosen = choose(program, possible, axis, immovable) if all(possible) else None
     if chosen is None:
         raise InfeasibleLayoutError(_conflict(program, strategies, axis, immovable))
-    return [found[k] for found, k in zip(strategies, chosen, strict=True)]
+    return [found[k] for found, k in zip(possible, chosen, strict=True)]
 
 
 def _settle(program: Sequence[Operation], chosen: Sequence[Strategy], axis: str, beside: Beside) -> Beside:
@@ -130,8 +132,8 @@ def _no_strategy(operation: Operation, pin: Pin, axis: Axis) -> str:
     shape = tuple(operation.values[-1].tensor.shape)
     wanted = f"shard dim {pin.shards[axis.name][0]}" if axis.name in pin.shards else "replicate"
     return (
-        f"{operation} has shape {shape} and is pinned to {wanted} over {axis.name} ({axis.parts} ranks), which none of its "
-        "uses can take; hint another dim, or leave the hint out"
+        f"{operation} has shape {shape} and is pinned to {wanted} over {axis.name} ({axis.parts} ranks), "
+        "which none of its uses can take; hint another dim, or leave the hint out"
     )
 
 

@@ -10,7 +10,7 @@ from fxpar.passes.moves import StepKind
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The network along one mesh axis: what a collective costs whatever its size, and how fast a rank sends."""
+    """The network along one mesh axis: what every collective costs, and how fast a rank sends."""
 
     latency_us: float
     bytes_per_us: float
@@ -20,8 +20,8 @@ class Link:
 class Prices:
     """Prices of one rank's work and of what ranks send each other.
 
-    `saved_us_per_byte` is paid for values kept from forward to backward, `stored_us_per_byte` for parameters;
-    both stand for memory that runs out rather than for time. `reduce_scatter_factor` is how many times the bytes of a
+    `saved_us_per_byte` is paid for values kept from forward to backward, `stored_us_per_byte` for parameters; both
+    stand for memory that runs out rather than for time. `reduce_scatter_factor` is how many times the bytes of a
     ring's reduce-scatter are really sent: 2 where it is an all-reduce underneath.
     """
 
@@ -34,8 +34,10 @@ class Prices:
     reduce_scatter_factor: float = 1.0
 
     def move_us(self, kind: StepKind, axis: str, bytes_sent: float, bytes_kept: float) -> float:
-        """The time of one change of placement along `axis`: a collective in which each rank sends `bytes_sent`, or a
-        slice that leaves `bytes_kept`."""
+        """The time of one change of placement along `axis`.
+
+        It is a collective in which each rank sends `bytes_sent`, or a slice that leaves `bytes_kept`.
+        """
         if kind is StepKind.SLICE:
             return 2 * bytes_kept / self.memory_bytes_per_us
         factor = self.reduce_scatter_factor if kind is StepKind.REDUCE_SCATTER else 1.0

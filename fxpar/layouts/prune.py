@@ -1,0 +1,54 @@
+"""Strike out strategies that no choice can contain, so that the integer program stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from fxpar.layout import Partial, Placement
+from fxpar.layouts.dataflow import Operation, Value
+from fxpar.rules.rule import Strategy
+
+
+def prune(
+    program: Sequence[Operation], strategies: Sequence[Sequence[Strategy]], immovable: Set[Value]
+) -> list[tuple[Strategy, ...]]:
+    """The strategies whose every operand can be had and whose every result can be used; some may have none left.
+
+    No move makes a value partial, so a partial operand must be given as it is. Values in `immovable` do not move.
+    """
+    kept = [tuple(found) for found in strategies]
+    while True:
+        given: dict[Value, set[Placement]] = {}
+        needed: dict[Value, set[Placement]] = {}
+        before = sum(map(len, kept))
+        for number, operation in enumerate(program):
+            kept[number] = tuple(s for s in kept[number] if _can_be_had(operation, s, given, immovable))
+            for position, result in enumerate(operation.results):
+                if result is not None:
+                    given[result] = {strategy.outputs[position] for strategy in kept[number]}
+        for number, operation in reversed(list(enumerate(program))):
+            kept[number] = tuple(s for s in kept[number] if _can_be_used(operation, s, needed, immovable))
+            for position, value in enumerate(operation.operands):
+                wanted = {strategy.inputs[position] for strategy in kept[number]}
+                needed[value] = needed[value] & wanted if value in needed else wanted
+        if sum(map(len, kept)) == before:
+            return kept
+
+
+def _can_be_had(
+    operation: Operation, strategy: Strategy, given: dict[Value, set[Placement]], immovable: Set[Value]
+) -> bool:
+    return all(
+        placement in given[value] or not (isinstance(placement, Partial) or value in immovable)
+        for value, placement in zip(operation.operands, strategy.inputs, strict=True)
+    )
+
+
+def _can_be_used(
+    operation: Operation, strategy: Strategy, needed: dict[Value, set[Placement]], immovable: Set[Value]
+) -> bool:
+    return all(
+        placement in needed[value]
+        for value, placement in zip(operation.results, strategy.outputs, strict=True)
+        if value is not None and value in immovable and value in needed
+    )
