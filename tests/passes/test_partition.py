@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fxpar.annotate import tensor
 from fxpar.dump import format_graph
-from fxpar.layout import Partial, Shard
+from fxpar.layout import REPLICATE, Partial, Shard
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.partition import Partitioned, partition
 from fxpar.rules.rule import Strategy
@@ -173,6 +173,27 @@ def test_collectives_run_once_and_are_waited_on_where_they_run() -> None:
     for module in (parts.forward, parts.backward):
         for found in collectives(module.graph):
             assert ["wait_tensor" in user.name for user in found.node.users] == [True]
+
+
+def test_a_shard_that_only_the_backward_needs_whole_is_gathered_there() -> None:
+    class Matmul(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return (a @ b).sum()
+
+    joint = joint_graph(Matmul(), torch.randn(4, 4), torch.randn(4, 4, requires_grad=True))
+    by_rows = Shard(0, 2)
+    told = {
+        "primals_1": Strategy((), (by_rows,)),
+        "mm": Strategy((by_rows, REPLICATE), (by_rows,)),
+        "sum_1": Strategy((by_rows,), (Partial(),)),
+    }
+    with fake_mesh(x=2) as mesh:
+        lay_out(joint, mesh, as_told(told))
+        parts = partition(insert_collectives(joint, mesh))
+    assert parts.backward is not None
+    assert [c.kind for c in collectives(parts.forward.graph)] == ["all_reduce"]
+    assert [c.kind for c in collectives(parts.backward.graph)] == ["all_gather"]
+    assert saved_names(parts) == ["primals_1"]
 
 
 def test_before_and_after() -> None:
