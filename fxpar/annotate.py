@@ -106,14 +106,24 @@ def is_backward(node: fx.Node) -> bool:
 
 
 def module_path(node: fx.Node) -> str:
-    """Dotted path of the module whose forward made the node (of the forward node, for a backward one); '' at the root."""
+    """Dotted path of the module whose forward made the node (or, if backward, its forward node); '' at the root."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return normalize_path(path)
 
 
+_SPELLINGS = (
+    ("L['self']", ""),
+    ("L['fn']", ""),
+    (".__dict__['_modules']", ""),
+    ("._modules", ""),
+    ("']", ""),
+    ("['", "."),
+)
+
+
 def normalize_path(path: str) -> str:
     """Dynamo's spelling of a module path (`L['self']._modules['h']._modules['0'].mlp`) as PyTorch's (`h.0.mlp`)."""
-    for old, new in (("L['self']", ""), ("L['fn']", ""), (".__dict__['_modules']", ""), ("._modules", ""), ("']", ""), ("['", ".")):
+    for old, new in _SPELLINGS:
         path = path.replace(old, new)
     return path.replace("[", ".").replace("]", "").strip(".")
