@@ -1,0 +1,58 @@
+"""What ranks do to reduce gradients; apart from the tests, so that they start without their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.layout import Layout, Partial
+from fxpar.mesh import init_mesh
+from fxpar.runtime.gradients import BUCKET_BYTES, reduce_over_batch, reduce_partial
+
+PARTIAL_X = (("x", Partial()),)
+LAYOUTS = {
+    "partial": Layout((5,), PARTIAL_X),
+    "reduced": Layout((2, 3)),
+    "rows after columns": Layout((4, 3), PARTIAL_X),
+    "double": Layout((2,), PARTIAL_X),
+}
+
+
+def gradients_of(rank: int) -> dict[str, Tensor]:
+    """One rank's gradients before they are reduced; one of them lies column by column in memory."""
+    generator = torch.Generator().manual_seed(rank)
+    gradients = {name: torch.randn(layout.shape, generator=generator) for name, layout in LAYOUTS.items()}
+    gradients["double"] = gradients["double"].double()
+    gradients["rows after columns"] = gradients["rows after columns"].t().contiguous().t()
+    return gradients
+
+
+def reduce_all(sizes: dict[str, int]) -> dict[str, Tensor]:
+    """Both reductions, in the order of the executor."""
+    mesh = init_mesh(**sizes)
+    gradients = gradients_of(mesh.rank)
+    reduce_partial(gradients, LAYOUTS, mesh)
+    reduce_over_batch(gradients, mesh)
+    return gradients
+
+
+def messages_for(sizes_mb: list[int]) -> tuple[list[int], bool]:
+    """How many bytes each message has that reduces float32 gradients of these sizes, and whether the sums are right."""
+    mesh = init_mesh(data=2)
+    gradients = {str(i): torch.ones(size * 2**18) for i, size in enumerate(sizes_mb)}
+    sent: list[int] = []
+    dist.all_reduce = _counting(dist.all_reduce, sent)
+    reduce_over_batch(gradients, mesh)
+    assert max(sent) <= BUCKET_BYTES
+    return sent, all(bool((gradient == 2).all()) for gradient in gradients.values())
+
+
+def _counting(all_reduce: Callable[..., object], sent: list[int]) -> Callable[..., object]:
+    def counted(tensor: Tensor, **options: object) -> object:
+        sent.append(tensor.nbytes)
+        return all_reduce(tensor, **options)
+
+    return counted
