@@ -33,6 +33,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     mesh, plan = distribution.mesh, distribution.final_plan
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
+    loss = _loss(capture, capture.loss if with_backward else capture.first_scalar)
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
     schedule = _schedule(distribution, options, with_backward=with_backward)
@@ -49,13 +50,13 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         make_lending(stages, stage, distribution),
         plan.microbatches,
         {port.name: dim for port, dim in capture.batch_dims.items()},
-        _loss(capture),
+        loss,
     )
-    return Step(capture, distribution, executor, _result_specs(capture, stages), with_backward=with_backward)
+    return Step(capture, loss, distribution, executor, _result_specs(capture, stages), with_backward=with_backward)
 
 
-def _loss(capture: Capture) -> Loss | None:
-    return None if capture.loss is None else Loss(capture.loss, example(capture.results[capture.loss]).dtype)
+def _loss(capture: Capture, position: int | None) -> Loss | None:
+    return None if position is None else Loss(position, example(capture.results[position]).dtype)
 
 
 def _planned(

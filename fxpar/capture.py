@@ -35,11 +35,17 @@ class Capture:
     @property
     def loss(self) -> int | None:
         """The position of the loss: the first scalar result that requires grad."""
-        for position, node in enumerate(self.results):
-            value = example(node)
-            if value.dim() == 0 and value.is_floating_point() and value.requires_grad:
-                return position
-        return None
+        return next((i for i in self._scalars if example(self.results[i]).requires_grad), None)
+
+    @property
+    def first_scalar(self) -> int | None:
+        """What stands for the loss where nothing requires grad."""
+        return next(iter(self._scalars), None)
+
+    @property
+    def _scalars(self) -> list[int]:
+        values = [example(node) for node in self.results]
+        return [i for i, value in enumerate(values) if value.dim() == 0 and value.is_floating_point()]
 
     def signature(self) -> str:
         """The same for two captures of one program: every operation, with the shapes that it gives."""
@@ -162,7 +168,8 @@ def _graph_break(module: fx.GraphModule) -> GraphBreakError:
         return GraphBreakError("reason unknown", "an unknown line")
     frame = reason.user_stack[-1] if reason.user_stack else None
     where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
-    return GraphBreakError(reason.reason, where)
+    explanation, _, _ = reason.reason.partition("\n\n")  # after it come Dynamo's own debugging hints
+    return GraphBreakError(" ".join(explanation.split()), where)
 
 
 class _Captured(Exception):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError, UnknownScheduleError
 from fxpar.hints import Entry, resolve_hints
@@ -70,4 +71,5 @@ def distribute(
     install(distribution)
     distribution.plan = plan or make_plan(distribution, stages, schedule, example_inputs)
     shard_parameters(distribution, init_weights)
+    install_state_dict_hooks(distribution)
     return model

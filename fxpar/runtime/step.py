@@ -12,6 +12,7 @@ from fxpar.capture import Capture
 from fxpar.dtensor import from_local
 from fxpar.model.distribution import Distribution
 from fxpar.runtime.executor import Executor
+from fxpar.runtime.loss import Loss
 from fxpar.runtime.results import ResultSpec, gather_result
 from fxpar.stage import PortKind
 
@@ -22,6 +23,7 @@ class Step:
     def __init__(
         self,
         capture: Capture,
+        loss: Loss | None,
         distribution: Distribution,
         executor: Executor,
         results: Sequence[ResultSpec],
@@ -31,7 +33,7 @@ class Step:
         self._distribution = distribution
         self._executor = executor
         self._results = results
-        self._loss = capture.loss
+        self._loss = None if loss is None else loss.position
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
