@@ -12,10 +12,10 @@ from torch import Tensor
 from fxpar.launch import run_ranks
 from fxpar.layout import Layout, Shard
 from fxpar.mesh import Mesh
-from fxpar.schedule import SCHEDULE_NAMES, Schedule, build_schedule, forward_only
+from fxpar.schedule import SCHEDULE_NAMES, Schedule, build_schedule, forward_only, peak_in_flight
 from fxpar.tiles import assemble
 from tests.runtime.toy_pipeline import ROWS, WIDTH, Expected, Toy, owners, run_alone, whole_values
-from tests.runtime.train_toy import Outcome, train
+from tests.runtime.train_toy import Outcome, most_alive, train
 
 WHOLE = Layout((ROWS, WIDTH))
 RAGGED_ROWS = WHOLE.with_placement("x", Shard(0, 2))
@@ -104,3 +104,11 @@ def test_without_gradients_only_forwards_run() -> None:
 def test_a_schedule_may_run_backwards_in_any_order() -> None:
     orders = "0F0 0F1 0F2 0B2 0B0 0B1\n1F0 1F1 1B1 1F2 1B2 1B0"
     check(Toy([WHOLE] * 2), {"pipe": 2}, [Schedule.parse(orders)])
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_what_a_microbatch_made_is_freed_with_its_backward(name: str) -> None:
+    schedule = build_schedule(name, 3, 8)
+    alive = run_ranks(3, most_alive, Toy([WHOLE] * 3), {"pipe": 3}, schedule)
+    # The last stage keeps its losses and predictions, which users asked for.
+    assert alive[:-1] == list(peak_in_flight(schedule))[:-1]

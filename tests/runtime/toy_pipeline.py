@@ -155,6 +155,7 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
     """A stage that runs its function on pieces, and differentiates by autograd."""
     joint, border = planned.joint, planned.border
     index, coordinate = joint.index, mesh.coordinate
+    arrange = as_columns if index % 2 == 0 else Tensor.contiguous  # edges lead between different orders in memory
 
     def forward(*inputs: Tensor) -> list[Tensor]:
         leaves = {port: value.detach() for port, value in zip(joint.inputs, inputs, strict=True)}
@@ -163,7 +164,7 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
         with torch.enable_grad():
             pieces = {X: shard_of(leaves[X], toy.layouts[index], coordinate)} if X in leaves else {}
             made = toy.run(index, {**leaves, **pieces})
-        returned = [as_columns(made[port].detach()) for port in joint.outputs]
+        returned = [arrange(made[port].detach()) for port in joint.outputs]
         return [*returned, *(leaves[port] for port in joint.gradients), *(made[port] for port in joint.tangents)]
 
     def backward(*values: Tensor) -> list[Tensor]:
@@ -172,8 +173,8 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
         tangents = values[num_leaves + num_tangents :]
         return list(torch.autograd.grad(made, leaves, tangents, allow_unused=False))
 
-    pieces = [as_columns(_empty(port, border.inputs[port], coordinate)) for port in joint.inputs]
-    tangents = [as_columns(_empty(port, border.tangents[port], coordinate)) for port in joint.tangents]
+    pieces = [arrange(_empty(port, border.inputs[port], coordinate)) for port in joint.inputs]
+    tangents = [arrange(_empty(port, border.tangents[port], coordinate)) for port in joint.tangents]
     return CompiledStage(
         index,
         forward,
@@ -193,19 +194,24 @@ def _empty(port: Port, layout: Layout, coordinate: Mapping[str, int]) -> Tensor:
 
 
 def as_columns(value: Tensor) -> Tensor:
-    """The same numbers, column by column in memory: edges must survive strides that are not row-major."""
+    """The same numbers, column by column in memory."""
     return value.t().contiguous().t() if value.dim() == 2 else value
 
 
-def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule) -> Executor:
-    """This rank's executor, wired as a compiled model's is."""
+def compiled_stage(toy: Toy, mesh: Mesh, schedule: Schedule) -> CompiledStage:
+    """This rank's stage."""
+    stages = planned_stages(toy, with_backward=schedule.has_backward)
+    return compile_stage(toy, stages[mesh.coordinate["pipe"]], mesh)
+
+
+def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage) -> Executor:
+    """This rank's executor of its stage, wired as a compiled model's is."""
     microbatches = schedule.num_microbatches
     stages = planned_stages(toy, with_backward=schedule.has_backward)
     edges = stage_edges(stages, with_backward=schedule.has_backward)
     programs = lower(schedule, edges)
     check_programs(programs, schedule, edges)
-    program = programs[mesh.coordinate["pipe"]]
-    own = compile_stage(toy, stages[program.rank], mesh)
+    program = programs[own.index]
     distribution = Distribution(nn.Module(), mesh, Hints({}, {}), {}, microbatches, {})
     distribution.plan = Plan((), mesh.sizes, microbatches, schedule.name, owners(toy))
     traffic = make_traffic(stages, own, mesh, microbatches)
