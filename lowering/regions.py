@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar.annotate import value
+from fxpar.annotate import tensor, value
 from fxpar.lowering.repeats import find_repeats
 from fxpar.passes.partition import may_run_twice
+from fxpar.strides import is_dense
 
 SMALLEST_REGION = 12
 """Shorter repeats, in ops, stay inside what surrounds them: calling them would cost more than compiling them again."""
@@ -23,8 +25,9 @@ SMALLEST_REGION = 12
 class Region:
     """Some ops of a graph, computed by one call: no path leaves them and comes back.
 
-    `inputs` are the values from outside that it uses, in order of first use; `outputs` the positions in `nodes` of
-    those that are used outside.
+    `inputs` are the values from outside that it uses, in order of first use. `outputs` are the positions in `nodes` of
+    what it must give, so that all that is used outside can be had: a view with gaps or overlaps is taken again there,
+    since compiled code lays out its own values without.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -100,10 +103,26 @@ def _at_first_use(calls: Sequence[_Call]) -> list[_Call]:
 
 
 def _region(nodes: Sequence[fx.Node]) -> Region:
-    inside = set(nodes)
-    used = (source for node in nodes for source in node.all_input_nodes if source not in inside)
-    outputs = (index for index, node in enumerate(nodes) if any(user not in inside for user in node.users))
+    places = {node: index for index, node in enumerate(nodes)}
+    used = (source for node in nodes for source in node.all_input_nodes if source not in places)
+    leaving = (_leaves_as(node, places) for node in nodes if any(user not in places for user in node.users))
+    outputs = (places[node] for node in leaving if node in places)
     return Region(tuple(nodes), tuple(dict.fromkeys(used)), frozenset(outputs))
+
+
+def _leaves_as(node: fx.Node, inside: Container[fx.Node]) -> fx.Node:
+    """`node`, or the value without gaps or overlaps, or from outside, that it is a view of."""
+    while node in inside and not is_dense(tensor(node)) and (viewed := _viewed(node)) is not None:
+        node = viewed
+    return node
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """What `node` is a view of; None if it is none."""
+    if node.target is operator.getitem:
+        return _viewed(node.all_input_nodes[0])
+    is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return node.all_input_nodes[0] if is_view else None
 
 
 def _count_crossings(calls: Sequence[_Call]) -> list[int]:

@@ -85,16 +85,23 @@ class _Stitched:
 
     def call(self, code: _Code, region: Region) -> None:
         """Append a call of `code` for `region`."""
-        box = self._graph.call_function(_box, tuple(self._values[node] for node in region.inputs))
-        results = self._graph.call_function(code.function, (box,))
+        inputs = tuple(map(self._value, region.inputs))
+        box = self._graph.create_node("call_function", _box, inputs, name="box")
+        results = self._graph.create_node("call_function", code.function, (box,), name="results")
         for place, index in enumerate(code.outputs):
             if index in region.outputs:
                 self._values[region.nodes[index]] = self._graph.call_function(operator.getitem, (results, place))
 
     def finish(self) -> fx.GraphModule:
         """The whole, giving what the source gives."""
-        self._graph.output(fx.map_arg(self._source.graph.output_node().args[0], self._values.__getitem__))
+        self._graph.output(fx.map_arg(self._source.graph.output_node().args[0], self._value))
         return fx.GraphModule(self._source, self._graph)
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        """The value of `node` of the source: what a region gives, or a view of it."""
+        if node not in self._values:
+            self._values[node] = self._graph.node_copy(node, self._value)
+        return self._values[node]
 
 
 def _box(*tensors: Tensor) -> list[Tensor]:

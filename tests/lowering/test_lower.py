@@ -1,0 +1,57 @@
+"""Lowerings by name, and the reference among them."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxpar.config import LOWERINGS
+from fxpar.errors import UnknownLoweringError
+from fxpar.lowering import lower
+from tests.lowering.graphs import traced
+
+
+def test_every_configurable_lowering_can_be_had() -> None:
+    assert len({lower(name) for name in LOWERINGS}) == len(LOWERINGS)
+
+
+def test_an_unknown_lowering_is_refused_by_name() -> None:
+    with pytest.raises(UnknownLoweringError, match=r"'inducktor'.*did you mean 'inductor'"):
+        lower("inducktor")
+
+
+def test_aten_runs_the_graph_op_by_op() -> None:
+    def function(x: Tensor) -> list[Tensor | None]:
+        y = x.t() + 1
+        return [y, None, y, x, y[1]]
+
+    x = torch.randn(2, 3)
+    graph = traced(function, x)
+    found = lower("aten")(graph)(x)
+    assert torch.equal(found[0], x.t() + 1) and found[0].stride() == (1, 3)
+    assert found[1] is None and found[2] is found[0] and found[3] is x
+    assert torch.equal(found[4], found[0][1])
+
+
+def test_aten_drops_values_after_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def watched(x: Tensor) -> Tensor:
+        held.append(weakref.ref(x))
+        return x.exp()
+
+    def dead(x: Tensor) -> Tensor:
+        assert held[0]() is None
+        return x
+
+    graph = traced(lambda x: (((x + 1).exp() + 1).sin(),), torch.randn(3))
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default):
+        node.target = watched
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+        node.target = dead
+    graph.recompile()
+    lower("aten")(graph)(torch.randn(3))
+    assert len(held) == 1
