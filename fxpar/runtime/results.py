@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from fxpar._torch import device_mesh_without_groups
-from fxpar.dtensor import to_placements
-from fxpar.layout import Layout
+from fxpar.dtensor import from_local
+from fxpar.layout import Layout, Shard
 from fxpar.mesh import STAGE_AXES, Mesh, num_batch_shards
 
 
@@ -32,21 +32,29 @@ def gather_result(pieces: Sequence[Tensor] | None, spec: ResultSpec, mesh: Mesh,
     With a batch dim, the microbatches and batch shards stand one after another along it. A floating-point scalar is
     the mean over both; any other result without a batch dim is the last microbatch's.
     """
-    shape = list(spec.layout.shape)
-    placements = to_placements(spec.layout, STAGE_AXES)
+    layout = spec.layout
+    if spec.batched and layout.is_ragged(0):  # pieces of microbatches would not make up a piece of the whole batch
+        pieces = pieces and [from_local(piece, layout, mesh.stage_mesh).full_tensor() for piece in pieces]
+        layout = Layout(layout.shape)
     if spec.batched:
-        shape[0] *= microbatches * num_batch_shards(mesh)
-        for axis in mesh.batch_axes:
-            placements[STAGE_AXES.index(axis)] = Shard(0) if mesh.sizes[axis] > 1 else Replicate()
+        layout = _stacked(layout, mesh, microbatches * num_batch_shards(mesh))
     local = torch.empty(0, dtype=spec.dtype, device=mesh.device_type) if pieces is None else _join(pieces, spec, mesh)
-    return DTensor.from_local(
-        local,
-        _last_stage(mesh),
-        placements,
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=torch.empty(shape, device="meta").stride(),
-    )
+    return from_local(local, layout, _last_stage(mesh))
+
+
+def _stacked(layout: Layout, mesh: Mesh, count: int) -> Layout:
+    """The layout of `count` such values one after another along dim 0, which the batch shards divide first."""
+    stacked = Layout((count * layout.shape[0], *layout.shape[1:]))
+    outer = 1
+    for axis in mesh.batch_axes:
+        if mesh.sizes[axis] > 1:
+            stacked = stacked.with_placement(axis, Shard(0, mesh.sizes[axis], outer))
+            outer *= mesh.sizes[axis]
+    for axis, placement in layout.axes:
+        if isinstance(placement, Shard) and placement.dim == 0:
+            placement = replace(placement, outer=count * placement.outer)
+        stacked = stacked.with_placement(axis, placement)
+    return stacked
 
 
 def _join(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh) -> Tensor:

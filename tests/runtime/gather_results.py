@@ -1,0 +1,39 @@
+"""What ranks do to gather results; apart from the tests, so that they start without their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxpar.layout import Layout
+from fxpar.mesh import init_mesh
+from fxpar.runtime.results import ResultSpec, gather_result
+from fxpar.tiles import shard_of
+
+
+def whole_pieces(spec: ResultSpec, batch_shard: int, microbatches: int) -> list[Tensor]:
+    """The logical result of each microbatch of a batch shard."""
+    generator = torch.Generator().manual_seed(batch_shard)
+    shape = (microbatches, *spec.layout.shape)
+    return list(torch.randint(0, 100, shape, generator=generator).to(spec.dtype))
+
+
+def gather_all(layouts: Sequence[tuple[ResultSpec, int]], sizes: dict[str, int]) -> list[tuple[torch.Size, Tensor]]:
+    """The logical shape, and the whole value on the last stage's ranks, of results in so many microbatches."""
+    mesh = init_mesh(**sizes)
+    at = mesh.coordinate
+    gathered = []
+    for spec, microbatches in layouts:
+        pieces = None
+        if at["pipe"] == mesh.pipe - 1:
+            whole = whole_pieces(spec, at["data"], microbatches)
+            pieces = [shard_of(piece, spec.layout, at).contiguous() for piece in whole]
+        result = gather_result(pieces, spec, mesh, microbatches)
+        gathered.append((result.shape, torch.empty(0) if pieces is None else result.full_tensor()))
+    return gathered
+
+
+def batched(layout: Layout) -> ResultSpec:
+    return ResultSpec(layout, torch.float32, True)
