@@ -21,6 +21,9 @@ MESHES = [
 ]
 
 
+# Where Inductor compiles: one mesh per model, so that every kind of collective and transfer is met.
+INDUCTOR = {"gpt": {"pipe": 2, "x": 2}, "gpt2": {"x": 2}, "llama": {"data": 2}}
+
 MICROBATCHES = [1, 2, 4, 8]
 
 
@@ -29,3 +32,10 @@ def test_training_equals_one_process_under_every_schedule(turn: int, sizes: dict
     """Each model meets each number of microbatches on two of the meshes."""
     runs = [Run(subject, sizes, MICROBATCHES[(turn + i) % 4]) for i, subject in enumerate(SUBJECTS)]
     run_ranks(math.prod(sizes.values()), check_runs, runs)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_training_equals_one_process_when_inductor_compiles(subject: str) -> None:
+    sizes = INDUCTOR[subject]
+    run = Run(subject, sizes, microbatches=2, lowering="inductor", schedules=("eager-1f1b",))
+    run_ranks(math.prod(sizes.values()), check_runs, [run])

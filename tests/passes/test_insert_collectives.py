@@ -8,18 +8,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fxpar
-from fxpar.annotate import is_backward, placed, value
+from fxpar.annotate import is_backward
 from fxpar.dump import format_graph
 from fxpar.layout import REPLICATE, Partial, Shard
-from fxpar.mesh import Mesh
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.rules import rule_for
 from fxpar.rules.rule import Strategy
 from fxpar.stage import JointGraph
-from fxpar.tiles import shard_of
-from tests.fake_mesh import as_rank, fake_mesh
+from tests.fake_mesh import fake_mesh
 from tests.joint_graphs import joint_graph
-from tests.lockstep import run_ranks_in_lockstep
+from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
 from tests.placements import as_told, at_random, lay_out
 
 
@@ -70,38 +68,6 @@ def mlp() -> JointGraph:
 @pytest.fixture(scope="module")
 def block() -> JointGraph:
     return joint_graph(Block().double(), torch.randn(2, 6, 12).double(), torch.zeros(2, 6, dtype=torch.long))
-
-
-def inputs_of(joint: JointGraph, seed: int) -> list[Tensor]:
-    """Random inputs and tangents of a joint graph; numbers of classes where they are whole."""
-    generator = torch.Generator().manual_seed(seed)
-    values = [value(node) for node in joint.module.graph.find_nodes(op="placeholder")]
-    return [
-        torch.randn(fake.shape, generator=generator, dtype=fake.dtype)
-        if fake.dtype.is_floating_point
-        else torch.randint(0, 10, fake.shape, generator=generator)
-        for fake in values
-    ]
-
-
-def run_local_graphs(joint: JointGraph, mesh: Mesh, inputs: list[Tensor]) -> list[list[Tensor]]:
-    """The outputs of every rank's local graph."""
-    graphs = [insert_collectives(joint, as_rank(mesh, rank)).module.graph for rank in range(mesh.num_ranks)]
-    layouts = [placed(node).outputs[0] for node in joint.module.graph.find_nodes(op="placeholder")]
-
-    def pieces_at(place: dict[str, int]) -> list[Tensor]:
-        return [shard_of(whole, layout, place).contiguous() for whole, layout in zip(inputs, layouts, strict=True)]
-
-    pieces = [pieces_at(mesh.coordinate_of(rank)) for rank in range(mesh.num_ranks)]
-    return run_ranks_in_lockstep(graphs, pieces, mesh)
-
-
-def check_pieces(joint: JointGraph, mesh: Mesh, found: list[list[Tensor]], expected: list[Tensor]) -> None:
-    """Every rank's outputs are its pieces of the expected ones."""
-    (output,) = joint.module.graph.find_nodes(op="output")
-    for rank, outputs in enumerate(found):
-        for piece, whole, layout in zip(outputs, expected, placed(output).inputs, strict=True):
-            torch.testing.assert_close(piece, shard_of(whole, layout, mesh.coordinate_of(rank)), rtol=1e-9, atol=1e-9)
 
 
 def test_a_partial_sum_is_reduced_where_it_is_needed_whole(mlp: JointGraph) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from contextlib import nullcontext
+from functools import cache, partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from joint_graphs import joint_graph
 from op_calls import Call, calls_in, different
 from small_models import GPT, hf_gpt2, hf_llama
 from torch import fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fxpar._torch import ignore_logging_calls
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
@@ -20,11 +22,18 @@ from fxpar.rules.prove import prove
 VOCABULARY, LENGTH = 96, 12
 
 MODELS = {
-    "gpt_fused": lambda: GPT(vocabulary=VOCABULARY, length=LENGTH, layers=1, fused=True),
-    "gpt_separate": lambda: GPT(vocabulary=VOCABULARY, length=LENGTH, layers=1, fused=False),
-    "gpt_ragged": lambda: GPT(vocabulary=VOCABULARY + 1, width=20, length=LENGTH, layers=1),
-    "hf_gpt2": lambda: hf_gpt2(vocabulary=VOCABULARY, length=LENGTH, layers=1),
-    "hf_llama": lambda: hf_llama(vocabulary=VOCABULARY, length=LENGTH, layers=1),
+    "gpt_fused": partial(GPT, fused=True),
+    "gpt_separate": partial(GPT, fused=False),
+    "gpt_ragged": partial(GPT, vocabulary=VOCABULARY + 1, width=20),
+    "gpt_math": GPT,
+    "gpt_autocast": GPT,
+    "hf_gpt2": hf_gpt2,
+    "hf_llama": hf_llama,
+}
+
+MODES = {
+    "gpt_math": partial(sdpa_kernel, SDPBackend.MATH),
+    "gpt_autocast": partial(torch.autocast, "cpu", torch.bfloat16),
 }
 
 
@@ -34,7 +43,8 @@ def training_graph(name: str) -> fx.GraphModule:
     ignore_logging_calls()
     tokens = torch.zeros(2, LENGTH, dtype=torch.long)
     names = ("input_ids", "labels") if name.startswith("hf") else ("tokens", "targets")
-    return decompose_for_sharding(joint_graph(MODELS[name](), **dict.fromkeys(names, tokens)).module)
+    with MODES.get(name, nullcontext)():
+        return decompose_for_sharding(joint_graph(MODELS[name](layers=1), **dict.fromkeys(names, tokens)).module)
 
 
 @cache

@@ -1,0 +1,159 @@
+"""A step over several ranks: what every rank is handed, checkpoints, and errors that name the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import fxpar
+from fxpar.errors import PlanMismatchError
+from fxpar.launch import run_ranks
+from tests.parity import SUBJECTS, stage_openers
+
+ATEN = {"lowering": "aten"}
+
+
+class Wide(nn.Module):
+    """A vocabulary of a size that two ranks do not divide, embedded and predicted; an early and a late result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.middle, self.head = nn.Embedding(13, 8), nn.Linear(8, 8), nn.Linear(8, 13)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        embedded = self.embed(tokens)
+        logits = self.head(torch.relu(self.middle(embedded)))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        return embedded, loss, logits
+
+
+RAGGED = {"embed.weight": ("x", None), "head.weight": ("x", None), "head.bias": ("x",)}
+
+
+def build_wide(mesh: fxpar.Mesh, microbatches: int = 2) -> tuple[nn.Module, nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = Wide()
+    alone = Wide()
+    alone.load_state_dict(model.state_dict())
+    tokens = torch.randint(0, 13, (4 * mesh.data, 5))
+    mine = tokens.chunk(mesh.data)[fxpar.batch_rank(mesh)]
+    stages = ["middle"] if mesh.pipe == 2 else []
+    fxpar.distribute(model, mesh, stages=stages, layouts=RAGGED, microbatches=microbatches, example_inputs=(mine,))
+    return model, alone, tokens
+
+
+def check_results(sizes: dict[str, int]) -> None:
+    """Loss, gradients of ragged shards, and results of the first and the last stage, with and without grad."""
+    mesh = fxpar.init_mesh(**sizes)
+    model, alone, tokens = build_wide(mesh)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    mine = tokens.chunk(mesh.data)[fxpar.batch_rank(mesh)]
+    expected = alone(tokens)
+    with torch.no_grad():
+        evaluated = step(mine)
+    torch.testing.assert_close(evaluated[1], expected[1])
+    embedded, loss, logits = step(mine)
+    torch.testing.assert_close(loss, expected[1])
+    for found, wanted in ((embedded, expected[0]), (logits, expected[2]), (evaluated[2], expected[2])):
+        assert isinstance(found, DTensor)
+        assert found.shape == wanted.shape
+        assert found.device_mesh.mesh.flatten().tolist()[-1] == dist.get_world_size() - 1
+        if mesh.coordinate["pipe"] == mesh.pipe - 1:
+            torch.testing.assert_close(found.full_tensor(), wanted.detach())
+        else:
+            assert found.to_local().numel() == 0
+    loss.backward()
+    expected[1].backward()
+    wanted_gradients = dict(alone.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad.full_tensor(), wanted_gradients[name].grad, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("sizes", [{"pipe": 2, "x": 2}, {"data": 2, "x": 2}, {"pipe": 2, "data": 2}])
+def test_results_and_gradients_of_ragged_shards(sizes: dict[str, int]) -> None:
+    run_ranks(4, check_results, sizes)
+
+
+def global_batch(sizes: dict[str, int]) -> None:
+    """A DTensor argument is the global batch: each rank takes its own shard of it."""
+    mesh = fxpar.init_mesh(**sizes)
+    model, alone, tokens = build_wide(mesh)
+    whole = DTensor.from_local(tokens, mesh.stage_mesh, run_check=False)
+    loss = torch.compile(model, backend="fxpar", options=ATEN)(whole)[1]
+    torch.testing.assert_close(loss, alone(tokens)[1])
+
+
+def test_a_dtensor_argument_is_global() -> None:
+    run_ranks(2, global_batch, {"data": 2})
+
+
+def different_models() -> str:
+    """Rank 1 builds the model for another batch."""
+    mesh = fxpar.init_mesh(pipe=2)
+    model, _, tokens = build_wide(mesh)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    try:
+        step(tokens[: 4 - 2 * mesh.rank])
+    except PlanMismatchError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_that_derive_different_plans_say_what_differs() -> None:
+    for message in run_ranks(2, different_models):
+        assert "the captured forward (ranks 1)" in message
+        assert "the mesh" not in message
+
+
+def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]) -> list[str]:
+    """Save on one layout of the ranks, load into a fresh model on another, and compare what a step then gives."""
+    subject = SUBJECTS["gpt2"]
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 96, (4, 12))
+    batch = dict.fromkeys(subject.arguments, tokens)
+    names, losses = set(), []
+    for seed, mesh_sizes in enumerate((sizes, others)):
+        mesh = fxpar.init_mesh(**mesh_sizes)
+        torch.manual_seed(seed)
+        model = subject.build()
+        names |= set(model.state_dict())
+        stages = stage_openers(subject.layers, mesh.pipe)
+        fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, example_inputs=batch)
+        if seed == 0:
+            dcp.save(model.state_dict(), checkpoint_id=directory)
+        else:
+            state = model.state_dict()
+            dcp.load(state, checkpoint_id=directory)
+            model.load_state_dict(state)
+        losses.append(torch.compile(model, backend="fxpar", options=ATEN)(**batch)["loss"].item())
+    assert abs(losses[0] - losses[1]) < 1e-5, losses
+    assert set(model.state_dict()) <= names
+    return sorted(model.state_dict())
+
+
+def test_distributed_checkpoints_save_and_load_on_another_mesh(tmp_path: Path) -> None:
+    held = run_ranks(4, save_and_load, tmp_path, {"pipe": 2, "x": 2}, {"pipe": 4})
+    names = set().union(*held)
+    assert names == set(SUBJECTS["gpt2"].build().state_dict())
+
+
+def load_single_process_checkpoint(state: dict[str, Any]) -> None:
+    """A whole state dict loads; what belongs to other stages is left out."""
+    mesh = fxpar.init_mesh(pipe=2, x=2)
+    model, alone, tokens = build_wide(mesh)
+    alone.load_state_dict(state)
+    model.load_state_dict(state)
+    found = torch.compile(model, backend="fxpar", options=ATEN)(tokens)[1]
+    torch.testing.assert_close(found, alone(tokens)[1])
+
+
+def test_a_checkpoint_of_one_process_loads() -> None:
+    torch.manual_seed(9)
+    run_ranks(4, load_single_process_checkpoint, Wide().state_dict())
