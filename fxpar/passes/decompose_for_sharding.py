@@ -82,7 +82,7 @@ def _inline(
     kwargs: Mapping[str, Any],
     copies: Mapping[fx.Node, Any],
 ) -> Any:
-    """Append what `decomposition` does to the values at `args` and `kwargs`; the results are nested as those of `node`."""
+    """Append what `decomposition` does to the values at `args` and `kwargs`; results nest as those of `node`."""
     operands: list[fx.Node] = []
     fx.map_arg((args, kwargs), operands.append)
 

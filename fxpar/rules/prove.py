@@ -20,7 +20,7 @@ from fxpar.rules.call import op_call
 from fxpar.rules.lookup import rule_for
 from fxpar.rules.rule import LocalOp, OpCall, Operand, Rule, Shape, Strategy
 from fxpar.rules.strategies import admissible
-from fxpar.strides import inverse, stride_order
+from fxpar.strides import inverse, is_dense, stride_order
 from fxpar.tiles import assemble, shard_of
 
 aten = torch.ops.aten
@@ -29,8 +29,8 @@ Coordinate = Mapping[str, int]
 _UNINITIALIZED = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
 """Ops whose results have no values to compare."""
 
-_TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""The largest difference that rounding explains, for values of magnitude 1."""
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+"""The largest difference that rounding explains, for random contributions to values of magnitude 1."""
 
 
 class RuleDisprovedError(AssertionError):
@@ -165,17 +165,18 @@ def prove_layouts(rule: Rule, taken: Sample, chosen: Mapping[str, Strategy], siz
     if any(layout.is_partial and t.dtype == torch.bool for layout, t in zip(inputs, taken.operands, strict=True)):
         return  # truth values do not add up
     contributions = [_contributions(t, layout, sizes) for t, layout in zip(taken.operands, inputs, strict=True)]
-    coordinates = _coordinates(sizes)
     for dense in (False, True):
-        runs = []
-        for coordinate in coordinates:
-            pieces = [
-                _piece(whole, layout, coordinate, dense) for whole, layout in zip(contributions, inputs, strict=True)
-            ]
+        runs, has_gaps = [], False
+        for coordinate in _coordinates(sizes):
+            operands = zip(contributions, inputs, strict=True)
+            pieces = [_piece(whole, layout, coordinate, dense) for whole, layout in operands]
+            has_gaps = has_gaps or not all(map(is_dense, pieces))
             runs.append((coordinate, _run_local(rule, call, inputs, outputs, coordinate, pieces)))
         problem = _problem(taken, outputs, runs)
         if problem:
             raise RuleDisprovedError(call, chosen, f"{problem} ({'dense' if dense else 'sliced'} operands)")
+        if not has_gaps:
+            return
 
 
 def _layout(shape: Shape, placements: Mapping[str, Placement]) -> Layout:
@@ -277,10 +278,9 @@ def _lies_like(local: Tensor, whole: Tensor) -> bool:
 def _value_problem(found: Tensor, expected: Tensor, taken: Sample) -> str | None:
     if not expected.is_floating_point():
         return None if torch.equal(found, expected) else "values differ"
-    scale = max(
-        [1.0, *(float(t.double().nan_to_num(0, 0, 0).abs().max()) for t in (expected, *taken.operands) if t.numel())]
-    )
-    tolerance = _TOLERANCE[expected.dtype] * scale
+    involved = [t for t in (expected, *taken.operands) if t.numel() > 0]
+    scale = max([1.0, *(float(t.double().nan_to_num(0, 0, 0).abs().max()) for t in involved)])
+    tolerance = scale * max((_TOLERANCE.get(t.dtype, 0.0) for t in involved), default=0.0)
     if torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True):
         return None
     return f"largest difference {(found - expected).abs().max():.3g}, expected at most {tolerance:.3g}"

@@ -137,6 +137,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     # Ops along a dim that they need whole
     aten._softmax.default: _along_dim,
     aten._softmax_backward_data.default: _along_dim,
+    aten._safe_softmax.default: _along_dim,
     aten._log_softmax.default: _along_dim,
     aten._log_softmax_backward_data.default: _along_dim,
     aten.cumsum.default: EinsumRule(along_dim, linear_in=TOGETHER),
