@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fxpar.errors import PeerLostError
 from fxpar.layout import Layout, Partial
 from fxpar.mesh import init_mesh
 from fxpar.runtime.gradients import BUCKET_BYTES, reduce_over_batch, reduce_partial
@@ -56,3 +57,16 @@ def _counting(all_reduce: Callable[..., object], sent: list[int]) -> Callable[..
         return all_reduce(tensor, **options)
 
     return counted
+
+
+def lose_a_rank() -> str:
+    """Rank 1 leaves while rank 0 reduces with it; gives the latter's error."""
+    mesh = init_mesh(data=2)
+    if mesh.rank == 1:
+        dist.destroy_process_group()
+        return ""
+    try:
+        reduce_over_batch({"weight": torch.ones(3)}, mesh)
+    except PeerLostError as error:
+        return str(error)
+    return "reduced"

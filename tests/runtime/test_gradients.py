@@ -7,7 +7,7 @@ import torch
 from fxpar.launch import run_ranks
 from fxpar.mesh import Mesh
 from fxpar.runtime.gradients import own_memory
-from tests.runtime.reduce_gradients import LAYOUTS, gradients_of, messages_for, reduce_all
+from tests.runtime.reduce_gradients import LAYOUTS, gradients_of, lose_a_rank, messages_for, reduce_all
 
 
 def test_partial_gradients_are_summed_over_their_axis_and_all_over_the_batch_shards() -> None:
@@ -34,6 +34,11 @@ def test_small_gradients_share_a_message_and_large_ones_do_not() -> None:
     for messages, sums_are_right in run_ranks(2, messages_for, [1, 2, 20, 6, 25, 1]):
         assert messages == [23 * mb, 6 * mb, 25 * mb, 1 * mb]
         assert sums_are_right
+
+
+def test_a_lost_rank_ends_the_reduction() -> None:
+    error, _ = run_ranks(2, lose_a_rank, timeout_s=100)
+    assert error.startswith("lost another rank while moving gradients to their sum over axis data: ")
 
 
 def test_gradients_that_share_memory_part() -> None:

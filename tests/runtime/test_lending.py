@@ -1,0 +1,33 @@
+"""Borrowers have the parameter as they use it; its owner has the sum of all gradients, and nobody else any."""
+
+from __future__ import annotations
+
+import torch
+
+from fxpar.launch import run_ranks
+from fxpar.mesh import Mesh
+from tests.runtime.lend_parameters import NAMES, gradient, lend, owned_layout, whole_parameter
+
+
+def check(sizes: dict[str, int]) -> None:
+    mesh = Mesh(**sizes)
+    borrowers = sum(gradient(stage) for stage in range(1, mesh.pipe))
+    for rank, (borrowed, gradients) in enumerate(run_ranks(mesh.num_ranks, lend, sizes)):
+        at = mesh.coordinate_of(rank)
+        if at["pipe"] > 0:
+            assert all(torch.equal(borrowed[name], whole_parameter(name)) for name in NAMES)
+            assert not gradients
+            continue
+        assert not borrowed
+        assert gradients.keys() == {"used by all", "without gradient at its owner"}
+        shape = owned_layout(mesh).local_shape(at)
+        assert torch.equal(gradients["used by all"], torch.full(shape, gradient(0) + borrowers))
+        assert torch.equal(gradients["without gradient at its owner"], torch.full(shape, borrowers))
+
+
+def test_two_borrowers() -> None:
+    check({"pipe": 3})
+
+
+def test_borrowers_with_another_layout() -> None:
+    check({"pipe": 2, "x": 2})
