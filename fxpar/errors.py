@@ -158,6 +158,16 @@ class UnsupportedGraphError(FxparError):
     """The model does something that fxpar cannot run distributed; the message says where and what instead."""
 
 
+class InvalidRuleError(FxparError):
+    """A sharding rule that `register_rule` was given does not fit its op."""
+
+    def __init__(self, op: object, notation: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"sharding rule {notation!r} of {op}: expected {expected}, found {found}; name every tensor "
+            "parameter of the op and every result, as in 'm k, k n -> m n'"
+        )
+
+
 class ReshardError(FxparError):
     """A tensor cannot be moved as asked between two meshes or layouts."""
 

@@ -109,7 +109,7 @@ def cross_entropy_backward(
     counts = (target != ignore_index).unsqueeze(_class_dim(log_probs))
     row_grads = torch.where(counts, row_grads, 0.0)
     picked = torch.where(_hits(log_probs, target, ignore_index), row_grads, 0.0)
-    return (picked - log_probs.exp() * row_grads).to(input_dtype)
+    return (picked - _precise(log_probs).exp() * row_grads).to(input_dtype)
 
 
 def _class_dim(log_probs: Tensor) -> int:

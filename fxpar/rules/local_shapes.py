@@ -27,6 +27,7 @@ def sized_like_result(name: str) -> Callable[[LocalOp], fx.Node]:
 
 
 def call_with(local: LocalOp, **replaced: Any) -> fx.Node:
+    """Emit the op on the local operands with some arguments replaced by name."""
     args, kwargs = with_arguments(local, **replaced)
     return local.emit(local.call.target, *args, **kwargs)
 

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from fxpar._torch import schema
+from fxpar.errors import InvalidRuleError
+from fxpar.rules.call import parameters
+from fxpar.rules.einsum import parse
 from fxpar.rules.einsum_rule import EinsumRule
 from fxpar.rules.rule import Rule
 from fxpar.rules.table import POINTWISE, TABLE
@@ -33,5 +36,26 @@ def register_rule(target: Callable[..., Any], rule: str | Rule) -> None:
     """Give an op a sharding rule: a `Rule`, or einsum notation, one operand per tensor parameter of its schema.
 
     The notation is explained in `fxpar.rules.einsum`; `fxpar.rules.prove` checks a rule against the op.
+
+    Raises:
+        InvalidRuleError: the notation has no arrow, or names other than the op's tensor parameters and results.
     """
-    _registered[target] = EinsumRule(rule) if isinstance(rule, str) else rule
+    if isinstance(rule, str):
+        _check_notation(target, rule)
+        rule = EinsumRule(rule)
+    _registered[target] = rule
+
+
+def _check_notation(target: Callable[..., Any], notation: str) -> None:
+    if not isinstance(target, torch._ops.OpOverload):
+        raise InvalidRuleError(
+            target, notation, "an overload of an op, such as torch.ops.aten.mm.default", repr(target)
+        )
+    if "->" not in notation:
+        raise InvalidRuleError(target, notation, "'->' between operands and results", "none")
+    operands, results = parse(notation)
+    takes, gives = sum(parameter.takes_tensor for parameter in parameters(target)), len(schema(target).returns)
+    if len(operands) != takes:
+        raise InvalidRuleError(target, notation, f"{takes} operands", str(len(operands)))
+    if len(results) != gives:
+        raise InvalidRuleError(target, notation, f"{gives} results", str(len(results)))

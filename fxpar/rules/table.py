@@ -10,13 +10,15 @@ from typing import Any, Final
 
 import torch
 
-import fxpar.markers  # noqa: F401  # defines torch.ops.fxpar.shard
+import fxpar.markers
+import fxpar.random  # noqa: F401  # these define the ops of torch.ops.fxpar
 from fxpar.rules import local_indices, local_shapes, notations, views
 from fxpar.rules.attention import attention, attention_without_bias_gradient
 from fxpar.rules.einsum import Einsum
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
 from fxpar.rules.local_shapes import sized_like_result
 from fxpar.rules.notations import along_dim, normalized, pointwise, reduced, reduced_whole
+from fxpar.rules.random import UniformRule
 from fxpar.rules.rule import LocalOp, OpCall, Rule
 
 aten = torch.ops.aten
@@ -45,6 +47,7 @@ _whole_reduction = EinsumRule(reduced_whole)
 _arange = EinsumRule(notations.counted, emit_local=local_indices.emit_arange)
 
 TABLE: Mapping[Callable[..., Any], Rule] = {
+    torch.ops.fxpar.uniform.default: UniformRule(),
     # Products
     aten.mm.default: EinsumRule("m k, k n -> m n", linear_in=EACH),
     aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fxpar.layout import REPLICATE, Partial, Shard
-from fxpar.rules import register_rule
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
-from fxpar.rules.prove import RuleDisprovedError, prove, prove_two_axes
+from fxpar.rules.prove import RuleDisprovedError, prove
 from fxpar.rules.rule import LocalOp, Strategy
 
 aten = torch.ops.aten
@@ -79,17 +78,3 @@ def test_it_returns_what_it_proved() -> None:
         Strategy((Shard(1, 2), Shard(0, 2)), (Partial("sum"),)),
         Strategy((REPLICATE, Shard(1, 2)), (Shard(1, 2),)),
     }
-
-
-@torch.library.custom_op("fxpar_test::scale_rows", mutates_args=())
-def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
-    """A user's op: multiply each row by its factor."""
-    return x * factors[:, None]
-
-
-def test_a_users_rule_is_used_and_proved() -> None:
-    op = torch.ops.fxpar_test.scale_rows.default
-    register_rule(op, "m n, m -> m n")
-    proved = prove(op, (torch.randn(4, 6), torch.randn(4)), {}, 2)
-    assert Strategy((Shard(0, 2), Shard(0, 2)), (Shard(0, 2),)) in proved
-    assert prove_two_axes(op, (torch.randn(4, 6), torch.randn(4)), {}, 2) > len(proved)
