@@ -12,6 +12,7 @@ from fxpar.layout import Layout
 
 _PLACED = "fxpar_placed"
 _MOVE = "fxpar_move"
+_ORDER = "fxpar_program_order"
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
 
@@ -98,6 +99,17 @@ def set_origin(node: fx.Node, source: fx.Node, *, backward: bool) -> None:
 def tag_direction(node: fx.Node, *, backward: bool) -> None:
     """Tag `node` as part of the backward or of the forward pass."""
     node.meta["partitioner_tag"] = "is_backward" if backward else "is_forward"
+
+
+def set_program_order(node: fx.Node, number: int) -> None:
+    """Number a torch-IR node by its place in the captured program; the ops traced from it inherit the number."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), _ORDER: number}
+
+
+def program_order(node: fx.Node) -> int:
+    """The place in the captured program of what `node` was traced from."""
+    order: int = node.meta["custom"][_ORDER]
+    return order
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -12,6 +12,7 @@ from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.distribution import Distribution, distribution_of
+from fxpar.random import RANDOM_STATE
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.results import ResultSpec
@@ -49,7 +50,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         make_traffic(stages, stage, mesh, plan.microbatches),
         make_lending(stages, stage, distribution),
         plan.microbatches,
-        {port.name: dim for port, dim in capture.batch_dims.items()},
+        {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0},
         loss,
     )
     return Step(capture, loss, distribution, executor, _result_specs(capture, stages), with_backward=with_backward)

@@ -12,6 +12,7 @@ from fxpar.dump import Dump
 from fxpar.lowering import Lowering
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import insert_collectives
+from fxpar.passes.logical_random import logical_random
 from fxpar.passes.partition import partition
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
@@ -47,6 +48,9 @@ def _plan_stage(
 ) -> PlannedStage:
     joint = trace_joint(stage, with_backward=with_backward)
     dump.graph("trace_joint", joint.module, stage.index)
+    # Before any mesh comes into play, since the numbers must not depend on it.
+    joint = logical_random(joint)
+    dump.graph("logical_random", joint.module, stage.index)
     # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
     joint = replace(joint, module=decompose_for_sharding(joint.module))
     dump.graph("decompose_for_sharding", joint.module, stage.index)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -55,7 +56,8 @@ class Distribution:
     """One distributed model.
 
     `plan` is None while the model is being captured to make one; `planned` keeps the stages that were planned then, by
-    the signature of the capture, for a compile of the same program.
+    the signature of the capture, for a compile of the same program. `seed` and `num_steps`, the steps that ran with
+    grad, decide which random numbers a step draws.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Distribution:
         self.batch_dims = batch_dims
         self.plan: Plan | None = None
         self.planned: dict[str, tuple[PlannedStage, ...]] = {}
+        self.seed = common_seed()
+        self.num_steps = 0
         self.handle = next(_handles)
         _by_handle[self.handle] = self
 
@@ -94,6 +98,14 @@ class Distribution:
                 assert isinstance(held, DTensor), f"parameter {fqn} was replaced by a plain tensor"
                 found[fqn] = held
         return found
+
+
+def common_seed() -> int:
+    """Rank 0's seed, so that every rank draws the same numbers."""
+    seeds = [torch.initial_seed()]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(seeds, src=0)
+    return seeds[0]
 
 
 def distribution_of(handle: int) -> Distribution:

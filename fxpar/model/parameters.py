@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -68,7 +67,7 @@ def _initialize(
 ) -> None:
     if not unset:
         return
-    seed = _common_seed()
+    seed = distribution.seed
     for path, module in unset.items():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -81,14 +80,6 @@ def _initialize(
             raise UninitializedModuleError(path, sorted(tensors))
         with torch.no_grad(), _LogicalRandom(seed, path, distribution.mesh.coordinate):
             initialize(module)
-
-
-def _common_seed() -> int:
-    """Rank 0's seed, so that every rank draws the same numbers."""
-    seeds = [torch.initial_seed()]
-    if dist.get_world_size() > 1:
-        dist.broadcast_object_list(seeds, src=0)
-    return seeds[0]
 
 
 class _LogicalRandom(TorchDispatchMode):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxpar.hints import Grouped, Spec
-from fxpar.layout import Layout, Shard
+from fxpar.layout import Layout
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.model.distribution import Distribution
 from fxpar.stage import JointGraph, Port, PortKind, StageBorder
@@ -23,9 +22,9 @@ def pin_parameters(joint: JointGraph, distribution: Distribution, earlier: Seque
         hint = distribution.hints.parameters.get(port.name)
         decided = _decided(port, distribution, earlier)
         if decided is not None:
-            pins[port] = _exactly(decided, fixed_at_use=hint is not None)
+            pins[port] = Pin.exactly(decided, fixed_at_use=hint is not None)
         elif hint is not None:
-            pins[port] = Pin(_shards(hint), fixed_at_use=True)
+            pins[port] = Pin.hinted(hint)
     return Pins(pins)
 
 
@@ -33,19 +32,3 @@ def _decided(port: Port, distribution: Distribution, earlier: Sequence[StageBord
     if distribution.plan is not None:
         return distribution.plan.parameters[port.name].layout
     return next((border.inputs[port] for border in earlier if port in border.inputs), None)
-
-
-def _exactly(layout: Layout, *, fixed_at_use: bool) -> Pin:
-    shards = {axis: (shard.dim, shard.outer) for axis, shard in layout.axes if isinstance(shard, Shard)}
-    return Pin(shards, fixed_at_use)
-
-
-def _shards(spec: Spec) -> dict[str, tuple[int, int | None]]:
-    """A hint as pinned dims; a plain axis leaves the digit of a fused dim to the search."""
-    shards: dict[str, tuple[int, int | None]] = {}
-    for dim, entry in enumerate(spec):
-        if isinstance(entry, Grouped):
-            shards[entry.axis] = (dim, entry.groups)
-        elif entry is not None:
-            shards[entry] = (dim, None)
-    return shards

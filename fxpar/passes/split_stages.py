@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxpar.annotate import module_path
+from fxpar.annotate import module_path, set_program_order
 from fxpar.capture import Capture, example, is_marker
 from fxpar.errors import StageNotFoundError, UnsupportedGraphError
 from fxpar.passes.shared_values import is_context, recomputable, storages_mutated_later
@@ -101,6 +101,7 @@ class _StageBuilder:
             self._nodes |= mutators
             self._close_over([used for node in mutators for used in node.all_input_nodes])
         self._order = [node for node in order if node in self._nodes]
+        self._numbers = {node: number for number, node in enumerate(order)}
 
     def _close_over(self, pending: list[fx.Node]) -> None:
         while pending:
@@ -128,6 +129,7 @@ class _StageBuilder:
                 copies[node] = placeholders[port]
         for node in self._order:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+            set_program_order(copies[node], self._numbers[node])
         leaving = [] if self._is_last else [node for node in self._order if node in edges and node not in self._cut.recomputed]
         outputs = [Port(PortKind.EDGE, node.name) for node in leaving]
         returned = [_leave(graph, copies[node]) for node in leaving]

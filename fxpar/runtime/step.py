@@ -11,6 +11,8 @@ from torch import Tensor
 from fxpar.capture import Capture
 from fxpar.dtensor import from_local
 from fxpar.model.distribution import Distribution
+from fxpar.mesh import batch_rank
+from fxpar.random import RANDOM_STATE, random_state
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.results import ResultSpec, gather_result
@@ -48,7 +50,7 @@ class Step:
             done = self._executor.run(
                 parameters,
                 {name: args[position] for name, position in self._buffers.items()},
-                {name: args[position] for name, position in self._inputs.items()},
+                {name: args[position] for name, position in self._inputs.items()} | {RANDOM_STATE.name: self._draw()},
             )
         results = [self._result(position, done.results.get(position)) for position in range(len(self._results))]
         if self._with_backward:
@@ -61,6 +63,14 @@ class Step:
         elif self._loss is not None:
             results[self._loss] = done.loss
         return tuple(results)
+
+    def _draw(self) -> Tensor:
+        """The random state of this step; it moves on with every step that trains."""
+        distribution = self._distribution
+        first = batch_rank(distribution.mesh) * distribution.microbatches
+        state = random_state(distribution.seed, distribution.num_steps, first, distribution.microbatches)
+        distribution.num_steps += self._with_backward
+        return state
 
     def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Any:
         if position == self._loss:

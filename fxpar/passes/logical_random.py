@@ -1,0 +1,141 @@
+"""Draw random numbers by logical index, so that they are the same on every mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpar.annotate import module_path, program_order, set_origin, set_value, tensor
+from fxpar.errors import UnsupportedGraphError
+from fxpar.passes.local_graph import fake_mode_of
+from fxpar.random import RANDOM_STATE
+from fxpar.stage import JointGraph
+
+aten = torch.ops.aten
+
+def logical_random(joint: JointGraph) -> JointGraph:
+    """Replace every random op by `fxpar::uniform` and arithmetic on it; `RANDOM_STATE` becomes an input if there is any.
+
+    Each op draws from its own stream, numbered by its place in the captured program, not in the stage.
+
+    Before: `native_dropout = aten.native_dropout(x, 0.1, True)`
+    After:  `uniform = fxpar.uniform(random, ...)`, `mask = aten.ge(uniform, 0.1)`, `mul = aten.mul(x, mask)`, ...
+
+    Raises:
+        UnsupportedGraphError: an op draws from a distribution that has no such form here.
+    """
+    drawing = [node for node in joint.module.graph.nodes if _is_random(node)]
+    if not drawing:
+        return joint
+    state = _add_state(joint)
+    uses: dict[int, int] = {}
+    for node in drawing:
+        order = program_order(node)
+        uses[order] = uses.get(order, 0) + 1
+        with joint.module.graph.inserting_before(node):
+            _Redraw(joint.module.graph, node, state, stream=order * 64 + uses[order]).replace()
+    joint.module.graph.lint()
+    joint.module.recompile()
+    return replace(joint, inputs=(*joint.inputs, RANDOM_STATE))
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")  # attention kernels draw for their dropout alone
+    dropout = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return dropout != 0.0
+
+
+def _add_state(joint: JointGraph) -> fx.Node:
+    """A placeholder after the other inputs, before the tangents."""
+    placeholders = [node for node in joint.module.graph.nodes if node.op == "placeholder"]
+    with fake_mode_of(joint.module.graph):
+        value = torch.empty(1, 3, dtype=torch.int64)
+    with joint.module.graph.inserting_after(placeholders[len(joint.inputs) - 1]):
+        state = joint.module.graph.placeholder("random_state")
+    set_value(state, value)
+    return state
+
+
+class _Redraw:
+    """Writes the replacement of one random op in front of it."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node, state: fx.Node, stream: int) -> None:
+        self._graph, self._node, self._state, self._stream = graph, node, state, stream
+
+    def replace(self) -> None:
+        write = _REDRAWN.get(self._node.target)
+        if write is None:
+            raise UnsupportedGraphError(
+                f"{self._node.target} in module {module_path(self._node)!r} draws random numbers in a way that is not the "
+                f"same on every mesh: expected one of {', '.join(sorted(map(str, _REDRAWN)))}"
+            )
+        results = write(self, *self._node.args)
+        if len(results) == 1:
+            self._node.replace_all_uses_with(results[0])
+        for user in list(self._node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            self._graph.erase_node(user)
+        self._graph.erase_node(self._node)
+
+    def emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        made = self._graph.call_function(target, args, kwargs)
+        values = fx.node.map_arg(args, tensor)
+        with fake_mode_of(self._graph):
+            set_value(made, target(*values, **kwargs))
+        set_origin(made, self._node, backward=False)
+        return made
+
+    def uniform(self, shape: Sequence[int]) -> fx.Node:
+        """Another draw of this op, of logical `shape`."""
+        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        self._stream += 1 << 24  # so that two draws of one op differ
+        size = list(shape)
+        return self.emit(
+            torch.ops.fxpar.uniform.default, self._state, size, size, strides, 0, math.prod(shape), self._stream
+        )
+
+    def dropout(self, x: fx.Node, p: float, train: bool | None) -> tuple[fx.Node, fx.Node]:
+        mask = self.emit(aten.ge.Scalar, self.uniform(tensor(x).shape), p)
+        kept = self.emit(aten.mul.Tensor, x, mask)
+        return self.emit(aten.mul.Tensor, kept, 1.0 / (1.0 - p) if p < 1.0 else 0.0), mask
+
+    def bernoulli(self, x: fx.Node, p: float | None = None) -> tuple[fx.Node]:
+        drawn = self.uniform(tensor(x).shape)
+        below = self.emit(aten.lt.Tensor, drawn, x) if p is None else self.emit(aten.lt.Scalar, drawn, p)
+        return (self._as_result(below),)
+
+    def rand(self, *_: Any) -> tuple[fx.Node]:
+        return (self._as_result(self.uniform(tensor(self._node).shape)),)
+
+    def randn(self, *_: Any) -> tuple[fx.Node]:
+        """Box and Muller's transform; 1 - u keeps the logarithm finite."""
+        shape = tensor(self._node).shape
+        logarithm = self.emit(aten.log1p.default, self.emit(aten.neg.default, self.uniform(shape)))
+        radius = self.emit(aten.sqrt.default, self.emit(aten.mul.Tensor, logarithm, -2.0))
+        angle = self.emit(aten.cos.default, self.emit(aten.mul.Tensor, self.uniform(shape), 2.0 * math.pi))
+        return (self._as_result(self.emit(aten.mul.Tensor, radius, angle)),)
+
+    def _as_result(self, drawn: fx.Node) -> fx.Node:
+        dtype = tensor(self._node).dtype
+        return drawn if tensor(drawn).dtype == dtype else self.emit(aten._to_copy.default, drawn, dtype=dtype)
+
+
+_REDRAWN: dict[Any, Callable[..., tuple[fx.Node, ...]]] = {
+    aten.native_dropout.default: _Redraw.dropout,
+    aten.bernoulli.default: _Redraw.bernoulli,
+    aten.bernoulli.p: _Redraw.bernoulli,
+    aten.rand.default: _Redraw.rand,
+    aten.rand_like.default: _Redraw.rand,
+    aten.randn.default: _Redraw.randn,
+    aten.randn_like.default: _Redraw.randn,
+}
