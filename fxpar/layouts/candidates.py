@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
-from fxpar.layout import REPLICATE, Layout, Partial, Placement, Replicate, Shard
+from fxpar.layout import REPLICATE, Layout, Partial, Placement, Shard
+from fxpar.layouts.beside import Beside, fits
 from fxpar.layouts.dataflow import Border, Operation, Value
 from fxpar.layouts.pins import Pin
 from fxpar.rules import rule_for
 from fxpar.rules.rule import OpCall, Operand, Rule, Strategy
 from fxpar.rules.strategies import candidate_shards, replicated
 from fxpar.stage import PortKind
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What the axes solved before have settled: the layout of every result, and of every operand where used.
-
-    Values that are not named are replicated.
-    """
-
-    given: Mapping[Value, Layout] = field(default_factory=dict)
-    needed: Mapping[tuple[int, int], Layout] = field(default_factory=dict)
-
-    def result(self, value: Value) -> Layout:
-        """The layout of `value` where it is made."""
-        return self.given.get(value) or Layout(tuple(value.tensor.shape))
-
-    def operand(self, operation: int, position: int, value: Value) -> Layout:
-        """The layout in which operand `position` of operation number `operation` is needed."""
-        return self.needed.get((operation, position)) or Layout(tuple(value.tensor.shape))
 
 
 class _Rules:
@@ -167,7 +148,7 @@ class Candidates:
         layouts = [self._beside.operand(number, i, value) for i, value in enumerate(operation.operands)]
         layouts += [self._beside.result(value) for value in operation.results if value is not None]
         placements = [placement for _, placement in _placed(operation, strategy)]
-        return all(map(_fits, layouts, placements))
+        return all(map(fits, layouts, placements))
 
     def _used(self) -> dict[Value, dict[Shard, None]]:
         """The shards of each value that an op gives or takes, and those of its twins."""
@@ -204,13 +185,6 @@ def _ends_of_axes(layout: Layout, dim: int) -> list[int]:
         if digit.axis is not None:
             ends.append(position)
     return ends
-
-
-def _fits(layout: Layout, placement: Placement) -> bool:
-    """Whether one more axis can be placed so: digits are held once, and sums and maxima do not mix."""
-    if isinstance(placement, Partial):
-        return all(placement == other for _, other in layout.axes if isinstance(other, Partial))
-    return isinstance(placement, Replicate) or layout.accepts(placement)
 
 
 def _placed(operation: Operation, strategy: Strategy) -> list[tuple[Value, Placement]]:

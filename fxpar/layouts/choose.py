@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fxpar import annotate
 from fxpar.layout import REPLICATE, Layout, Partial, Placement
-from fxpar.layouts.candidates import Beside
+from fxpar.layouts.beside import Beside
 from fxpar.layouts.dataflow import Border, Operation, Value, roots
 from fxpar.layouts.integer_program import IntegerProgram
 from fxpar.layouts.move_prices import MovePrices
@@ -171,7 +171,7 @@ class _Chooser:
         if operation.border in (Border.INPUT, Border.TANGENT) and kind is PortKind.EDGE:
             return self._prices.num_bytes(value, layout, placement) / prices.edge_bytes_per_us
         if isinstance(placement, Partial):
-            return self._prices.move(value, layout, placement, REPLICATE)[1] / self._axis.microbatches
+            return self._prices.reduction_us(value, layout, placement) / self._axis.microbatches
         return 0.0
 
     def _layout_at(self, number: int, value: Value) -> Layout:
@@ -221,7 +221,7 @@ class _Chooser:
                 self._share(groups, whole)
 
     def _share(self, groups: Mapping[_Move, Mapping[int, list[int]]], whole: StepKind) -> None:
-        """Charge the moves `whole`, and those from the same placements to shards; these are free slices of the whole."""
+        """Charge the moves `whole`, and those from the same placements to shards; these are free slices of it."""
         slices: dict[int, list[int]] = {}
         for move, members in groups.items():
             if _WHOLE.get(move.kind) is whole:

@@ -182,10 +182,15 @@ def _is_random(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
-def immovable_values(program: Sequence[Operation], fixed: set[fx.Node]) -> set[Value]:
-    """The values of the placeholders `fixed`, and all that is computed from those alone."""
-    found: set[Value] = set()
+def derived_from(program: Sequence[Operation], sources: set[fx.Node]) -> dict[Value, tuple[Port, ...]]:
+    """The values of the placeholders `sources` and all that is computed from them alone, with their ports."""
+    found: dict[Value, tuple[Port, ...]] = {}
     for operation in program:
-        if operation.node in fixed or (operation.operands and all(value in found for value in operation.operands)):
-            found.update(result for result in operation.results if result is not None)
+        ports: tuple[Port, ...] = ()
+        if operation.node in sources and operation.port is not None:
+            ports = (operation.port,)
+        elif operation.operands and all(value in found for value in operation.operands):
+            ports = tuple(dict.fromkeys(port for value in operation.operands for port in found[value]))
+        if ports:
+            found.update((result, ports) for result in operation.results if result is not None)
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fxpar.layout import Layout, Placement
+from fxpar.layout import REPLICATE, Layout, Partial, Placement
+from fxpar.layouts.beside import fits
 from fxpar.layouts.dataflow import Value
 from fxpar.passes.moves import Step, StepKind, local_size
 from fxpar.planner.prices import Prices
@@ -27,9 +28,17 @@ class MovePrices:
         width = value.tensor.element_size()
         key = (layout, src, dst, width)
         if key not in self._steps:
-            step = Step(self._axis, layout.with_placement(self._axis, src), layout.with_placement(self._axis, dst))
-            us = self._prices.move_us(
-                step.kind, self._axis, step.traffic(self._parts) * width, local_size(step.after) * width
-            )
-            self._steps[key] = step.kind, us
+            step = self._step(layout, src, dst)
+            bytes_sent, bytes_kept = step.traffic(self._parts) * width, local_size(step.after) * width
+            self._steps[key] = step.kind, self._prices.move_us(step.kind, self._axis, bytes_sent, bytes_kept)
         return self._steps[key]
+
+    def reduction_us(self, gradient: Value, layout: Layout, partial: Partial) -> float:
+        """The time that reducing a partial gradient adds to the reduction of all gradients in buckets."""
+        sent = self._step(layout, partial, REPLICATE).traffic(self._parts) * gradient.tensor.element_size()
+        return self._prices.bucketed_us(self._axis, sent)
+
+    def _step(self, layout: Layout, src: Placement, dst: Placement) -> Step:
+        if not fits(layout, dst):  # another axis moves out of the way, too: about as if it had not been there
+            layout = Layout(layout.shape)
+        return Step(self._axis, layout.with_placement(self._axis, src), layout.with_placement(self._axis, dst))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fxpar.hints import Grouped, Spec
 from fxpar.layout import REPLICATE, Layout, Placement, Replicate, Shard
 from fxpar.stage import Port
 
@@ -21,6 +22,17 @@ class Pin:
 
     shards: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     fixed_at_use: bool = False
+
+    @classmethod
+    def hinted(cls, spec: Spec) -> Pin:
+        """The pin of a hinted weight; a plain axis leaves the digit of a fused dim to the search."""
+        shards: dict[str, tuple[int, int | None]] = {}
+        for dim, entry in enumerate(spec):
+            if isinstance(entry, Grouped):
+                shards[entry.axis] = (dim, entry.groups)
+            elif entry is not None:
+                shards[entry] = (dim, None)
+        return cls(shards, fixed_at_use=True)
 
     @classmethod
     def exactly(cls, layout: Layout, *, fixed_at_use: bool = False) -> Pin:

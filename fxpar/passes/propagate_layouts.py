@@ -13,9 +13,10 @@ from fxpar import annotate
 from fxpar.annotate import Placed
 from fxpar.errors import InfeasibleLayoutError
 from fxpar.layout import Layout
-from fxpar.layouts.candidates import Beside, Candidates
+from fxpar.layouts.beside import Beside
+from fxpar.layouts.candidates import Candidates
 from fxpar.layouts.choose import Axis, choose
-from fxpar.layouts.dataflow import Border, Operation, Value, immovable_values, operations, small_constants
+from fxpar.layouts.dataflow import Border, Operation, Value, derived_from, operations, small_constants
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.prune import prune
 from fxpar.mesh import Mesh
@@ -79,9 +80,9 @@ def _solve(program: Sequence[Operation], pins: Mapping[fx.Node, Pin], axis: Axis
     for operation, found in zip(program, strategies, strict=True):
         if not found:
             raise InfeasibleLayoutError(_no_strategy(operation, pins[operation.node], axis))
-    immovable = immovable_values(program, {node for node, pin in pins.items() if pin.fixed_at_use})
-    possible = prune(program, strategies, immovable)
-    chosen = choose(program, possible, axis, immovable) if all(possible) else None
+    immovable = derived_from(program, {node for node, pin in pins.items() if pin.fixed_at_use})
+    possible = prune(program, strategies, immovable.keys())
+    chosen = choose(program, possible, axis, immovable.keys()) if all(possible) else None
     if chosen is None:
         raise InfeasibleLayoutError(_conflict(program, strategies, axis, immovable))
     return [found[k] for found, k in zip(possible, chosen, strict=True)]
@@ -138,10 +139,13 @@ def _no_strategy(operation: Operation, pin: Pin, axis: Axis) -> str:
 
 
 def _conflict(
-    program: Sequence[Operation], strategies: Sequence[Sequence[Strategy]], axis: Axis, immovable: set[Value]
+    program: Sequence[Operation],
+    strategies: Sequence[Sequence[Strategy]],
+    axis: Axis,
+    immovable: Mapping[Value, Sequence[Port]],
 ) -> str:
     """Which hinted weights would have to move for a solution to exist."""
-    chosen = choose(program, strategies, axis, immovable, penalty_us=1e9)
+    chosen = choose(program, strategies, axis, immovable.keys(), penalty_us=1e9)
     if chosen is None:
         return f"no layouts over {axis.name} ({axis.parts} ranks) meet what the stage's neighbours and hints ask for"
     picked = [found[k] for found, k in zip(strategies, chosen, strict=True)]
@@ -152,13 +156,16 @@ def _conflict(
         if value is not None
     }
     moved = [
-        f"{value.node.name} lies as {given[value]} but {operation} needs it as {placement}"
+        f"{_listed(immovable[value])}: placed as {given[value]}, but needed as {placement} by {operation}"
         for operation, strategy in zip(program, picked, strict=True)
         for value, placement in zip(operation.operands, strategy.inputs, strict=True)
         if value in immovable and given[value] != placement
     ]
     return (
-        f"the hints conflict over {axis.name} ({axis.parts} ranks): a hinted weight is used as it lies, yet\n  "
-        + "\n  ".join(moved)
-        + "\n  change or remove the hint of one of them"
+        f"the hints conflict over {axis.name} ({axis.parts} ranks). A hinted weight is used as it lies, but these "
+        "would have to be gathered or sliced:\n  " + "\n  ".join(moved) + "\nchange or remove the hint of one of them"
     )
+
+
+def _listed(ports: Sequence[Port]) -> str:
+    return " and ".join(map(str, ports))

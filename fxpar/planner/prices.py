@@ -44,6 +44,10 @@ class Prices:
         link = self.links[axis]
         return link.latency_us + factor * bytes_sent / link.bytes_per_us
 
+    def bucketed_us(self, axis: str, bytes_sent: float) -> float:
+        """The time of sending bytes along `axis` in company, so that the latency of a collective is not theirs."""
+        return bytes_sent / self.links[axis].bytes_per_us
+
 
 _CPU = Prices(
     links={axis: Link(latency_us=500.0, bytes_per_us=2e3) for axis in ("y", "x")},

@@ -1,0 +1,35 @@
+"""What the mesh axes that are solved already leave to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fxpar.layout import Layout, Partial, Placement, Replicate
+from fxpar.layouts.dataflow import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The layout of every result, and of every operand where it is used, along the axes that are settled.
+
+    Operands are by number of the operation and position. What is not named is replicated.
+    """
+
+    given: Mapping[Value, Layout] = field(default_factory=dict)
+    needed: Mapping[tuple[int, int], Layout] = field(default_factory=dict)
+
+    def result(self, value: Value) -> Layout:
+        """The layout of `value` where it is made."""
+        return self.given.get(value) or Layout(tuple(value.tensor.shape))
+
+    def operand(self, operation: int, position: int, value: Value) -> Layout:
+        """The layout in which operand `position` of operation number `operation` is needed."""
+        return self.needed.get((operation, position)) or Layout(tuple(value.tensor.shape))
+
+
+def fits(layout: Layout, placement: Placement) -> bool:
+    """Whether one more axis can be placed so: digits are held once, and sums and maxima do not mix."""
+    if isinstance(placement, Partial):
+        return all(placement == other for _, other in layout.axes if isinstance(other, Partial))
+    return isinstance(placement, Replicate) or layout.accepts(placement)
