@@ -73,12 +73,11 @@ def fxpar_step(lowering: str) -> Step:
     model, tokens, targets = _example()
     stages = [f"blocks.{stage * len(model.blocks) // STAGES}" for stage in range(1, STAGES)]
     fxpar.distribute(model, mesh, stages=stages, microbatches=MICROBATCHES, example_inputs=(tokens, targets))
-    compiled = torch.compile(model, backend="fxpar", options={"lowering": lowering})
+    compiled: Callable[..., Tensor] = torch.compile(model, backend="fxpar", options={"lowering": lowering})
 
     def step() -> None:
         model.zero_grad()
-        loss: Tensor = compiled(tokens, targets)
-        loss.backward()
+        compiled(tokens, targets).backward()
 
     return step
 

@@ -1,0 +1,37 @@
+"""The examples run as their users start them, and tell by their exit status whether all went well."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SMALL = ("--layers", "2", "--hidden", "32", "--microbatches", "2", "--lowering", "aten")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A Python command in `folder`, with the small model."""
+    return subprocess.run([sys.executable, *command, *SMALL], cwd=folder, capture_output=True, text=True, timeout=250)
+
+
+def test_train_gpt_on_four_processes_has_the_losses_of_one(tmp_path: Path) -> None:
+    done = run(*TORCHRUN, "4", str(EXAMPLES / "train_gpt.py"), "--steps", "4", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "dump" / "demo.json").read_text())
+    keys = {"losses", "reference_losses", "max_loss_diff", "first_loss", "last_loss", "tokens_per_s", "compile_s"}
+    assert set(report) == keys
+    assert len(report["losses"]) == len(report["reference_losses"]) == 4
+    assert abs(report["first_loss"] - math.log(256)) < 0.1, "a fresh model guesses bytes at random"
+    assert report["max_loss_diff"] < 1e-4
+    assert report["tokens_per_s"] > 0
+    assert "4/4" in done.stdout, "there is a progress bar"
+
+
+def test_train_gpt_on_one_process_fails_when_the_loss_does_not_fall(tmp_path: Path) -> None:
+    done = run(str(EXAMPLES / "train_gpt.py"), "--steps", "2", "--lr", "1", folder=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads((tmp_path / "dump" / "demo.json").read_text())
+    assert report["last_loss"] > report["first_loss"]
+    assert "the loss did not fall" in done.stderr
