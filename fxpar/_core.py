@@ -39,9 +39,7 @@ def philox_uniform(
     status = _core().fxpar_philox_uniform(
         box.data_ptr(), seed, step, op, len(shape), int64s(*shape), int64s(*strides), offset
     )
-    assert status == 0, (
-        f"logical indices of shape {shape}, strides {strides}, offset {offset} leave [0, 2**63)"
-    )
+    assert status == 0, f"logical indices of shape {shape}, strides {strides}, offset {offset} leave [0, 2**63)"
     return box
 
 

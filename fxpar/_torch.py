@@ -65,11 +65,7 @@ __all__ = [
 
 def ignore_logging_calls() -> None:
     """Let Dynamo trace past calls of loggers, which would break the graph (libraries add methods to `Logger`, too)."""
-    methods = [
-        method
-        for name, method in vars(logging.Logger).items()
-        if callable(method) and not name.startswith("_")
-    ]
+    methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
     torch._dynamo.config.ignore_logging_functions.update(methods)
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from fxpar.annotate import tensor
 from fxpar.capture import Capture
-from fxpar.model.distribution import Distribution
 from fxpar.dump import Dump
 from fxpar.lowering import Lowering
+from fxpar.model.distribution import Distribution
+from fxpar.model.pin_parameters import pin_parameters
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.passes.logical_random import logical_random
@@ -17,7 +18,6 @@ from fxpar.passes.partition import partition
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
-from fxpar.model.pin_parameters import pin_parameters
 from fxpar.planner.prices import default_prices
 from fxpar.stage import CompiledStage, PlannedStage, StageGraph
 

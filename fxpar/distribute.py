@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from fxpar.model.checkpoint import install_state_dict_hooks
-from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError, UnknownScheduleError
 from fxpar.hints import Entry, resolve_hints
-from fxpar.model.logical import install, is_distributed
 from fxpar.mesh import Mesh
+from fxpar.model.checkpoint import install_state_dict_hooks
+from fxpar.model.distribution import Distribution, logical_parameters
+from fxpar.model.logical import install, is_distributed
+from fxpar.model.make_plan import make_plan
 from fxpar.model.parameters import shard_parameters
 from fxpar.plan import Plan
-from fxpar.model.make_plan import make_plan
 from fxpar.schedule import SCHEDULE_NAMES
 
 

@@ -56,6 +56,4 @@ def from_local(local: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
     """The DTensor whose piece on this rank is `local`; no communication, no check."""
     stride = torch.empty(layout.shape, device="meta").stride()
     placements = to_placements(layout, mesh.mesh_dim_names or ())
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=torch.Size(layout.shape), stride=stride
-    )
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(layout.shape), stride=stride)

@@ -16,7 +16,7 @@ OUTPUT_SUFFIX = ":out"
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A fused dim of `groups` equal parts, each sharded over `axis` by itself: q, k and v in one weight, for example."""
+    """A fused dim of `groups` equal parts, each sharded over `axis` by itself: q, k and v in one weight, say."""
 
     groups: int
     axis: str
@@ -34,7 +34,9 @@ class Hints:
     outputs: Mapping[str, Spec]
 
 
-def resolve_hints(layouts: Mapping[str, Sequence[Entry]], shapes: Mapping[str, Sequence[int]], modules: Sequence[str]) -> Hints:
+def resolve_hints(
+    layouts: Mapping[str, Sequence[Entry]], shapes: Mapping[str, Sequence[int]], modules: Sequence[str]
+) -> Hints:
     """Match the user's patterns with parameters (`shapes`: name -> logical shape) and module paths.
 
     `*` matches any text, dots included; of several patterns for one name the last wins.

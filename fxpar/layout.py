@@ -185,6 +185,8 @@ class Layout:
         yield from product(*(self.ranges(dim, coordinate) for dim in range(len(self.shape))))
 
     def __str__(self) -> str:
-        dims = ["".join(("*" if i else "") + str(d) for i, d in enumerate(self.digits(k))) for k in range(len(self.shape))]
+        dims = [
+            "".join(("*" if i else "") + str(d) for i, d in enumerate(self.digits(k))) for k in range(len(self.shape))
+        ]
         partial = "".join(f" {p}@{axis}" for axis, p in self.axes if isinstance(p, Partial))
         return f"[{', '.join(dims)}]{partial}"

@@ -21,7 +21,7 @@ PLAIN = -1
 
 @torch.library.custom_op("fxpar::param", mutates_args=())
 def param(stand_in: Tensor, shape: list[int], fqn: str, model: int) -> Tensor:
-    """The parameter `fqn` in its logical `shape`; `stand_in` is an empty tensor of its dtype, device and requires_grad."""
+    """The parameter `fqn` in its logical `shape`; `stand_in` is an empty tensor like it in all else."""
     raise NotCompiledError
 
 
@@ -58,7 +58,7 @@ def shard_marker(x: Tensor, hint: str) -> Tensor:
 
 @torch.library.custom_op("fxpar::border", mutates_args=())
 def border(x: Tensor) -> Tensor:
-    """The identity, where a value leaves a stage; it hides views from autograd, so that every output is its own tensor."""
+    """The identity, where a value leaves a stage; it hides views from autograd, so that outputs share no memory."""
     return x.clone()
 
 
@@ -111,6 +111,10 @@ def check_spec(where: str, spec: Sequence[Any], num_dims: int) -> None:
     automatic = [axis for axis in AXES if axis in ("x", "y")]
     for axis in axes:
         if axis not in automatic:
-            raise InvalidHintError(where, tuple(spec), f"axis {axis!r} is none of {automatic}, the axes that hints may use")
+            raise InvalidHintError(
+                where, tuple(spec), f"axis {axis!r} is none of {automatic}, the axes that hints may use"
+            )
         if axes.count(axis) > 1:
-            raise InvalidHintError(where, tuple(spec), f"axis {axis!r} is used {axes.count(axis)} times; once is allowed")
+            raise InvalidHintError(
+                where, tuple(spec), f"axis {axis!r} is used {axes.count(axis)} times; once is allowed"
+            )

@@ -92,11 +92,13 @@ class Mesh:
         return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
 
-def init_mesh(pipe: int = 1, data: int = 1, z: int = 1, y: int = 1, x: int = 1, *, device_type: str | None = None) -> Mesh:
+def init_mesh(
+    pipe: int = 1, data: int = 1, z: int = 1, y: int = 1, x: int = 1, *, device_type: str | None = None
+) -> Mesh:
     """Arrange the started processes in a mesh; x varies fastest with the rank.
 
-    Works under torchrun (or any launcher that sets c10d's variables), after an own `init_process_group`, and in a single
-    process without either.
+    Works under torchrun (or any launcher that sets c10d's variables), after an own `init_process_group`, and in
+    a single process without either.
 
     Raises:
         InvalidMeshError: a size is not a positive integer.

@@ -33,5 +33,5 @@ def _uniform_fake(
 
 
 def random_state(seed: int, step: int, first: int, microbatches: int) -> Tensor:
-    """The states of a step's microbatches, (microbatches, 3) of int64; `first` is the global number of the first one."""
+    """The states of a step's microbatches, (microbatches, 3) of int64; `first` is the first one's global number."""
     return torch.tensor([[seed, step, first + microbatch] for microbatch in range(microbatches)])

@@ -51,8 +51,8 @@ class JointGraph:
     """A stage's ATen joint graph.
 
     Placeholders are `inputs` then the gradients of `tangents`; outputs are `outputs` then the gradients of
-    `gradients`. Outputs of kind BUFFER are the new values of buffers that the forward mutates. A stage of a forward-only
-    program has neither tangents nor gradients.
+    `gradients`. Outputs of kind BUFFER are the new values of buffers that the forward mutates. A stage of a
+    forward-only program has neither tangents nor gradients.
     """
 
     index: int

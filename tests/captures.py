@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from fxpar.capture import Capture, capture_forward
-from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.hints import Hints
-from fxpar.model.logical import install
 from fxpar.mesh import Mesh
+from fxpar.model.distribution import Distribution, logical_parameters
+from fxpar.model.logical import install
 
 
 def captured(

@@ -74,7 +74,7 @@ SUBJECTS = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A distributed training run that must equal the one on a single process: some steps under each schedule in turn."""
+    """A distributed training run that must equal the one on a single process: some steps under each schedule."""
 
     subject: str
     mesh: Mapping[str, int]

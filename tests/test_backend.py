@@ -161,7 +161,7 @@ def test_a_graph_break_is_an_error_with_its_reason_and_line(mesh: fxpar.Mesh) ->
 
 def test_a_batch_that_microbatches_do_not_divide_is_an_error(mesh: fxpar.Mesh) -> None:
     step = torch.compile(distributed(mesh, microbatches=4), backend="fxpar", options=ATEN)
-    with pytest.raises(MicrobatchError, match="batch of 6, which 4 microbatches do not divide.*multiple of 4"):
+    with pytest.raises(MicrobatchError, match=r"batch of 6, which 4 microbatches do not divide.*multiple of 4"):
         step(*batch(6))
 
 

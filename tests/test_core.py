@@ -56,9 +56,7 @@ def test_each_number_is_the_upper_24_bits_of_its_logical_index_s_word(offset: in
 @st.composite
 def shapes_and_shards(draw: st.DrawFn) -> tuple[list[int], list[slice], list[int]]:
     """A logical shape, a strided box of it, and an order of its dims."""
-    shape = draw(
-        st.lists(st.integers(1, 40), min_size=0, max_size=4).filter(lambda s: torch.Size(s).numel() < 20_000)
-    )
+    shape = draw(st.lists(st.integers(1, 40), min_size=0, max_size=4).filter(lambda s: torch.Size(s).numel() < 20_000))
     slices = []
     for size in shape:
         start, stop = sorted((draw(st.integers(0, size)), draw(st.integers(0, size))))
@@ -74,9 +72,7 @@ def test_a_shard_draws_the_numbers_that_the_whole_tensor_draws(
     logical_index = torch.arange(torch.Size(shape).numel()).reshape(shape)
     whole = philox_uniform(shape, logical_index.stride(), 0, seed=1, step=2, op=3)
     shard_index = logical_index[tuple(slices)].permute(order)
-    shard = philox_uniform(
-        shard_index.shape, shard_index.stride(), shard_index.storage_offset(), seed=1, step=2, op=3
-    )
+    shard = philox_uniform(shard_index.shape, shard_index.stride(), shard_index.storage_offset(), seed=1, step=2, op=3)
     assert torch.equal(shard, whole[tuple(slices)].permute(order))
 
 

@@ -72,7 +72,11 @@ def test_example_inputs_find_the_layout_of_biases_and_modules_alone_do_not() -> 
 def test_a_count_of_stages_is_balanced() -> None:
     with fake_mesh(pipe=2) as mesh:
         model = distribute(Net(), mesh, stages=2, example_inputs=EXAMPLE)
-        assert {name.partition(".2")[0] for name, _ in model.named_parameters()} <= {"blocks.0.0.weight", "blocks.0.0.bias", "blocks.0"}
+        assert {name.partition(".2")[0] for name, _ in model.named_parameters()} <= {
+            "blocks.0.0.weight",
+            "blocks.0.0.bias",
+            "blocks.0",
+        }
 
 
 def test_a_plan_saves_loads_and_serves_again(tmp_path: Path) -> None:
@@ -116,7 +120,10 @@ def test_a_meta_module_that_cannot_initialise_itself_is_an_error() -> None:
 
     with torch.device("meta"):
         model = nn.Sequential(Bare())
-    with fake_mesh() as mesh, pytest.raises(UninitializedModuleError, match=r"'0' holds the meta parameters scale.*init_weights"):
+    with (
+        fake_mesh() as mesh,
+        pytest.raises(UninitializedModuleError, match=r"'0' holds the meta parameters scale.*init_weights"),
+    ):
         distribute(model, mesh)
     with torch.device("meta"):
         model = nn.Sequential(Bare())

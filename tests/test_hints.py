@@ -26,7 +26,7 @@ def test_a_suffix_hints_the_output_of_modules() -> None:
 
 @pytest.mark.parametrize("pattern", ["block.*.fc.weight", "blocks.*.attn:out"])
 def test_a_pattern_that_matches_nothing_is_an_error_with_a_suggestion(pattern: str) -> None:
-    with pytest.raises(HintNotFoundError, match="matches no parameter and no module output.*did you mean"):
+    with pytest.raises(HintNotFoundError, match=r"matches no parameter and no module output.*did you mean"):
         resolve_hints({pattern: ("x", None)}, SHAPES, MODULES)
 
 

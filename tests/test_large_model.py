@@ -22,7 +22,7 @@ GIGABYTE = 2**30
 
 
 def compile_one_rank_of_64() -> tuple[float, float, float]:
-    """Gigabytes: of the logical weights, of the pieces that rank 0 holds, and of memory that the process took for them."""
+    """Gigabytes: of the logical weights, of the pieces that rank 0 holds, and of the memory taken for them."""
     dist.destroy_process_group()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with torch.device("meta"):

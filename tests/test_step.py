@@ -73,7 +73,9 @@ def check_results(sizes: dict[str, int]) -> None:
     expected[1].backward()
     wanted_gradients = dict(alone.named_parameters())
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad.full_tensor(), wanted_gradients[name].grad, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            parameter.grad.full_tensor(), wanted_gradients[name].grad, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("sizes", [{"pipe": 2, "x": 2}, {"data": 2, "x": 2}, {"pipe": 2, "data": 2}])

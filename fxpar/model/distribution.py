@@ -89,7 +89,7 @@ class Distribution:
         return self.plan
 
     def own_parameters(self) -> dict[str, DTensor]:
-        """The parameters whose pieces this rank holds, as DTensors by name; looked up afresh, since users may replace them."""
+        """The parameters whose pieces this rank holds, as DTensors by name; found anew, as users may replace them."""
         found: dict[str, DTensor] = {}
         for fqn, parameter in self.parameters.items():
             module, attribute = parameter.homes[0]

@@ -97,7 +97,7 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
 
 
 def _own_code(function: FunctionType, name: str) -> FunctionType:
-    """The same function under a code name of its own: Dynamo keeps compiled graphs, and what varies between calls, by code."""
+    """The same function under a code name of its own: Dynamo keeps its graphs, and what varies, by code."""
     copy = FunctionType(
         function.__code__.replace(co_name=name),
         function.__globals__,

@@ -18,8 +18,9 @@ from fxpar.stage import JointGraph
 
 aten = torch.ops.aten
 
+
 def logical_random(joint: JointGraph) -> JointGraph:
-    """Replace every random op by `fxpar::uniform` and arithmetic on it; `RANDOM_STATE` becomes an input if there is any.
+    """Replace every random op by `fxpar::uniform` and arithmetic on it; `RANDOM_STATE` becomes an input, if any.
 
     Each op draws from its own stream, numbered by its place in the captured program, not in the stage.
 
@@ -52,7 +53,7 @@ def _is_random(node: fx.Node) -> bool:
         return True
     position = names.index("dropout_p")  # attention kernels draw for their dropout alone
     dropout = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return dropout != 0.0
+    return bool(dropout != 0.0)
 
 
 def _add_state(joint: JointGraph) -> fx.Node:
@@ -76,14 +77,16 @@ class _Redraw:
         write = _REDRAWN.get(self._node.target)
         if write is None:
             raise UnsupportedGraphError(
-                f"{self._node.target} in module {module_path(self._node)!r} draws random numbers in a way that is not the "
-                f"same on every mesh: expected one of {', '.join(sorted(map(str, _REDRAWN)))}"
+                f"{self._node.target} in module {module_path(self._node)!r} draws random numbers in a way that is not "
+                f"the same on every mesh: expected one of {', '.join(sorted(map(str, _REDRAWN)))}"
             )
         results = write(self, *self._node.args)
         if len(results) == 1:
             self._node.replace_all_uses_with(results[0])
         for user in list(self._node.users):
-            user.replace_all_uses_with(results[user.args[1]])
+            index = user.args[1]  # each user takes one item of a tuple
+            assert isinstance(index, int), f"{user} takes no item of {self._node}"
+            user.replace_all_uses_with(results[index])
             self._graph.erase_node(user)
         self._graph.erase_node(self._node)
 

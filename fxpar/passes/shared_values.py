@@ -12,7 +12,10 @@ from fxpar.stage import Port, PortKind
 
 _IN_PLACE_OPERATORS = {
     operator.setitem,
-    *(getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")),
+    *(
+        getattr(operator, name)
+        for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+    ),
 }
 
 
@@ -27,8 +30,9 @@ def is_context(node: fx.Node) -> bool:
 def mutated(node: fx.Node) -> fx.Node | None:
     """The argument that `node` changes in place, if it does."""
     first = next(iter(node.all_input_nodes), None)
-    if isinstance(node.kwargs.get("out"), fx.Node):
-        return node.kwargs["out"]
+    out = node.kwargs.get("out")
+    if isinstance(out, fx.Node):
+        return out
     if node.kwargs.get("inplace") or node.target in _IN_PLACE_OPERATORS:
         return first
     if isinstance(node.target, torch._ops.OpOverload):
@@ -64,7 +68,9 @@ def _is_random(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded in node.target.tags
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(word in name for word in ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_"))
+    return any(
+        word in name for word in ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_")
+    )
 
 
 def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
@@ -80,7 +86,7 @@ def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, 
 
 
 def _storage(value: Tensor) -> int:
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

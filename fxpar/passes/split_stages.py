@@ -27,8 +27,8 @@ class _Cut:
 def split_stages(capture: Capture, openers: Sequence[str]) -> tuple[StageGraph, ...]:
     """Cut `capture` where the modules at the paths `openers` begin, in the order in which the forward runs.
 
-    A value that a later stage uses becomes an edge, whether or not the stages are adjacent. Values that depend on inputs
-    alone (masks, positions, rotary tables) are recomputed where they are used.
+    A value that a later stage uses becomes an edge, whether or not the stages are adjacent. Values that depend on
+    inputs alone (masks, positions, rotary tables) are recomputed where they are used.
 
     Before: `h = embed(x); h = block0(h); h = block1(h); loss = head(h)` with openers `["block1"]`
     After:  stage 0: `h = embed(x); return block0(h)`; stage 1: `return head(block1(h))`
@@ -77,8 +77,8 @@ def _check_mutations(order: Sequence[fx.Node], cut: _Cut) -> None:
         if owner in cut.recomputed or cut.stage_of[owner] == cut.stage_of[mutator]:
             continue
         raise UnsupportedGraphError(
-            f"{mutator.name} in stage {cut.stage_of[mutator]} (module {module_path(mutator)!r}) changes {owner.name} of stage "
-            f"{cut.stage_of[owner]} in place; open the stage elsewhere, or write the operation out of place"
+            f"{mutator.name} in stage {cut.stage_of[mutator]} (module {module_path(mutator)!r}) changes {owner.name} "
+            f"of stage {cut.stage_of[owner]} in place; open the stage elsewhere, or write the operation out of place"
         )
 
 
@@ -130,12 +130,18 @@ class _StageBuilder:
         for node in self._order:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             set_program_order(copies[node], self._numbers[node])
-        leaving = [] if self._is_last else [node for node in self._order if node in edges and node not in self._cut.recomputed]
+        leaving = (
+            []
+            if self._is_last
+            else [node for node in self._order if node in edges and node not in self._cut.recomputed]
+        )
         outputs = [Port(PortKind.EDGE, node.name) for node in leaving]
         returned = [_leave(graph, copies[node]) for node in leaving]
         if self._is_last:
             outputs = [Port(PortKind.RESULT, str(position)) for position in range(len(self._capture.results))]
-            returned = [self._result(graph, copies[node], position) for position, node in enumerate(self._capture.results)]
+            returned = [
+                self._result(graph, copies[node], position) for position, node in enumerate(self._capture.results)
+            ]
         graph.output(tuple(returned))
         return StageGraph(self._stage, fx.GraphModule(self._capture.module, graph), tuple(placeholders), tuple(outputs))
 

@@ -22,7 +22,9 @@ from fxpar.errors import UnsupportedGraphError
 from fxpar.stage import JointGraph, Port, PortKind, StageGraph
 
 
-def trace_joint(stage: StageGraph, *, with_backward: bool, decompositions: Mapping[Any, Any] | None = None) -> JointGraph:
+def trace_joint(
+    stage: StageGraph, *, with_backward: bool, decompositions: Mapping[Any, Any] | None = None
+) -> JointGraph:
     """The joint graph of `stage`, functional and still in logical shapes; forward alone if not `with_backward`.
 
     Before: torch IR, `h = linear(x, w)`

@@ -18,7 +18,7 @@ from fxpar.rules.einsum import Einsum
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
 from fxpar.rules.local_shapes import sized_like_result
 from fxpar.rules.notations import along_dim, normalized, pointwise, reduced, reduced_whole
-from fxpar.rules.random import UniformRule
+from fxpar.rules.random import emit_uniform
 from fxpar.rules.rule import LocalOp, OpCall, Rule
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ _whole_reduction = EinsumRule(reduced_whole)
 _arange = EinsumRule(notations.counted, emit_local=local_indices.emit_arange)
 
 TABLE: Mapping[Callable[..., Any], Rule] = {
-    torch.ops.fxpar.uniform.default: UniformRule(),
+    torch.ops.fxpar.uniform.default: EinsumRule(views.factory, emit_local=emit_uniform),
     # Products
     aten.mm.default: EinsumRule("m k, k n -> m n", linear_in=EACH),
     aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fxpar.capture import Capture
 from fxpar.dtensor import from_local
-from fxpar.model.distribution import Distribution
 from fxpar.mesh import batch_rank
+from fxpar.model.distribution import Distribution
 from fxpar.random import RANDOM_STATE, random_state
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.loss import Loss

@@ -85,7 +85,7 @@ def test_graphs_without_random_ops_stay_as_they_are() -> None:
 
 
 def test_another_distribution_is_an_error_that_names_the_module() -> None:
-    with pytest.raises(UnsupportedGraphError, match="multinomial.*not the same on every mesh"):
+    with pytest.raises(UnsupportedGraphError, match=r"multinomial.*not the same on every mesh"):
         redrawn(lambda x: torch.multinomial(x.abs() + 1, 2).to(x.dtype), torch.rand(3, 4))
 
 

@@ -17,9 +17,7 @@ from fxpar.stage import Port, PortKind, StageGraph
 from tests.captures import captured
 
 
-def run_stages(
-    stages: Sequence[StageGraph], values: Mapping[Port, Tensor]
-) -> dict[Port, Tensor]:
+def run_stages(stages: Sequence[StageGraph], values: Mapping[Port, Tensor]) -> dict[Port, Tensor]:
     """Run the stages one after another on real values, handing edges on."""
     known = dict(values)
     for stage in stages:
@@ -31,7 +29,7 @@ def run_stages(
 def check(model: nn.Module, openers: Sequence[str], *args: Tensor) -> list[StageGraph]:
     """Split `model`, compare the stages' result and gradients with the model's own, and return the stages."""
     reference = copy.deepcopy(model)
-    capture, distribution = captured(model, args)
+    capture, _ = captured(model, args)
     stages = split_stages(capture, openers)
     parameters = {name: p.detach().clone().requires_grad_() for name, p in reference.named_parameters()}
     values = {Port(PortKind.PARAMETER, name): p for name, p in parameters.items()}
@@ -125,7 +123,9 @@ def test_openers_may_come_in_any_order() -> None:
 
 def test_an_unknown_path_is_an_error_with_a_suggestion() -> None:
     capture, _ = captured(Net(), (torch.randn(4, 8), torch.randn(4, 8)))
-    with pytest.raises(StageNotFoundError, match="'layer.1' names no module whose forward runs.*did you mean 'layers.1'"):
+    with pytest.raises(
+        StageNotFoundError, match=r"'layer.1' names no module whose forward runs.*did you mean 'layers.1'"
+    ):
         split_stages(capture, ["layer.1"])
 
 

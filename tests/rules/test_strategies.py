@@ -23,11 +23,11 @@ def test_seeds_that_lead_to_the_same_strategy_give_it_once() -> None:
     seeds = [
         (Operand("input", 0), Shard(0, 2)),
         (Operand("output", 0), Shard(0, 2)),
-        (Operand("input", 0), Shard(0, 3)),
+        (Operand("input", 0), Shard(0, 4)),
     ]
     found = admissible(MM, rule_for(torch.ops.aten.mm.default), seeds)
     assert found[0] == replicated(MM)
     assert [s for s in found if s.divides_work] == [
         Strategy((Shard(0, 2), REPLICATE), (Shard(0, 2),)),
-        Strategy((Shard(0, 3), REPLICATE), (Shard(0, 3),)),
+        Strategy((Shard(0, 4), REPLICATE), (Shard(0, 4),)),
     ]

@@ -20,9 +20,7 @@ def test_every_action_reads_back_from_what_it_prints(action: Action) -> None:
     assert parse_action(str(action)) == action
 
 
-@pytest.mark.parametrize(
-    "text", ["", "F0", "2F", "2f0", "2X0", "2F0 ", "-1F0", "2F0x", "2REDUCE_GRAD", "٣F0"]
-)
+@pytest.mark.parametrize("text", ["", "F0", "2F", "2f0", "2X0", "2F0 ", "-1F0", "2F0x", "2REDUCE_GRAD", "٣F0"])
 def test_what_is_not_an_action_is_rejected_by_name(text: str) -> None:
     with pytest.raises(InvalidScheduleError) as caught:
         parse_action(text)

@@ -70,16 +70,12 @@ def test_microbatches_run_in_order_each_forward_and_backward_once(name: str) -> 
 
 
 def test_an_unknown_name_is_rejected_with_the_known_ones() -> None:
-    with pytest.raises(
-        UnknownScheduleError, match=r"'1f1f'.*'gpipe', '1f1b', 'eager-1f1b'; did you mean '1f1b'"
-    ):
+    with pytest.raises(UnknownScheduleError, match=r"'1f1f'.*'gpipe', '1f1b', 'eager-1f1b'; did you mean '1f1b'"):
         build_schedule("1f1f", 4, 8)
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [(4, 0), (4, -1), (0, 4)])
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_counts_below_one_are_rejected(name: str, num_stages: int, num_microbatches: int) -> None:
-    with pytest.raises(
-        InvalidScheduleError, match=f"{num_stages} stages and {num_microbatches} microbatches"
-    ):
+    with pytest.raises(InvalidScheduleError, match=f"{num_stages} stages and {num_microbatches} microbatches"):
         build_schedule(name, num_stages, num_microbatches)

@@ -175,9 +175,7 @@ BROKEN: dict[str, tuple[int, Edit, str]] = {  # the rank whose program is edited
 
 
 @pytest.mark.parametrize(("rank", "edit", "problem"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_program_is_rejected_at_its_first_wrong_instruction(
-    rank: int, edit: Edit, problem: str
-) -> None:
+def test_a_broken_program_is_rejected_at_its_first_wrong_instruction(rank: int, edit: Edit, problem: str) -> None:
     schedule = build_schedule("1f1b", 2, 2)
     programs = list(lower(schedule, [H]))
     programs[rank] = Program(rank, tuple(edit(list(programs[rank].instructions))))
@@ -194,9 +192,7 @@ def test_no_instruction_can_be_left_out(name: str) -> None:
         for position, left_out in enumerate(program.instructions):
             rest = program.instructions[:position] + program.instructions[position + 1 :]
             with pytest.raises(InvalidScheduleError):
-                check_programs(
-                    [*programs[:rank], Program(rank, rest), *programs[rank + 1 :]], schedule, edges
-                )
+                check_programs([*programs[:rank], Program(rank, rest), *programs[rank + 1 :]], schedule, edges)
                 pytest.fail(f"rank {rank} needs no instruction {position}: {left_out}")
 
 
@@ -204,9 +200,7 @@ def test_a_message_of_other_ranks_is_rejected() -> None:
     schedule = build_schedule("1f1b", 3, 1)
     first, middle, last = lower(schedule, chain(3))
     broken = Program(2, (PostReceive(Transfer("out0", 0, 0, 1)), *last.instructions))
-    with pytest.raises(
-        InvalidScheduleError, match=r"rank 2, instruction 0: post out0\[0\] 0->1 is not this rank's"
-    ):
+    with pytest.raises(InvalidScheduleError, match=r"rank 2, instruction 0: post out0\[0\] 0->1 is not this rank's"):
         check_programs([first, middle, broken], schedule, chain(3))
 
 

@@ -88,9 +88,7 @@ def _most_outstanding(program: Program) -> int:
 
 
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 16), st.integers(1, 5))
-def test_receives_are_posted_ahead_up_to_the_lookahead(
-    name: str, num_microbatches: int, lookahead: int
-) -> None:
+def test_receives_are_posted_ahead_up_to_the_lookahead(name: str, num_microbatches: int, lookahead: int) -> None:
     for program in lower(build_schedule(name, 4, num_microbatches), U_SHAPE, lookahead):
         assert _most_outstanding(program) == min(lookahead, num_microbatches)
 

@@ -45,15 +45,11 @@ def test_the_steady_state_has_the_period_of_the_formulas(num_stages: int, transf
     period, communication = 1.0 + 2.0, 2 * transfer
     periods = {
         "1f1b": period + communication * (num_stages - 1) / num_stages,
-        "eager-1f1b": max(
-            period, (num_stages * period + (num_stages - 1) * communication) / (2 * num_stages - 1)
-        ),
+        "eager-1f1b": max(period, (num_stages * period + (num_stages - 1) * communication) / (2 * num_stages - 1)),
     }
     more = 8 * num_stages * (2 * num_stages - 1)  # whole rounds of either schedule
     for name, expected in periods.items():
-        found = _makespan(name, num_stages, 40 + more, 2, transfer) - _makespan(
-            name, num_stages, 40, 2, transfer
-        )
+        found = _makespan(name, num_stages, 40 + more, 2, transfer) - _makespan(name, num_stages, 40, 2, transfer)
         assert found == pytest.approx(expected * more, abs=1), name
 
 
@@ -70,9 +66,7 @@ def test_an_action_starts_when_its_rank_is_free_and_its_value_has_arrived() -> N
 
 def test_a_link_moves_one_transfer_after_another() -> None:
     schedule = forward_only(build_schedule("gpipe", 2, 3))
-    assert (
-        simulate(schedule, chain(2), {"F": [1, 1]}, forward_transfer_ticks=4).makespan_ticks == 1 + 3 * 4 + 1
-    )
+    assert simulate(schedule, chain(2), {"F": [1, 1]}, forward_transfer_ticks=4).makespan_ticks == 1 + 3 * 4 + 1
 
 
 def test_a_skip_connection_can_be_what_a_stage_waits_for() -> None:

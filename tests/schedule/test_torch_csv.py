@@ -23,15 +23,10 @@ def test_torch_reads_and_accepts_what_is_written(name: str, tmp_path: Path) -> N
     schedule = build_schedule(name, 4, 8)
     write_csv(schedule, tmp_path / "schedule.csv")
     with (tmp_path / "schedule.csv").open(newline="") as file:
-        read = {
-            rank: [torch_schedules._Action.from_str(s) for s in row]
-            for rank, row in enumerate(csv.reader(file))
-        }
+        read = {rank: [torch_schedules._Action.from_str(s) for s in row] for rank, row in enumerate(csv.reader(file))}
     found = [tuple(map(str, actions)) for actions in read.values()]
     assert found == [tuple(map(str, actions)) for actions in schedule.ranks]
-    rank_of_stage = torch_schedules._validate_schedule(
-        read, pp_group_size=4, num_stages=4, num_microbatches=8
-    )
+    rank_of_stage = torch_schedules._validate_schedule(read, pp_group_size=4, num_stages=4, num_microbatches=8)
     assert rank_of_stage == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
