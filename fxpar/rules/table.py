@@ -47,7 +47,6 @@ _whole_reduction = EinsumRule(reduced_whole)
 _arange = EinsumRule(notations.counted, emit_local=local_indices.emit_arange)
 
 TABLE: Mapping[Callable[..., Any], Rule] = {
-    torch.ops.fxpar.uniform.default: EinsumRule(views.factory, emit_local=emit_uniform),
     # Products
     aten.mm.default: EinsumRule("m k, k n -> m n", linear_in=EACH),
     aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),
@@ -108,6 +107,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.new_zeros.default: _sized,
     aten.new_ones.default: _sized,
     aten.new_empty.default: _sized,
+    torch.ops.fxpar.uniform.default: EinsumRule(views.factory, emit_local=emit_uniform),
     aten.scalar_tensor.default: EinsumRule("-> ()"),
     aten.arange.default: _arange,
     aten.arange.start: _arange,
