@@ -57,6 +57,7 @@ __all__ = [
     "make_fx",
     "mark_static",
     "never_compiled",
+    "rename_placeholder",
     "schema",
     "skip_frame",
     "tracing",
@@ -151,3 +152,9 @@ def inductor_compile(
             graph, inputs, cudagraphs=BoxedBool(False), is_backward=backward
         )
     return compiled
+
+
+def rename_placeholder(node: fx.Node, name: str) -> None:
+    """Give a placeholder another name, or one like it where that is taken."""
+    node._rename(name)
+    node.target = node.name

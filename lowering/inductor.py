@@ -26,6 +26,7 @@ from fxpar.strides import inverse, is_dense, stride_order
 
 def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """Compile the graph's regions, each distinct one once on this machine: other ranks find it in Inductor's cache."""
+    # In a backward, Inductor is wary of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
     run: Callable[..., Sequence[Tensor]] = stitch_regions(graph, lambda region: _compile(region, backward)).forward
     return run
@@ -37,7 +38,8 @@ def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
     with mode:
         inputs = [_blank(tensor(node)) for node in region.graph.nodes if node.op == "placeholder"]
         decomposed = _decompose(region, inputs)
-    with tracing(TracingContext(mode)), machine_lock(inductor_cache() / "fxpar", decomposed.code):
+    work = f"{decomposed.code}{inputs}"
+    with tracing(TracingContext(mode)), machine_lock(inductor_cache() / "fxpar", work):
         return inductor_compile(decomposed, inputs, backward=backward)
 
 

@@ -18,7 +18,7 @@ from fxpar.passes.partition import may_run_twice
 from fxpar.strides import is_dense
 
 SMALLEST_REGION = 12
-"""Shorter repeats, in ops, stay inside what surrounds them: calling them would cost more than compiling them again."""
+"""Shorter repeats, in ops, stay inside what surrounds them, where they can be fused with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ _Call: TypeAlias = tuple[fx.Node, ...]
 
 
 def _calls(graph: fx.Graph) -> list[_Call]:
+    """In the graph's order."""
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     return [(node, *_parts(node)) for node in calls]
 

@@ -23,7 +23,9 @@ from fxpar.errors import (
     UnknownScheduleError,
 )
 from fxpar.layout import Layout, Shard
+from fxpar.model.distribution import common_seed
 from fxpar.plan import Plan, PlannedParameter
+from fxpar.random import random_state
 from tests.fake_mesh import fake_mesh
 
 
@@ -166,3 +168,9 @@ def test_running_the_distributed_model_uncompiled_is_an_error() -> None:
         model = distribute(Net(), mesh)
         with pytest.raises(NotCompiledError, match=r"torch.compile\(model, backend=\"fxpar\"\)"):
             model(torch.randn(4, 8))
+
+
+def test_any_seed_of_torch_becomes_one_that_the_random_state_can_hold() -> None:
+    torch.manual_seed(-1)  # the largest seed there is; unseeded, torch draws one of as many bits
+    seed = common_seed()
+    assert random_state(seed, step=0, first=0, microbatches=1)[0, 0] == seed

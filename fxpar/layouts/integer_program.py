@@ -68,7 +68,7 @@ class IntegerProgram:
             integrality=np.asarray(self._integral, dtype=np.uint8),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, np.asarray(self._lower), np.asarray(self._upper)),
-            options={"mip_rel_gap": 1e-6},
+            options={"mip_rel_gap": 1e-4},
         )
         assert result.status in (0, 2), f"the solver stopped early: {result.message}"
         return None if result.x is None else [float(value) for value in result.x]

@@ -102,7 +102,7 @@ class Distribution:
 
 def common_seed() -> int:
     """Rank 0's seed, so that every rank draws the same numbers."""
-    seeds = [torch.initial_seed()]
+    seeds = [torch.initial_seed() % 2**63]  # a tensor of int64 carries it; unseeded, torch draws one of 64 bits
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast_object_list(seeds, src=0)
     return seeds[0]

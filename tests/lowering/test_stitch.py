@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpar.annotate import tensor
 from fxpar.lowering.stitch import Compiled, stitch_regions
-from tests.lowering.graphs import forward_and_backward, traced
+from fxpar.strides import is_dense
+from tests.lowering.graphs import forward_and_backward, strides, traced
 from tests.small_models import GPT
 
 
@@ -115,6 +117,28 @@ def test_constants_of_the_graph_reach_the_regions() -> None:
     constant.meta["val"] = multiply.meta["val"]
     multiply.args = (multiply.args[0], constant)
     assert stitch_regions(graph, run_as_it_is)(torch.ones(2))[0].tolist() == [3.0, 4.0]
+
+
+def test_views_with_gaps_or_overlaps_are_taken_outside_of_compiled_code() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        y = x + 1
+        for _ in range(12):
+            y = y.sin()
+        narrow, wide = y[:, :2], y.sum(0).expand(5, 4, 3)
+        return [narrow, wide, narrow.select(1, 1), x.diagonal(), *y.split(2, dim=1), y.transpose(0, 1)]
+
+    x = torch.randn(4, 3)
+    graph = traced(function, x)
+    seen: list[Tensor] = []
+
+    def compile_region(region: fx.GraphModule) -> Compiled:
+        seen.extend(map(tensor, region.graph.output_node().args[0]))
+        return run_as_it_is(region)
+
+    found = stitch_regions(graph, compile_region)(x)
+    assert seen and all(map(is_dense, seen))
+    assert [value.stride() for value in found] == strides(graph)
+    assert all(torch.equal(a, b) for a, b in zip(found, function(x), strict=True))
 
 
 def test_what_one_layer_hands_to_the_next_is_freed_while_that_runs() -> None:
