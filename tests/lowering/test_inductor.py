@@ -72,6 +72,17 @@ def test_results_lie_in_memory_as_in_the_graph() -> None:
     check(case_of(views, torch.randn(4, 8, 6).transpose(0, 2), rows, indices))
 
 
+def test_convolutions_are_not_laid_out_channels_last() -> None:
+    def convolve(x: Tensor, *weights: Tensor) -> list[Tensor]:
+        results = []
+        for weight in weights:
+            x = torch.relu(aten.convolution(x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+            results.append(x)
+        return results
+
+    check(case_of(convolve, torch.randn(2, 8, 10, 10), torch.randn(16, 8, 3, 3) / 9, torch.randn(16, 16, 3, 3) / 12))
+
+
 def test_a_decomposition_that_would_change_the_memory_order_does_not() -> None:
     x = torch.randn(3, 2, 4).transpose(0, 2)
     case = case_of(lambda x: [aten.upsample_nearest1d.default(x, [6])], x)
