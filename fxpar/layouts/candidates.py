@@ -40,11 +40,12 @@ class _Rules:
         return self._linear[key]
 
     def _signature(self, operation: Operation, call: OpCall) -> str:
-        """All of a call that a rule can see: its target, shapes, and arguments that are no tensors."""
+        """All of a call that a rule can see: its target, shapes, dtypes, and arguments that are no tensors."""
         node = operation.node
         if node not in self._signatures:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: "operand")
-            self._signatures[node] = f"{call.target} {args} {kwargs} {call.inputs} {call.outputs}"
+            dtypes = [value.tensor.dtype for value in operation.operands]
+            self._signatures[node] = f"{call.target} {args} {kwargs} {call.inputs} {dtypes} {call.outputs}"
         return self._signatures[node]
 
 
@@ -96,7 +97,7 @@ class Candidates:
         used = self._used()
         for number, operation in enumerate(self._program):
             if operation.call is None:
-                self._strategies[number] = dict.fromkeys(self._at_border(operation, used))
+                self._strategies[number] = dict.fromkeys(self._at_border(number, operation, used))
         return [tuple(strategies) for strategies in self._strategies]
 
     def _open(self, number: int, operation: Operation) -> None:
@@ -143,8 +144,10 @@ class Candidates:
     def _combines(self, number: int, operation: Operation, strategy: Strategy) -> bool:
         """Whether the strategy can be taken beside what other axes do, and agrees with a hint op's pin."""
         pin = self._pins.get(operation.node)
-        if pin is not None and not all(pin.allows(self._axis, placement) for placement in strategy.outputs):
-            return False
+        allowed = pin is None or all(pin.allows(self._axis, placement) for placement in strategy.outputs)
+        return allowed and self._fits(number, operation, strategy)
+
+    def _fits(self, number: int, operation: Operation, strategy: Strategy) -> bool:
         layouts = [self._beside.operand(number, i, value) for i, value in enumerate(operation.operands)]
         layouts += [self._beside.result(value) for value in operation.results if value is not None]
         placements = [placement for _, placement in _placed(operation, strategy)]
@@ -161,7 +164,9 @@ class Candidates:
                             used.setdefault(same, {})[placement] = None
         return used
 
-    def _at_border(self, operation: Operation, used: Mapping[Value, Mapping[Shard, None]]) -> list[Strategy]:
+    def _at_border(
+        self, number: int, operation: Operation, used: Mapping[Value, Mapping[Shard, None]]
+    ) -> list[Strategy]:
         """A port's strategies: every placement that an op gives or takes its value in, and that its kind allows."""
         (value,) = operation.values
         allowed: list[Placement] = [REPLICATE]
@@ -172,9 +177,8 @@ class Candidates:
             allowed = [placement for placement in allowed if pin.allows(self._axis, placement)]
         if operation.is_parameter(Border.GRADIENT):
             allowed.append(Partial("sum"))
-        if operation.operands:
-            return [Strategy((placement,), ()) for placement in allowed]
-        return [Strategy((), (placement,)) for placement in allowed]
+        strategies = [Strategy((p,), ()) if operation.operands else Strategy((), (p,)) for p in allowed]
+        return [strategy for strategy in strategies if self._fits(number, operation, strategy)]
 
 
 def _ends_of_axes(layout: Layout, dim: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -149,6 +150,18 @@ def test_partial_sums_are_added_before_they_are_reduced() -> None:
     pins = pins_of(model, {"?1.weight": COLUMNS, "?2.weight": ROWS})
     laid = lay_out(joint, pins, latency_counts(), x=2)
     assert [c.kind for c in laid.collectives] == ["reduce_scatter"], "one reduction, of what is free to leave sharded"
+
+
+@pytest.mark.parametrize(("edge_bytes_per_us", "layout"), [(1.0, "[2@x*8, 32]"), (1e9, "[16, 32]")])
+def test_an_edge_enters_in_shards_where_the_way_between_stages_is_slow(edge_bytes_per_us: float, layout: str) -> None:
+    """Sharded, every rank receives half of it, and a gather follows."""
+    model = Gated()
+    joint = decomposed(model, torch.randn(16, 32), with_backward=False)
+    edge = Port(PortKind.EDGE, "x")
+    joint = replace(joint, inputs=tuple(edge if port.kind is PortKind.INPUT else port for port in joint.inputs))
+    weighed = replace(latency_counts(), edge_bytes_per_us=edge_bytes_per_us)
+    laid = lay_out(joint, pins_of(model, {"?1.weight": COLUMNS, "?2.weight": ROWS}), weighed, x=2)
+    assert str(laid.border.inputs[edge]) == layout
 
 
 class TwoReaders(nn.Module):
