@@ -196,6 +196,7 @@ def test_dumps_are_numbered_in_the_order_of_the_passes(mesh: fxpar.Mesh, tmp_pat
         "capture",
         "split_stages",
         "trace_joint",
+        "logical_random",
         "decompose_for_sharding",
         "propagate_layouts",
         "schedule",
