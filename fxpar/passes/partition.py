@@ -45,11 +45,13 @@ def partition(joint: JointGraph) -> Partitioned:
     After:  forward `mm`, `relu`, `mask`, saving `mask`; backward `dm = aten.mul(tangent, mask)`
     """
     borders = _Borders.of(joint)
+    nodes = list(joint.module.graph.nodes)
     if not borders.gradients:
-        return Partitioned(_extract(joint, borders.inputs, borders.outputs, borders.effects_before), None, 0)
+        return Partitioned(_extract(joint, nodes, borders.inputs, borders.outputs, borders.effects_before), None, 0)
     saved = _choose_saved(joint, borders)
-    forward = _extract(joint, borders.inputs, [*borders.outputs, *saved], borders.effects_before)
-    backward = _extract(joint, [*saved, *borders.tangents], borders.gradients, borders.effects_after)
+    early = _with_layers(nodes)
+    forward = _extract(joint, early, borders.inputs, [*borders.outputs, *saved], borders.effects_before)
+    backward = _extract(joint, nodes, [*saved, *borders.tangents], borders.gradients, borders.effects_after)
     again = {node.name for node in backward.graph.nodes if node.op == "call_function" and not may_run_twice(node)}
     twice = again.intersection(node.name for node in forward.graph.nodes)
     assert not twice, f"{twice} would run in the forward and in the backward"
@@ -171,16 +173,29 @@ def _kept_bytes(node: fx.Node) -> int:
     return kept.nbytes if is_dense(kept) else kept.untyped_storage().nbytes()
 
 
+def _with_layers(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes, what autograd put into the backward right behind its operands: within its layer, if it runs before."""
+    places: dict[fx.Node, int] = {}
+    for index, node in enumerate(nodes):
+        operands = [places[operand] for operand in node.all_input_nodes]
+        places[node] = max(operands) if is_backward(node) and operands else index
+    return sorted(nodes, key=places.__getitem__)
+
+
 def _extract(
-    joint: JointGraph, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], effects: Sequence[fx.Node]
+    joint: JointGraph,
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    effects: Sequence[fx.Node],
 ) -> fx.GraphModule:
-    """The part of the joint graph that leads from `inputs` to `outputs` and to `effects`."""
+    """The part of the joint graph that leads from `inputs` to `outputs` and to `effects`, in the order of `nodes`."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = graph.node_copy(node) if node.op == "placeholder" else _enter(graph, node)
     needed = _closure([*outputs, *effects], lambda node: () if node in copies else node.all_input_nodes)
-    for node in joint.module.graph.nodes:
+    for node in nodes:
         if node in needed and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fxpar.annotate import tensor
+from fxpar.annotate import is_backward, tensor
 from fxpar.dump import format_graph
 from fxpar.layout import REPLICATE, Partial, Shard
 from fxpar.passes.insert_collectives import collectives, insert_collectives
@@ -194,6 +194,20 @@ def test_a_shard_that_only_the_backward_needs_whole_is_gathered_there() -> None:
     assert [c.kind for c in collectives(parts.forward.graph)] == ["all_reduce"]
     assert [c.kind for c in collectives(parts.backward.graph)] == ["all_gather"]
     assert saved_names(parts) == ["primals_1"]
+
+
+def test_what_the_forward_makes_for_the_backward_is_made_in_its_layer() -> None:
+    class Norms(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))).sin()
+            return x
+
+    parts = partition(joint_graph(Norms(), torch.randn(2, 4, requires_grad=True)))
+    targets = [str(node.target) for node in parts.forward.graph.nodes if node.op == "call_function"]
+    layer = targets[: len(targets) // 3]
+    assert targets == layer * 3
+    assert any(is_backward(node) for node in parts.forward.graph.nodes), "no layer makes anything for the backward"
 
 
 def test_before_and_after() -> None:
