@@ -67,7 +67,8 @@ def test_example_inputs_find_the_layout_of_biases_and_modules_alone_do_not() -> 
     with fake_mesh(x=2) as mesh:
         model = distribute(Net(), mesh, layouts=HINTS, example_inputs=EXAMPLE)
         assert dict(model.named_parameters())["blocks.0.0.bias"].to_local().shape == (8,)
-        model = distribute(Net(), mesh, layouts=HINTS)
+        with pytest.warns(UserWarning, match=r"without `example_inputs`, \d+ parameters.* MB\) stay whole"):
+            model = distribute(Net(), mesh, layouts=HINTS)
         assert dict(model.named_parameters())["blocks.0.0.bias"].to_local().shape == (16,)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +42,7 @@ def make_plan(
     if example_inputs is None:
         openers = _openers_without_capture(given)
         parameters = _parameters_without_capture(distribution, openers)
+        _warn_of_replicas(distribution, parameters)
     else:
         capture = capture_forward(distribution.model, distribution.mesh.device_type, example_inputs)
         prices = default_prices(distribution.mesh.device_type)
@@ -88,6 +91,21 @@ def _parameters_without_capture(distribution: Distribution, openers: Sequence[st
         stage = sum(start <= position for start in starts)
         planned[fqn] = PlannedParameter(stage, _as_hinted(parameter, distribution))
     return planned
+
+
+def _warn_of_replicas(distribution: Distribution, planned: Mapping[str, PlannedParameter]) -> None:
+    """Say what it costs that layouts were not searched for."""
+    if distribution.mesh.y * distribution.mesh.x == 1:
+        return
+    whole = [p for name, p in distribution.parameters.items() if not planned[name].layout.axes]
+    megabytes = sum(math.prod(p.shape) * p.dtype.itemsize for p in whole) / 1e6
+    if whole:
+        warnings.warn(
+            f"without `example_inputs`, {len(whole)} parameters without a hint ({megabytes:.1f} MB) stay whole on "
+            "every rank of their stage, and plain hints shard fused weights from their start; pass `example_inputs` to "
+            "distribute (meta tensors do), or hint these parameters, too",
+            stacklevel=3,
+        )
 
 
 def _as_hinted(parameter: LogicalParameter, distribution: Distribution) -> Layout:
