@@ -66,7 +66,7 @@ def test_a_local_graph_shows_layouts_collectives_and_what_is_backward() -> None:
     joint = joint_graph(Model(), torch.randn(3, 4))
     rows, columns = Shard(0, 2), Shard(1, 2)
     told = {
-        "primals_2": Strategy((), (rows,)),
+        "blocks_0_weight": Strategy((), (rows,)),
         "t": Strategy((rows,), (columns,)),
         "mm": Strategy((REPLICATE, columns), (columns,)),
         "relu": Strategy((columns,), (columns,)),
@@ -85,17 +85,17 @@ def test_a_local_graph_shows_layouts_collectives_and_what_is_backward() -> None:
 # forward: 1 all_reduce over x, 4 bytes together
 # backward: 1 all_gather over x, 72 bytes together
 def forward(
-    primals_1: f32[3, 4],
-    primals_2: f32[3, 4],  # of [2@x*3, 4]
-    tangents_1: f32[()],
+    input_0: f32[3, 4],
+    blocks_0_weight: f32[3, 4],  # of [2@x*3, 4]
+    gradient_of_result_0: f32[()],
 ):
 
     # norm
-    native_layer_norm: (f32[3, 4], f32[3, 1], f32[3, 1],) = aten.native_layer_norm(primals_1, [4], None, None, 1e-05)
+    native_layer_norm: (f32[3, 4], f32[3, 1], f32[3, 1],) = aten.native_layer_norm(input_0, [4], None, None, 1e-05)
     getitem: f32[3, 4] = native_layer_norm[0]
 
     # blocks.0
-    t: f32[4, 3] = aten.t(primals_2)  # of [4, 2@x*3]
+    t: f32[4, 3] = aten.t(blocks_0_weight)  # of [4, 2@x*3]
     mm: f32[3, 3] = aten.mm(getitem, t)  # of [3, 2@x*3]
 
     # (no module)
@@ -106,7 +106,7 @@ def forward(
     wait_tensor: f32[()] = _c10d_functional.wait_tensor(all_reduce)
 
     # backward of (no module)
-    expand: f32[3, 6] = aten.expand(tangents_1, [3, 6])
+    expand: f32[3, 6] = aten.expand(gradient_of_result_0, [3, 6])
     all_gather_into_tensor: f32[6, 3] = _c10d_functional.all_gather_into_tensor(detach, 2, GROUP)  # over x, 72 bytes
     wait_tensor_1: f32[6, 3] = _c10d_functional.wait_tensor(all_gather_into_tensor)
     view: f32[2, 3, 1, 3] = aten.view(wait_tensor_1, [2, 3, 1, 3])

@@ -52,8 +52,8 @@ class Block(nn.Module):
 COLUMNS = Strategy((REPLICATE, Shard(1, 2)), (Shard(1, 2),))
 ROWS = Strategy((Shard(1, 2), Shard(0, 2)), (Partial(),))
 MEGATRON = {
-    "arg0_1": Strategy((), (Shard(1, 2),)),
-    "arg2_1": Strategy((), (Shard(0, 2),)),
+    "up": Strategy((), (Shard(1, 2),)),
+    "down": Strategy((), (Shard(0, 2),)),
     "mm": COLUMNS,
     "relu": Strategy((Shard(1, 2),), (Shard(1, 2),)),
     "mm_1": ROWS,
@@ -79,15 +79,15 @@ def test_a_partial_sum_is_reduced_where_it_is_needed_whole(mlp: JointGraph) -> N
         format_graph(mlp.module)
         == """\
 def forward(
-    arg0_1: f32[4, 2@x*4],
-    arg1_1: f32[6, 4],
-    arg2_1: f32[2@x*4, 4],
+    up: f32[4, 2@x*4],
+    input_1: f32[6, 4],
+    down: f32[2@x*4, 4],
 ):
 
     # (no module)
-    mm: f32[6, 2@x*4] = aten.mm(arg1_1, arg0_1)
+    mm: f32[6, 2@x*4] = aten.mm(input_1, up)
     relu: f32[6, 2@x*4] = aten.relu(mm)
-    mm_1: f32[6, 4] = aten.mm(relu, arg2_1)  # partial sum over x
+    mm_1: f32[6, 4] = aten.mm(relu, down)  # partial sum over x
 
     return (mm_1,)
 """
@@ -97,15 +97,15 @@ def forward(
         == """\
 # forward: 1 all_reduce over x, 96 bytes together
 def forward(
-    arg0_1: f32[4, 4],  # of [4, 2@x*4]
-    arg1_1: f32[6, 4],
-    arg2_1: f32[4, 4],  # of [2@x*4, 4]
+    up: f32[4, 4],  # of [4, 2@x*4]
+    input_1: f32[6, 4],
+    down: f32[4, 4],  # of [2@x*4, 4]
 ):
 
     # (no module)
-    mm: f32[6, 4] = aten.mm(arg1_1, arg0_1)  # of [6, 2@x*4]
+    mm: f32[6, 4] = aten.mm(input_1, up)  # of [6, 2@x*4]
     relu: f32[6, 4] = aten.relu(mm)  # of [6, 2@x*4]
-    mm_1: f32[6, 4] = aten.mm(relu, arg2_1)  # partial sum over x
+    mm_1: f32[6, 4] = aten.mm(relu, down)  # partial sum over x
     all_reduce: f32[6, 4] = _c10d_functional.all_reduce(mm_1, 'sum', GROUP)  # over x, 96 bytes
     wait_tensor: f32[6, 4] = _c10d_functional.wait_tensor(all_reduce)
 
@@ -166,7 +166,7 @@ def test_a_move_for_the_backward_alone_belongs_to_the_backward() -> None:
     a, b = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
     joint = joint_graph(Product(), a, b)
     told = {
-        "primals_1": Strategy((), (Shard(0, 2),)),
+        "input_0": Strategy((), (Shard(0, 2),)),
         "mm": Strategy((Shard(0, 2), REPLICATE), (Shard(0, 2),)),
     }
     with fake_mesh(x=2) as mesh:
@@ -184,7 +184,7 @@ def test_an_op_without_a_rule_runs_whole() -> None:
     joint = joint_graph(Trace(), torch.randn(4, 4), with_backward=False)
     inputs = inputs_of(joint, 0)
     with fake_mesh(x=2) as mesh:
-        lay_out(joint, mesh, as_told({"arg0_1": Strategy((), (Shard(0, 2),))}))
+        lay_out(joint, mesh, as_told({"input_0": Strategy((), (Shard(0, 2),))}))
         found = run_local_graphs(joint, mesh, inputs)
     check_pieces(joint, mesh, found, joint.module(*inputs))
 

@@ -109,7 +109,7 @@ def test_inputs_cross_as_they_are() -> None:
     placeholders = joint.module.graph.find_nodes(op="placeholder")
     given = {node.name: value for node, value in zip(placeholders, inputs, strict=False)}
     shared = [name for name in crossing if name in given]
-    assert {"primals_1", "primals_5", "primals_7"} <= set(shared)
+    assert {"norm_weight", "qkv_weight", "head_weight"} <= set(shared)
     assert all(crossing[name] is given[name] for name in shared)
 
 
@@ -183,7 +183,7 @@ def test_a_shard_that_only_the_backward_needs_whole_is_gathered_there() -> None:
     joint = joint_graph(Matmul(), torch.randn(4, 4), torch.randn(4, 4, requires_grad=True))
     by_rows = Shard(0, 2)
     told = {
-        "primals_1": Strategy((), (by_rows,)),
+        "input_0": Strategy((), (by_rows,)),
         "mm": Strategy((by_rows, REPLICATE), (by_rows,)),
         "sum_1": Strategy((by_rows,), (Partial(),)),
     }
@@ -193,7 +193,7 @@ def test_a_shard_that_only_the_backward_needs_whole_is_gathered_there() -> None:
     assert parts.backward is not None
     assert [c.kind for c in collectives(parts.forward.graph)] == ["all_reduce"]
     assert [c.kind for c in collectives(parts.backward.graph)] == ["all_gather"]
-    assert saved_names(parts) == ["primals_1"]
+    assert saved_names(parts) == ["input_0"]
 
 
 def test_what_the_forward_makes_for_the_backward_is_made_in_its_layer() -> None:
@@ -222,20 +222,20 @@ def test_before_and_after() -> None:
         format_graph(joint.module)
         == """\
 def forward(
-    primals_1: f32[3, 4],
-    primals_2: f32[2, 4],
-    tangents_1: f32[2, 3],
+    input_0: f32[3, 4],
+    input_1: f32[2, 4],
+    gradient_of_result_0: f32[2, 3],
 ):
 
     # (no module)
-    t: f32[4, 3] = aten.t(primals_1)
-    mm: f32[2, 3] = aten.mm(primals_2, t)
+    t: f32[4, 3] = aten.t(input_0)
+    mm: f32[2, 3] = aten.mm(input_1, t)
     relu: f32[2, 3] = aten.relu(mm)
     detach: f32[2, 3] = aten.detach(relu)
 
     # backward of (no module)
     detach_1: f32[2, 3] = aten.detach(detach)
-    threshold_backward: f32[2, 3] = aten.threshold_backward(tangents_1, detach_1, 0)
+    threshold_backward: f32[2, 3] = aten.threshold_backward(gradient_of_result_0, detach_1, 0)
     t_1: f32[3, 4] = aten.t(t)
     mm_1: f32[2, 4] = aten.mm(threshold_backward, t_1)
 
@@ -246,34 +246,34 @@ def forward(
         format_graph(parts.forward)
         == """\
 def forward(
-    primals_1: f32[3, 4],
-    primals_2: f32[2, 4],
+    input_0: f32[3, 4],
+    input_1: f32[2, 4],
 ):
 
     # (no module)
-    t: f32[4, 3] = aten.t(primals_1)
-    mm: f32[2, 3] = aten.mm(primals_2, t)
+    t: f32[4, 3] = aten.t(input_0)
+    mm: f32[2, 3] = aten.mm(input_1, t)
     relu: f32[2, 3] = aten.relu(mm)
 
-    return (relu, primals_1, relu)
+    return (relu, input_0, relu)
 """
     )
     assert (
         format_graph(parts.backward)
         == """\
 def forward(
-    primals_1: f32[3, 4],
+    input_0: f32[3, 4],
     relu: f32[2, 3],
-    tangents_1: f32[2, 3],
+    gradient_of_result_0: f32[2, 3],
 ):
 
     # (no module)
-    t: f32[4, 3] = aten.t(primals_1)
+    t: f32[4, 3] = aten.t(input_0)
     detach: f32[2, 3] = aten.detach(relu)
 
     # backward of (no module)
     detach_1: f32[2, 3] = aten.detach(detach)
-    threshold_backward: f32[2, 3] = aten.threshold_backward(tangents_1, detach_1, 0)
+    threshold_backward: f32[2, 3] = aten.threshold_backward(gradient_of_result_0, detach_1, 0)
     t_1: f32[3, 4] = aten.t(t)
     mm_1: f32[2, 4] = aten.mm(threshold_backward, t_1)
 
