@@ -30,7 +30,7 @@ EAGER = ("fxpar, aten", "Schedule1F1B, eager")
 
 
 def step_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
-    """Steps take turns, and each is timed on the rank that took longest; the bar holds the median of the turns' ratios."""
+    """Steps take turns, each timed on the rank that took longest; the bar holds the median ratio of a turn."""
     say(f"running the example GPT on pipe={STAGES}, in turns with torch.distributed.pipelining")
     by_rank = run_ranks(STAGES, take_turns, timeout_s=900)
     for pair in (COMPILED, EAGER):
