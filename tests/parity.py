@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
+from fxpar.bench.models import GPT2_HINTS, LLAMA_HINTS
 from fxpar.hints import Entry
 from fxpar.schedule import SCHEDULE_NAMES
 from tests.small_models import hf_gpt2, hf_llama
@@ -48,24 +49,13 @@ SUBJECTS = {
     ),
     "gpt2": Subject(
         lambda: hf_gpt2(layers=4),
-        {
-            "transformer.h.*.attn.c_attn.weight": (None, "x"),
-            "transformer.h.*.attn.c_proj.weight": ("x", None),
-            "transformer.h.*.mlp.c_fc.weight": (None, "x"),
-            "transformer.h.*.mlp.c_proj.weight": ("x", None),
-        },
+        GPT2_HINTS,
         "transformer.h",
         ("input_ids", "labels"),
     ),
     "llama": Subject(
         lambda: hf_llama(layers=4),
-        {
-            "model.layers.*.self_attn.[qkv]_proj.weight": ("x", None),
-            "model.layers.*.self_attn.o_proj.weight": (None, "x"),
-            "model.layers.*.mlp.gate_proj.weight": ("x", None),
-            "model.layers.*.mlp.up_proj.weight": ("x", None),
-            "model.layers.*.mlp.down_proj.weight": (None, "x"),
-        },
+        LLAMA_HINTS,
         "model.layers",
         ("input_ids", "labels"),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,15 +24,13 @@ from fxpar.errors import UnsupportedGraphError
 from fxpar.stage import JointGraph, Port, PortKind, StageGraph
 
 
-def trace_joint(
-    stage: StageGraph, *, with_backward: bool, decompositions: Mapping[Any, Any] | None = None
-) -> JointGraph:
+def trace_joint(stage: StageGraph, *, with_backward: bool) -> JointGraph:
     """The joint graph of `stage`, functional and still in logical shapes; forward alone if not `with_backward`.
 
     Before: torch IR, `h = linear(x, w)`
     After:  ATen, `mm = aten.mm(x, t)`, ..., `dw = aten.mm(dh_t, x)`; placeholders and outputs as `JointGraph` says.
 
-    `decompositions` is the lowering's own table; None keeps every ATen op whole.
+    Every ATen op stays whole: a lowering applies its own decompositions to the local graphs.
 
     Raises:
         UnsupportedGraphError: the stage changes in place a value that is neither its own nor a buffer.
@@ -41,9 +39,7 @@ def trace_joint(
     with contextlib.ExitStack() as stack:
         if not with_backward:
             stack.enter_context(torch.no_grad())
-        joint = aot_export_joint_with_descriptors(
-            stack, stage.module, tuple(inputs), decompositions=dict(decompositions) if decompositions else None
-        )
+        joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs))
         module = joint.graph_module
     _remove_borders(module)
     return _with_ports(module, stage)
