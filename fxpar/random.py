@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxpar._core import philox_uniform
+from fxpar.core.philox import philox_uniform
 from fxpar.stage import Port, PortKind
 
 RANDOM_STATE = Port(PortKind.INPUT, "random")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxpar._core import philox_uniform
+from fxpar.core.philox import philox_uniform
 from fxpar._torch import TorchDispatchMode
 from fxpar.dtensor import from_local, layout_of
 from fxpar.errors import UninitializedModuleError

@@ -1,15 +1,15 @@
-"""The native core (csrc/) as typed functions. ctypes loads it once, and its calls release the GIL."""
+"""Random numbers by logical index: csrc/philox.cpp."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import CDLL, POINTER, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from fxpar.errors import CoreNotBuiltError
+from fxpar.core.library import function
 
 
 def philox_block(counter: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
@@ -18,7 +18,7 @@ def philox_block(counter: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
     Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", section 3.3.
     """
     words = (c_uint32 * 4)()
-    _core().fxpar_philox_block(words, (c_uint32 * 4)(*counter), (c_uint32 * 2)(*key))
+    _block()(words, (c_uint32 * 4)(*counter), (c_uint32 * 2)(*key))
     return tuple(words)
 
 
@@ -36,40 +36,18 @@ def philox_uniform(
     assert 0 <= step < 2**32 and 0 <= op < 2**32, f"step {step} and op {op} must fit in 32 bits"
     box = torch.empty(tuple(shape), dtype=torch.float32, device="cpu")
     int64s = c_int64 * len(shape)
-    status = _core().fxpar_philox_uniform(
-        box.data_ptr(), seed, step, op, len(shape), int64s(*shape), int64s(*strides), offset
-    )
+    status = _uniform()(box.data_ptr(), seed, step, op, len(shape), int64s(*shape), int64s(*strides), offset)
     assert status == 0, f"logical indices of shape {shape}, strides {strides}, offset {offset} leave [0, 2**63)"
     return box
 
 
 @cache
-def _core() -> CDLL:
-    return load_core(Path(__file__).with_name("libfxpar.so"))
-
-
-def load_core(path: Path) -> CDLL:
-    """Load the library at `path` and declare its functions, as in csrc/fxpar.h.
-
-    Raises CoreNotBuiltError where it is missing, is not loadable, or lacks a function.
-    """
+def _block() -> Any:
     words = POINTER(c_uint32)
+    return function("fxpar_philox_block", None, words, words, words)
+
+
+@cache
+def _uniform() -> Any:
     sizes = POINTER(c_int64)
-    try:
-        core = CDLL(str(path))
-        core.fxpar_philox_block.argtypes = (words, words, words)
-        core.fxpar_philox_block.restype = None
-        core.fxpar_philox_uniform.argtypes = (
-            c_void_p,
-            c_uint64,
-            c_uint32,
-            c_uint32,
-            c_int,
-            sizes,
-            sizes,
-            c_int64,
-        )
-        core.fxpar_philox_uniform.restype = c_int
-    except (OSError, AttributeError) as error:
-        raise CoreNotBuiltError(str(path), str(error)) from error
-    return core
+    return function("fxpar_philox_uniform", c_int, c_void_p, c_uint64, c_uint32, c_uint32, c_int, sizes, sizes, c_int64)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from ctypes.util import find_library
 from itertools import pairwise, product
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpar._core import load_core, philox_block, philox_uniform
-from fxpar.errors import CoreNotBuiltError
+from fxpar.core.philox import philox_block, philox_uniform
 
 ONES = 0xFFFFFFFF
 
@@ -106,15 +103,3 @@ def test_an_empty_box_draws_nothing() -> None:
 def test_a_logical_index_out_of_range_is_refused(stride: int, offset: int) -> None:
     with pytest.raises(AssertionError, match="logical indices"):
         philox_uniform((5,), (stride,), offset, seed=0, step=0, op=0)
-
-
-def test_a_missing_library_says_to_run_make_install(tmp_path: Path) -> None:
-    with pytest.raises(CoreNotBuiltError, match=r"nowhere\.so.*make install"):
-        load_core(tmp_path / "nowhere.so")
-
-
-def test_a_library_without_the_functions_says_to_run_make_install() -> None:
-    other_library = find_library("m")
-    assert other_library is not None
-    with pytest.raises(CoreNotBuiltError, match=r"fxpar_philox_block.*make install"):
-        load_core(Path(other_library))
