@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxpar.core.philox import philox_uniform
 from fxpar._torch import TorchDispatchMode
+from fxpar.core.philox import philox_uniform
 from fxpar.dtensor import from_local, layout_of
 from fxpar.errors import UninitializedModuleError
 from fxpar.layout import Layout
