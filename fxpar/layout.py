@@ -9,7 +9,7 @@ the digits before the axis, so flattening multiplies it and splitting divides it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, TypeAlias
@@ -80,10 +80,6 @@ def _nest(shards: Sequence[Shard], size: int) -> bool:
             return False
         position = shard.outer * shard.parts
     return True
-
-
-Box: TypeAlias = tuple[tuple[int, int], ...]
-"""Half-open interval per dim, in logical indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +175,6 @@ class Layout:
                 start = start * digit.size + value
             starts.append(start * width)
         return [(start, start + width) for start in starts]
-
-    def boxes(self, coordinate: Mapping[str, int]) -> Iterator[Box]:
-        """The half-open boxes of the logical tensor that the rank at `coordinate` holds, in local order."""
-        yield from product(*(self.ranges(dim, coordinate) for dim in range(len(self.shape))))
 
     def __str__(self) -> str:
         dims = [

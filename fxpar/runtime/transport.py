@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.layout import Box, Layout
+from fxpar.layout import Layout
 from fxpar.mesh import Mesh
-from fxpar.reshard import local_slices, point_to_point, unit_tasks
+from fxpar.reshard.tile import Tile, tile_of
+from fxpar.reshard.units import UnitTask, unit_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,12 @@ class Route:
         self._first_tag = tag * num_tags
         coordinate = mesh.coordinate
         self._shape = source[1].local_shape(coordinate)
-        ends = [_places(mesh, pipe) for pipe, _ in (source, target)]
-        messages = point_to_point(unit_tasks(source[1], target[1], *ends))
-        sent = [(m.receiver, m.box) for m in messages if m.sender == mesh.rank and m.receiver != mesh.rank]
-        received = [(m.sender, m.box) for m in messages if m.receiver == mesh.rank and m.sender != mesh.rank]
-        self._sent = _parcels(sent, source[1], coordinate)
-        self._received = _parcels(received, target[1], coordinate)
+        ends = [_tiles(mesh, *end) for end in (source, target)]
+        messages = _messages(unit_tasks(*ends))
+        sent = [(receiver, region) for sender, receiver, region in messages if sender == mesh.rank]
+        received = [(sender, region) for sender, receiver, region in messages if receiver == mesh.rank]
+        self._sent = _parcels(sent, tile_of(source[1], coordinate))
+        self._received = _parcels(received, tile_of(target[1], coordinate))
 
     def send(self, value: Tensor, microbatch: int) -> list[Shipment]:
         """Begin to send this rank's piece, which must not change before all is complete."""
@@ -160,28 +162,39 @@ class Route:
         return work
 
 
-def _places(mesh: Mesh, pipe: int) -> dict[int, dict[str, int]]:
-    """The ranks at `pipe` that share this rank's batch shard, with their coordinates."""
+def _tiles(mesh: Mesh, pipe: int, layout: Layout) -> dict[int, Tile]:
+    """What the ranks at `pipe` hold that share this rank's batch shard."""
     own = mesh.coordinate
-    places = {}
+    tiles = {}
     for coordinate in mesh.stage_coordinates(pipe):
         if all(coordinate[axis] == own[axis] for axis in mesh.batch_axes):
-            places[mesh.rank_at(coordinate)] = coordinate
-    return places
+            tiles[mesh.rank_at(coordinate)] = tile_of(layout, coordinate)
+    return tiles
 
 
-def _parcels(exchanged: Sequence[tuple[int, Box]], layout: Layout, coordinate: dict[str, int]) -> tuple[_Parcel, ...]:
-    boxes_by_peer: dict[int, list[Box]] = {}
-    for peer, box in exchanged:
-        boxes_by_peer.setdefault(peer, []).append(box)
-    return tuple(_parcel(peer, boxes, layout, coordinate) for peer, boxes in sorted(boxes_by_peer.items()))
+def _messages(tasks: Iterable[UnitTask]) -> list[tuple[int, int, Tile]]:
+    """Each receiver's own message (sender, receiver, region) for each task, from the least loaded of the senders."""
+    load: dict[int, int] = {}
+    messages = []
+    for task in tasks:
+        for receiver in task.receivers:
+            sender = min(task.senders, key=lambda rank: (load.get(rank, 0), rank))
+            load[sender] = load.get(sender, 0) + task.num_elements
+            messages.append((sender, receiver, task.region))
+    return messages
 
 
-def _parcel(peer: int, boxes: Sequence[Box], layout: Layout, coordinate: dict[str, int]) -> _Parcel:
-    parts = tuple(local_slices(box, layout, coordinate) for box in boxes)
-    sizes = [[part.stop - part.start for part in slices] for slices in parts]
-    is_whole = len(parts) == 1 and tuple(sizes[0]) == layout.local_shape(coordinate)
-    return _Parcel(peer, parts, sum(torch.Size(size).numel() for size in sizes), is_whole)
+def _parcels(exchanged: Sequence[tuple[int, Tile]], tile: Tile) -> tuple[_Parcel, ...]:
+    regions_by_peer: dict[int, list[Tile]] = {}
+    for peer, region in exchanged:
+        regions_by_peer.setdefault(peer, []).append(region)
+    return tuple(_parcel(peer, regions, tile) for peer, regions in sorted(regions_by_peer.items()))
+
+
+def _parcel(peer: int, regions: Sequence[Tile], tile: Tile) -> _Parcel:
+    boxes = [Tile(tuple((interval,) for interval in box)) for region in regions for box in product(*region.ranges)]
+    parts = tuple(here for box in boxes for here, _ in tile.parts(box))
+    return _Parcel(peer, parts, sum(region.num_elements for region in regions), regions == [tile] and len(parts) == 1)
 
 
 def _pack(value: Tensor, parcel: _Parcel) -> Tensor:
