@@ -172,6 +172,20 @@ class ReshardError(FxparError):
     """A tensor cannot be moved as asked between two meshes or layouts."""
 
 
+class UnknownStrategyError(FxparError):
+    """The name is not one of a resharding strategy."""
+
+    def __init__(self, found: str, expected: Sequence[str]) -> None:
+        super().__init__(f"unknown resharding strategy {found!r}: {_one_of(expected, found)}")
+
+
+class UnknownAlgorithmError(FxparError):
+    """The name is not one of an algorithm that orders transfers."""
+
+    def __init__(self, found: str, expected: Sequence[str]) -> None:
+        super().__init__(f"unknown algorithm {found!r}: {_one_of(expected, found)}")
+
+
 class CoreNotBuiltError(FxparError):
     """The native core's shared library is missing, cannot be loaded, or is older than the Python code."""
 
@@ -188,3 +202,13 @@ class PeerLostError(FxparError):
     def __init__(self, value: str, peer: int | None, reason: str) -> None:
         lost = "another rank" if peer is None else f"rank {peer}"
         super().__init__(f"lost {lost} while moving {value}: {reason}; look at that rank's own output")
+
+
+class ClusterUnavailableError(FxparError):
+    """Hosts cannot be emulated on this machine, or not by this user."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"expected to make network namespaces with rate-limited links, but {reason}; this needs Linux with veth, "
+            "bridge and tbf, the commands `ip` and `tc` (package iproute2), and root (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
+        )
