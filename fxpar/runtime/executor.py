@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,16 +15,29 @@ from fxpar.mesh import Mesh
 from fxpar.runtime.gradients import own_memory, reduce_over_batch, reduce_partial
 from fxpar.runtime.lending import Lending
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
-from fxpar.runtime.transport import Piece, Receipt, Route, Shipment, complete_all
+from fxpar.runtime.transport import Piece, Receipt, Shipment, complete_all
 from fxpar.schedule import Action, Compute, Free, Instruction, PostReceive, Program, Send, Transfer, Wait
 from fxpar.stage import CompiledStage, Port, PortKind
+
+
+class Way(Protocol):
+    """How one message gets from the ranks of its source stage to those of every target; each does its own part."""
+
+    def send(self, value: Tensor, microbatch: int) -> list[Shipment]:
+        """Begin to send this rank's piece, which must not change before all is complete."""
+
+    def post_receive(self, piece: Piece, microbatch: int) -> Receipt:
+        """Begin to receive this rank's piece."""
+
+    def wait(self, receipt: Receipt) -> Tensor:
+        """This rank's piece, once it has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """The way of one message, and how the piece lies that this rank receives (None on the sending side)."""
 
-    route: Route
+    way: Way
     piece: Piece | None
 
 
@@ -39,18 +52,22 @@ class StepResult:
 
 @dataclass(slots=True)
 class _State:
-    """All that is alive during one step; `arguments` are the forward's, with gaps for what differs by microbatch."""
+    """All that is alive during one step; `arguments` are the forward's, with gaps for what differs by microbatch.
+
+    What crosses the stage's border goes by edge and microbatch. An edge that is read here has one value in `arrived`
+    and a gradient in `sent`; one that is made here has a gradient of each reader in `arrived` and its value in `sent`.
+    """
 
     arguments: list[Tensor]
     buffers: Mapping[str, Tensor]
     inputs: Mapping[str, Sequence[Tensor]]
     posted: dict[Transfer, Receipt] = field(default_factory=dict)
-    arrived: dict[Transfer, Tensor] = field(default_factory=dict)
+    arrived: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
     leaving: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     returning: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
     results: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    sent: dict[Transfer, list[Shipment]] = field(default_factory=dict)
+    sent: dict[tuple[str, int], list[Shipment]] = field(default_factory=dict)
     gradients: list[Tensor] = field(default_factory=list)
 
 
@@ -60,7 +77,8 @@ class Executor:
     Args:
         program: this rank's instructions.
         stage: the compiled stage that they run.
-        traffic: the way of each (edge, source stage, target stage) that this rank takes part in.
+        traffic: the way of what each (edge, stage) sends, of those that this rank takes part in: the value's if the
+            stage makes the edge, a gradient's if it reads it.
         lending: parameters that this stage lends to others, or borrows.
         microbatches: how many of them a step has.
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
@@ -72,7 +90,7 @@ class Executor:
         mesh: Mesh,
         program: Program,
         stage: CompiledStage,
-        traffic: Mapping[tuple[str, int, int], Traffic],
+        traffic: Mapping[tuple[str, int], Traffic],
         lending: Lending,
         microbatches: int,
         batch_dims: Mapping[str, int],
@@ -94,8 +112,8 @@ class Executor:
         ]
         self._parameters = [port.name for port in stage.gradients if port.kind is PortKind.PARAMETER]
         waited = [i.transfer for i in program.instructions if isinstance(i, Wait)]
-        self._sources = {t.edge: t.source for t in waited if not t.is_backward}
-        self._readers = _readers(waited)
+        self._read = {transfer.edge for transfer in waited if not transfer.is_backward}
+        self._differentiated = {transfer.edge for transfer in waited if transfer.is_backward}
         self._leaving = [port for port in stage.outputs if port.kind is PortKind.EDGE]
         returned = {i.transfer.edge for i in program.instructions if isinstance(i, Send) and i.transfer.is_backward}
         self._returning = [port for port in stage.inputs if port.kind is PortKind.EDGE and port.name in returned]
@@ -144,17 +162,13 @@ class Executor:
     def _bind(self, instruction: Instruction) -> Callable[[], Any]:
         match instruction:
             case PostReceive(transfer):
-                traffic = self._traffic[transfer.edge, transfer.source, transfer.target]
+                traffic = self._traffic[transfer.edge, transfer.source]
                 assert traffic.piece is not None, f"{transfer} is not received here"
-                return partial(self._post, transfer, traffic.route, traffic.piece)
+                return partial(self._post, transfer, traffic.way, traffic.piece)
             case Wait(transfer):
-                return partial(
-                    self._wait, transfer, self._traffic[transfer.edge, transfer.source, transfer.target].route
-                )
+                return partial(self._wait, transfer, self._traffic[transfer.edge, transfer.source].way)
             case Send(transfer):
-                return partial(
-                    self._send, transfer, self._traffic[transfer.edge, transfer.source, transfer.target].route
-                )
+                return partial(self._send, transfer, self._traffic[transfer.edge, transfer.source].way)
             case Compute(Action(kind="F", microbatch=microbatch)):
                 return partial(self._forward, microbatch)
             case Compute(Action(kind="B", microbatch=microbatch)):
@@ -163,15 +177,17 @@ class Executor:
                 return partial(self._free, action)
         raise AssertionError(f"no way to run {instruction}")
 
-    def _post(self, transfer: Transfer, route: Route, piece: Piece) -> None:
-        self._state.posted[transfer] = route.post_receive(piece, transfer.microbatch)
+    def _post(self, transfer: Transfer, way: Way, piece: Piece) -> None:
+        self._state.posted[transfer] = way.post_receive(piece, transfer.microbatch)
 
-    def _wait(self, transfer: Transfer, route: Route) -> None:
-        self._state.arrived[transfer] = route.wait(self._state.posted.pop(transfer))
+    def _wait(self, transfer: Transfer, way: Way) -> None:
+        piece = way.wait(self._state.posted.pop(transfer))
+        self._state.arrived.setdefault((transfer.edge, transfer.microbatch), []).append(piece)
 
-    def _send(self, transfer: Transfer, route: Route) -> None:
+    def _send(self, transfer: Transfer, way: Way) -> None:
         made = self._state.returning if transfer.is_backward else self._state.leaving
-        self._state.sent[transfer] = route.send(made[transfer.edge, transfer.microbatch], transfer.microbatch)
+        sent = transfer.edge, transfer.microbatch
+        self._state.sent[sent] = way.send(made[sent], transfer.microbatch)
 
     def _forward(self, microbatch: int) -> None:
         state, stage = self._state, self._stage
@@ -192,7 +208,8 @@ class Executor:
         """A value that differs by microbatch."""
         if port.kind is PortKind.INPUT:
             return self._state.inputs[port.name][microbatch]
-        return self._state.arrived[Transfer(port.name, microbatch, self._sources[port.name], self._stage.index)]
+        (value,) = self._state.arrived[port.name, microbatch]
+        return value
 
     def _backward(self, microbatch: int) -> None:
         state, stage = self._state, self._stage
@@ -219,30 +236,27 @@ class Executor:
         if port.kind is PortKind.RESULT:
             loss = state.results[int(port.name)][microbatch]
             return torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)
-        here = self._stage.index
-        first, *others = (Transfer(port.name, microbatch, reader, here) for reader in self._readers[port.name])
-        total = state.arrived[first]
-        for transfer in others:
-            total = total + state.arrived[transfer]
+        total, *others = state.arrived[port.name, microbatch]
+        for gradient in others:
+            total = total + gradient
         return total
 
     def _free(self, action: Action) -> None:
         """Forget what `action` received and made; saved values were taken out when the backward ran.
 
-        Who sends a gradient back has received the value: what the forward sent to them is complete by then, and need
-        not be kept until the end of the step.
+        Who sends a gradient back has received the value. Once every reader has, what the forward sent to them is
+        complete, and need not be kept until the end of the step.
         """
-        state, here, microbatch = self._state, self._stage.index, action.microbatch
+        state, microbatch = self._state, action.microbatch
         if action.kind == "F":
-            for edge, source in self._sources.items():
-                del state.arrived[Transfer(edge, microbatch, source, here)]
+            for edge in self._read:
+                del state.arrived[edge, microbatch]
             for port in self._leaving:
                 del state.leaving[port.name, microbatch]
             return
-        for edge, readers in self._readers.items():
-            for reader in readers:
-                del state.arrived[Transfer(edge, microbatch, reader, here)]
-                complete_all(state.sent.pop(Transfer(edge, microbatch, here, reader)))
+        for edge in self._differentiated:
+            del state.arrived[edge, microbatch]
+            complete_all(state.sent.pop((edge, microbatch)))
         for port in self._returning:
             del state.returning[port.name, microbatch]
 
@@ -259,12 +273,3 @@ class Executor:
         if self._loss is None:
             return None
         return begin_mean(results.get(self._loss.position, ()), self._loss, self._mesh, self._microbatches)
-
-
-def _readers(waited: Sequence[Transfer]) -> dict[str, list[int]]:
-    """The stages that send a gradient of each edge back."""
-    readers: dict[str, list[int]] = {}
-    for transfer in waited:
-        if transfer.is_backward and transfer.source not in readers.setdefault(transfer.edge, []):
-            readers[transfer.edge].append(transfer.source)
-    return readers

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from torch import Tensor
+
+from fxpar.layout import Layout
 from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution
 from fxpar.runtime.executor import Traffic
 from fxpar.runtime.lending import Lending, Loan
-from fxpar.runtime.transport import Piece, Route
+from fxpar.runtime.transport import Piece, Receipt, Route, Shipment
 from fxpar.schedule import Edge
 from fxpar.stage import CompiledStage, PlannedStage, Port, PortKind
 
@@ -28,37 +32,57 @@ def stage_edges(stages: Sequence[PlannedStage], *, with_backward: bool) -> tuple
     return tuple(edges)
 
 
+@dataclass(frozen=True, slots=True)
+class _RoutePerTarget:
+    """The way of a multicast: on its source a route to each target, on a target the one that ends there."""
+
+    routes: tuple[Route, ...]
+
+    def send(self, value: Tensor, microbatch: int) -> list[Shipment]:
+        return [shipment for route in self.routes for shipment in route.send(value, microbatch)]
+
+    def post_receive(self, piece: Piece, microbatch: int) -> Receipt:
+        (route,) = self.routes
+        return route.post_receive(piece, microbatch)
+
+    def wait(self, receipt: Receipt) -> Tensor:
+        (route,) = self.routes
+        return route.wait(receipt)
+
+
 def make_traffic(
     stages: Sequence[PlannedStage], own: CompiledStage, mesh: Mesh, microbatches: int
-) -> dict[tuple[str, int, int], Traffic]:
-    """The way of each (edge, source stage, target stage) that `own` takes part in; for gradients too, which go back."""
-    traffic: dict[tuple[str, int, int], Traffic] = {}
-    pieces = dict(zip(own.inputs, own.input_pieces, strict=True))
-    gradient_pieces = dict(zip(own.tangents, own.tangent_pieces, strict=True))
+) -> dict[tuple[str, int], Traffic]:
+    """The way of what each (edge, stage) sends, of those that `own` takes part in.
+
+    The stage that makes an edge sends its value to all readers, and each reader its own gradient back.
+    """
+    traffic: dict[tuple[str, int], Traffic] = {}
+    pieces = {port: Piece.like(piece) for port, piece in zip(own.inputs, own.input_pieces, strict=True)}
+    gradient_pieces = {port: Piece.like(piece) for port, piece in zip(own.tangents, own.tangent_pieces, strict=True)}
     tag = 0
     for edge in stage_edges(stages, with_backward=True):
-        port = Port(PortKind.EDGE, edge.name)
-        source = stages[edge.source]
+        port, made = Port(PortKind.EDGE, edge.name), stages[edge.source].border
+        values = []
         for reader in edge.targets:
-            ends = [(edge.source, reader)] + ([(reader, edge.source)] if edge.differentiable else [])
-            for start, end in ends:
-                tag += 1
-                if own.index not in (start, end):
-                    continue
-                there = start == edge.source
-                border = stages[reader].border
-                layouts = (
-                    (source.border.outputs[port], border.inputs[port])
-                    if there
-                    else (border.gradients.get(port, border.inputs[port]), source.border.tangents[port])
-                )
-                name = (
-                    f"{'the value' if there else 'the gradient'} of edge {edge.name} from stage {start} to stage {end}"
-                )
-                route = Route(name, tag, mesh, (start, layouts[0]), (end, layouts[1]), microbatches)
-                arriving = (pieces if there else gradient_pieces)[port] if end == own.index else None
-                traffic[edge.name, start, end] = Traffic(route, None if arriving is None else Piece.like(arriving))
+            tag += 2
+            if own.index not in (edge.source, reader):
+                continue
+            read = stages[reader].border
+            ends = (edge.source, made.outputs[port]), (reader, read.inputs[port])
+            values.append(Route(_described("value", edge, *ends), tag, mesh, *ends, microbatches))
+            if edge.differentiable:
+                # A reader whose results do not depend on the value sends zeros, as the value lies there.
+                ends = (reader, read.gradients.get(port, read.inputs[port])), (edge.source, made.tangents[port])
+                back = Route(_described("gradient", edge, *ends), tag + 1, mesh, *ends, microbatches)
+                traffic[edge.name, reader] = Traffic(back, gradient_pieces.get(port))
+        if values:
+            traffic[edge.name, edge.source] = Traffic(_RoutePerTarget(tuple(values)), pieces.get(port))
     return traffic
+
+
+def _described(what: str, edge: Edge, source: tuple[int, Layout], target: tuple[int, Layout]) -> str:
+    return f"the {what} of edge {edge.name} from stage {source[0]} to stage {target[0]}"
 
 
 def make_lending(stages: Sequence[PlannedStage], own: CompiledStage, distribution: Distribution) -> Lending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from fxpar.errors import InvalidScheduleError
@@ -16,7 +17,8 @@ from fxpar.schedule.transfer import Edge, Routes, Transfer
 def check_programs(programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge]) -> None:
     """Match every receive with its send, then run the programs abstractly until all have ended.
 
-    Only waits block, and each waits for one message of one rank, so the outcome holds under any timing.
+    Only waits block, each until its message was sent and every target before this rank has posted its receive, and
+    so passes the message on. Neither is ever undone, so the outcome holds under any timing.
     Raises InvalidScheduleError at the first instruction that has no counterpart on another rank, computes out
     of the schedule's order, or uses what is not there, and where ranks block each other for good.
     """
@@ -24,10 +26,10 @@ def check_programs(programs: Sequence[Program], schedule: Schedule, edges: Seque
     _check_messages(programs)
     routes = Routes(edges)
     machines = [_Machine(program, schedule.ranks[program.rank], routes) for program in programs]
-    sent: set[Transfer] = set()
-    while sum(machine.run(sent) for machine in machines):
+    network = _Network()
+    while sum(machine.run(network) for machine in machines):
         pass
-    if stuck := [machine.here for machine in machines if not machine.has_ended]:
+    if stuck := [machine.blocked(network) for machine in machines if not machine.has_ended]:
         raise InvalidScheduleError("deadlock: these ranks wait for each other\n  " + "\n  ".join(stuck))
     for machine in machines:
         machine.check_end()
@@ -40,11 +42,12 @@ def _check_messages(programs: Sequence[Program]) -> None:
     for program in programs:
         for position, instruction in enumerate(program.instructions):
             if isinstance(instruction, Send | PostReceive):
-                source, target = instruction.transfer.source, instruction.transfer.target
+                transfer = instruction.transfer
                 is_send = isinstance(instruction, Send)
-                if program.rank != (source if is_send else target):
+                if program.rank not in ((transfer.source,) if is_send else transfer.targets):
                     raise _wrong(program, position, "is not this rank's to do")
-                (sends if is_send else posts)[source, target].append(position)
+                for target in transfer.targets if is_send else (program.rank,):
+                    (sends if is_send else posts)[transfer.source, target].append(position)
     for source, target in sorted(sends.keys() | posts.keys()):
         _check_pair(programs[source], programs[target], sends[source, target], posts[source, target])
 
@@ -65,6 +68,22 @@ def _transfer(program: Program, position: int) -> Transfer:
     return instruction.transfer
 
 
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """What the ranks have done so far that others may wait for: sends, and receives posted, with their ranks."""
+
+    sent: set[Transfer] = field(default_factory=set)
+    posted: set[tuple[Transfer, int]] = field(default_factory=set)
+
+    def reaches(self, transfer: Transfer, rank: int) -> bool:
+        """Whether `transfer` was sent, and all that are to pass it on to `rank` are ready to."""
+        return transfer in self.sent and not self.idle_before(transfer, rank)
+
+    def idle_before(self, transfer: Transfer, rank: int) -> list[int]:
+        """The ranks that are to pass `transfer` on to `rank`, and have not posted their own receives."""
+        return [target for target in transfer.before(rank) if (transfer, target) not in self.posted]
+
+
 class _Machine:
     """One rank in abstract execution: the instruction it is at, and what it has at hand there."""
 
@@ -82,27 +101,38 @@ class _Machine:
     def has_ended(self) -> bool:
         return self._position == len(self._program.instructions)
 
-    @property
-    def here(self) -> str:
-        return _located(self._program, self._position)
+    def blocked(self, network: _Network) -> str:
+        """The wait that this rank is at, and who does not pass the message on, if it was sent."""
+        located = _located(self._program, self._position)
+        instruction = self._program.instructions[self._position]
+        assert isinstance(instruction, Wait), f"{located} cannot block"
+        transfer = instruction.transfer
+        if transfer not in network.sent:
+            return located
+        idle = ", ".join(map(str, network.idle_before(transfer, self._program.rank)))
+        return f"{located}, which is not passed on before its receive is posted on rank {idle}"
 
-    def run(self, sent: set[Transfer]) -> int:
-        """Go on to the end or to a wait for what is not in `sent`, adding to it; returns the steps taken."""
+    def run(self, network: _Network) -> int:
+        """Go on to the end or to a wait for what cannot have arrived; returns the steps taken."""
         start = self._position
         while not self.has_ended:
             instruction = self._program.instructions[self._position]
-            if isinstance(instruction, Wait) and instruction.transfer in self._posted - sent:
+            if isinstance(instruction, Wait) and self._must_wait(instruction.transfer, network):
                 break
-            if problem := self._step(instruction, sent):
+            if problem := self._step(instruction, network):
                 raise _wrong(self._program, self._position, problem)
             self._position += 1
         return self._position - start
 
-    def _step(self, instruction: Instruction, sent: set[Transfer]) -> str | None:
+    def _must_wait(self, transfer: Transfer, network: _Network) -> bool:
+        return transfer in self._posted and not network.reaches(transfer, self._program.rank)
+
+    def _step(self, instruction: Instruction, network: _Network) -> str | None:
         """Execute `instruction`; returns what is wrong with it, if anything is."""
         match instruction:
             case PostReceive(transfer):
                 self._posted.add(transfer)
+                network.posted.add((transfer, self._program.rank))
             case Wait(transfer):
                 if transfer not in self._posted:
                     return "has no receive posted"
@@ -114,7 +144,7 @@ class _Machine:
                 if transfer not in self._to_send:
                     return "has nothing to send: no computation made it, or it is sent already"
                 self._to_send.remove(transfer)
-                sent.add(transfer)
+                network.sent.add(transfer)
             case Free(action):
                 if action not in self._to_free:
                     return "has nothing to free: it was not computed, or it is freed already"

@@ -2,6 +2,9 @@
 
 Around each action stand, in this order: the waits for what it needs, receives posted for later actions, the
 action, its sends, and a free. Nothing waits for a send before the step ends, so only `Wait` can block.
+
+A multicast has one send, on its source, and a receive and a wait on each target. A target passes it on to the next
+beside its own program, once its receive is posted.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from fxpar.schedule.transfer import Edge, Routes, Transfer
 
 @dataclass(frozen=True, slots=True)
 class PostReceive:
-    """Begin to receive; messages between two ranks match in the order in which they are posted and sent."""
+    """Begin to receive, and to pass on what later targets need of it.
+
+    Messages between two ranks match in the order in which they are posted and sent.
+    """
 
     transfer: Transfer
 
@@ -117,7 +123,8 @@ def _queues(schedule: Schedule, routes: Routes) -> list[defaultdict[int, deque[T
     for source, actions in enumerate(schedule.ranks):
         for action in actions:
             for transfer in routes.sent(action):
-                queues[transfer.target][source].append(transfer)
+                for target in transfer.targets:
+                    queues[target][source].append(transfer)
     return queues
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from fxpar.errors import InvalidScheduleError
@@ -35,7 +36,8 @@ def simulate(
     """Run each rank's actions in order, each as soon as all it needs has arrived.
 
     `compute_ticks[kind][stage]` is what an action takes. Communication overlaps with computation; between two
-    stages there is one link per direction, which moves one transfer after another.
+    stages there is one link per direction, which moves one transfer after another. A multicast takes the links from
+    its source to its first target and on from target to target, all at once: chunks follow each other closely.
     Raises InvalidScheduleError if actions wait for each other.
     """
     routes = Routes(edges)
@@ -43,20 +45,28 @@ def simulate(
     arrivals: dict[Transfer, float] = {}
     rank_free = [0.0] * schedule.num_stages
     link_free: dict[tuple[int, int], float] = {}
-    for action in _in_order_of_dependence(schedule, routes):
-        start = max([rank_free[action.stage], *(arrivals[transfer] for transfer in routes.received(action))])
-        end = start + compute_ticks[action.kind][action.stage]
-        spans[action] = start, end
-        rank_free[action.stage] = end
+    order = _order_of_dependence(schedule, routes)
+    running: list[tuple[float, int, Action]] = []
+    while order.is_active():
+        for action in order.get_ready():
+            start = max([rank_free[action.stage], *(arrivals[transfer] for transfer in routes.received(action))])
+            end = start + compute_ticks[action.kind][action.stage]
+            spans[action] = start, end
+            rank_free[action.stage] = end
+            heappush(running, (end, action.stage, action))
+        # Links serve the first to end first; whatever is ready later ends later.
+        end, _, action = heappop(running)
         for transfer in routes.sent(action):
-            link = transfer.source, transfer.target
+            links = list(pairwise((transfer.source, *transfer.targets)))
             ticks = backward_transfer_ticks if transfer.is_backward else forward_transfer_ticks
-            arrivals[transfer] = link_free[link] = max(end, link_free.get(link, 0.0)) + ticks
+            arrivals[transfer] = max([end, *(link_free.get(link, 0.0) for link in links)]) + ticks
+            link_free.update(dict.fromkeys(links, arrivals[transfer]))
+        order.done(action)
     return Timeline(spans)
 
 
-def _in_order_of_dependence(schedule: Schedule, routes: Routes) -> list[Action]:
-    """All actions, each after the one before it on its rank and after those that make what it needs."""
+def _order_of_dependence(schedule: Schedule, routes: Routes) -> TopologicalSorter[Action]:
+    """Gives each action after the one before it on its rank and after those that make what it needs."""
     all_actions = [action for actions in schedule.ranks for action in actions]
     makers = {transfer: action for action in all_actions for transfer in routes.sent(action)}
     sorter: TopologicalSorter[Action] = TopologicalSorter()
@@ -65,7 +75,8 @@ def _in_order_of_dependence(schedule: Schedule, routes: Routes) -> list[Action]:
     for previous, action in (pair for actions in schedule.ranks for pair in pairwise(actions)):
         sorter.add(action, previous)
     try:
-        return list(sorter.static_order())
+        sorter.prepare()
     except CycleError as error:
         cycle = " <- ".join(map(str, error.args[1]))
         raise InvalidScheduleError(f"{schedule.name}: these actions wait for each other: {cycle}") from None
+    return sorter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -35,25 +36,41 @@ def chain(num_stages: int) -> tuple[Edge, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One message of one microbatch: the value of `edge` or, on the way back, its gradient."""
+    """One message of one microbatch: the value of `edge` to all its readers or, on the way back, one's gradient.
+
+    Where there are several targets it is a multicast: the source sends once, and each target passes what it
+    receives on to the next one.
+    """
 
     edge: str
     microbatch: int
     source: int
-    target: int
+    targets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ascending = all(stage < later for stage, later in pairwise((self.source, *self.targets)))
+        is_gradient = len(self.targets) == 1 and self.targets[0] < self.source
+        assert self.targets and (ascending or is_gradient), f"{self!r}: a value's targets ascend, a gradient has one"
 
     @property
     def is_backward(self) -> bool:
         """Whether it moves a gradient; values only move to later stages."""
-        return self.source > self.target
+        return self.source > self.targets[0]
+
+    def before(self, target: int) -> tuple[int, ...]:
+        """The targets that pass it on before it reaches `target`."""
+        return self.targets[: self.targets.index(target)]
 
     def __str__(self) -> str:
         gradient = "gradient of " if self.is_backward else ""
-        return f"{gradient}{self.edge}[{self.microbatch}] {self.source}->{self.target}"
+        return f"{gradient}{self.edge}[{self.microbatch}] {self.source}->{','.join(map(str, self.targets))}"
 
 
-_RouteTable: TypeAlias = defaultdict[tuple[int, Kind], list[tuple[str, int, int]]]
-"""Stage and kind of an action -> edge, source stage and target stage of its transfers."""
+_Route: TypeAlias = tuple[str, int, tuple[int, ...]]
+"""Edge, source stage and target stages of a transfer, whatever its microbatch."""
+
+_RouteTable: TypeAlias = defaultdict[tuple[int, Kind], list[_Route]]
+"""Stage and kind of an action -> its transfers."""
 
 
 class Routes:
@@ -66,17 +83,18 @@ class Routes:
         self._received: _RouteTable = defaultdict(list)
         self._sent: _RouteTable = defaultdict(list)
         for edge in edges:
-            for target in edge.targets:
-                self._add("F", edge.name, edge.source, target)
-                if edge.differentiable:
-                    self._add("B", edge.name, target, edge.source)
-                    self._add("I", edge.name, target, edge.source)
-        for routes in (*self._received.values(), *self._sent.values()):
-            routes.sort(key=_distance)
+            self._add("F", (edge.name, edge.source, edge.targets))
+            for reader in edge.targets if edge.differentiable else ():
+                self._add("B", (edge.name, reader, (edge.source,)))
+                self._add("I", (edge.name, reader, (edge.source,)))
+        for (stage, _), routes in (*self._received.items(), *self._sent.items()):
+            routes.sort(key=partial(_distance, stage))
 
-    def _add(self, kind: Kind, edge: str, source: int, target: int) -> None:
-        self._sent[source, kind].append((edge, source, target))
-        self._received[target, kind].append((edge, source, target))
+    def _add(self, kind: Kind, route: _Route) -> None:
+        _, source, targets = route
+        self._sent[source, kind].append(route)
+        for target in targets:
+            self._received[target, kind].append(route)
 
     def received(self, action: Action) -> list[Transfer]:
         """What must have arrived before `action` runs: values for F, gradients for B or I."""
@@ -87,11 +105,12 @@ class Routes:
         return _transfers(self._sent, action)
 
 
-def _distance(route: tuple[str, int, int]) -> int:
-    _, source, target = route
-    return abs(source - target)
+def _distance(stage: int, route: _Route) -> int:
+    """How far the other end is for `stage`: the source or, for the source itself, the first target."""
+    _, source, targets = route
+    return abs(stage - (targets[0] if stage == source else source))
 
 
 def _transfers(table: _RouteTable, action: Action) -> list[Transfer]:
     routes = table.get((action.stage, action.kind), [])
-    return [Transfer(edge, action.microbatch, source, target) for edge, source, target in routes]
+    return [Transfer(edge, action.microbatch, source, targets) for edge, source, targets in routes]

@@ -34,6 +34,14 @@ def test_all_named_schedules_are_accepted_over_a_chain(name: str) -> None:
         check_programs(lower(schedule, edges), schedule, edges)
 
 
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_all_named_schedules_are_accepted_over_a_skip_connection_with_two_readers(name: str) -> None:
+    edges = [*chain(4), Edge("skip", 0, (1, 3))]
+    for num_microbatches in range(1, 9):
+        schedule = build_schedule(name, 4, num_microbatches)
+        check_programs(lower(schedule, edges), schedule, edges)
+
+
 @st.composite
 def edge_lists(draw: st.DrawFn, num_stages: int) -> list[Edge]:
     """Edges between any stages, several between the same two among them."""
@@ -199,7 +207,7 @@ def test_no_instruction_can_be_left_out(name: str) -> None:
 def test_a_message_of_other_ranks_is_rejected() -> None:
     schedule = build_schedule("1f1b", 3, 1)
     first, middle, last = lower(schedule, chain(3))
-    broken = Program(2, (PostReceive(Transfer("out0", 0, 0, 1)), *last.instructions))
+    broken = Program(2, (PostReceive(Transfer("out0", 0, 0, (1,))), *last.instructions))
     with pytest.raises(InvalidScheduleError, match=r"rank 2, instruction 0: post out0\[0\] 0->1 is not this rank's"):
         check_programs([first, middle, broken], schedule, chain(3))
 
@@ -232,3 +240,42 @@ def test_ranks_that_wait_for_each_other_are_reported_with_what_they_wait_for() -
         "  rank 0, instruction 5: wait gradient of h[0] 1->0",
         "  rank 1, instruction 5: wait h[1] 0->1",
     ]
+
+
+PASSED_ON = [Edge("h", 0, (2, 3)), Edge("used", 1, (3,)), Edge("late", 1, (2,), differentiable=False)]
+"""Rank 2 passes h on to rank 3; rank 3's backward lets rank 1 go on, for whose next value rank 2 waits."""
+RANK_2_IN_ANOTHER_ORDER = Schedule.parse(
+    "0F0 0F1 0B0 0B1\n"
+    "1F1 1B1 1F0 1B0\n"
+    "2F0 2F1 2B0 2B1\n"
+    "3F1 3B1 3F0 3B0"
+)  # fmt: skip
+
+
+def test_a_multicast_that_a_rank_would_pass_on_too_late_is_a_deadlock() -> None:
+    with pytest.raises(InvalidScheduleError) as caught:
+        check_programs(lower(RANK_2_IN_ANOTHER_ORDER, PASSED_ON, lookahead=1), RANK_2_IN_ANOTHER_ORDER, PASSED_ON)
+    assert str(caught.value).splitlines() == [
+        "deadlock: these ranks wait for each other",
+        "  rank 0, instruction 9: wait gradient of h[0] 2->0",
+        "  rank 1, instruction 5: wait gradient of used[1] 3->1",
+        "  rank 2, instruction 3: wait late[0] 1->2",
+        "  rank 3, instruction 4: wait h[1] 0->2,3, which is not passed on before its receive is posted on rank 2",
+    ]
+
+
+def test_a_multicast_is_passed_on_in_time_if_its_receive_is_posted_early() -> None:
+    check_programs(lower(RANK_2_IN_ANOTHER_ORDER, PASSED_ON, lookahead=2), RANK_2_IN_ANOTHER_ORDER, PASSED_ON)
+
+
+def test_without_passing_on_the_same_order_is_no_deadlock() -> None:
+    edges = [Edge("to2", 0, (2,)), Edge("to3", 0, (3,)), *PASSED_ON[1:]]
+    check_programs(lower(RANK_2_IN_ANOTHER_ORDER, edges, lookahead=0), RANK_2_IN_ANOTHER_ORDER, edges)
+
+
+def test_a_target_that_never_receives_a_multicast_is_named() -> None:
+    schedule, edges = build_schedule("1f1b", 3, 1), [Edge("h", 0, (1, 2))]
+    first, second, last = lower(schedule, edges)
+    deaf = Program(1, tuple(i for i in second.instructions if not isinstance(i, PostReceive)))
+    with pytest.raises(InvalidScheduleError, match=r"rank 0, .*: send h\[0\] 0->1,2 has no matching receive"):
+        check_programs([first, deaf, last], schedule, edges)

@@ -64,6 +64,25 @@ def test_the_programs_of_two_stages_and_two_microbatches() -> None:
     ]
 
 
+def test_a_multicast_is_sent_once_and_received_by_each_target_and_its_gradients_return_one_by_one() -> None:
+    first, second, last = lower(build_schedule("1f1b", 3, 1), [Edge("h", 0, (1, 2))])
+    assert [str(i) for i in first.instructions if isinstance(i, Send | Wait)] == [
+        "send h[0] 0->1,2",
+        "wait gradient of h[0] 1->0",
+        "wait gradient of h[0] 2->0",
+    ]
+    for reader, program in enumerate((second, last), start=1):
+        assert str(program).splitlines() == [
+            "post h[0] 0->1,2",
+            "wait h[0] 0->1,2",
+            f"compute {reader}F0",
+            f"free {reader}F0",
+            f"compute {reader}B0",
+            f"send gradient of h[0] {reader}->0",
+            f"free {reader}B0",
+        ]
+
+
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_computes_follow_the_schedule_each_between_its_waits_and_its_sends(name: str) -> None:
     schedule, routes = build_schedule(name, 4, 8), Routes(U_SHAPE)
@@ -125,7 +144,7 @@ def test_receives_are_posted_in_the_senders_order_whatever_the_receivers(
     last = " ".join(f"1F{microbatch}" for microbatch in used)
     _, receiver = lower(Schedule.parse(f"{first}\n{last}"), chain(2), lookahead)
     posted = [i.transfer for i in receiver.instructions if isinstance(i, PostReceive)]
-    assert posted == [Transfer("out0", microbatch, 0, 1) for microbatch in sent]
+    assert posted == [Transfer("out0", microbatch, 0, (1,)) for microbatch in sent]
 
 
 def test_a_single_stage_exchanges_nothing() -> None:

@@ -77,6 +77,28 @@ def test_a_skip_connection_can_be_what_a_stage_waits_for() -> None:
     assert timeline.spans[Action(2, "F", 0)] == (4, 5)
 
 
+def test_a_multicast_reaches_all_its_targets_at_once() -> None:
+    schedule = forward_only(build_schedule("gpipe", 4, 1))
+    timeline = simulate(schedule, [Edge("skip", 0, (1, 3))], {"F": [1, 1, 1, 1]}, forward_transfer_ticks=3)
+    assert [timeline.spans[Action(stage, "F", 0)][0] for stage in range(4)] == [0, 4, 0, 4]
+
+
+def test_a_multicast_takes_every_link_that_it_passes_on_over() -> None:
+    schedule = forward_only(build_schedule("gpipe", 3, 2))
+    edges = [Edge("skip", 0, (1, 2)), Edge("hidden", 1, (2,))]
+    timeline = simulate(schedule, edges, {"F": [1, 0, 1]}, forward_transfer_ticks=3)
+    assert timeline.spans[Action(1, "F", 0)] == (4, 4)
+    # From 4 to 7 stage 1 passes the next microbatch on, before it sends what it made itself.
+    assert timeline.spans[Action(2, "F", 0)] == (10, 11)
+
+
+def test_links_serve_what_was_made_first() -> None:
+    schedule = forward_only(build_schedule("gpipe", 3, 4))
+    edges = [Edge("skip", 0, (1, 2)), Edge("early", 1, (2,))]
+    timeline = simulate(schedule, edges, {"F": [5, 1, 1]}, forward_transfer_ticks=1)
+    assert timeline.spans[Action(2, "F", 0)] == (8, 9)
+
+
 def test_forward_and_backward_transfers_have_their_own_times() -> None:
     schedule = build_schedule("1f1b", 2, 1)
     timeline = simulate(schedule, chain(2), {"F": [1, 1], "B": [1, 1]}, 10, 100)

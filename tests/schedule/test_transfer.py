@@ -10,24 +10,29 @@ HIDDEN = Edge("hidden", 1, (3,))
 ROUTES = Routes([SKIP, MASK, HIDDEN])
 
 
-def test_a_forward_sends_a_value_to_every_target_the_nearest_first() -> None:
+def test_a_forward_sends_a_value_once_to_all_its_targets() -> None:
     sent = ROUTES.sent(Action(0, "F", 5))
-    assert sent == [Transfer("skip", 5, 0, 1), Transfer("mask", 5, 0, 1), Transfer("skip", 5, 0, 3)]
+    assert sent == [Transfer("skip", 5, 0, (1, 3)), Transfer("mask", 5, 0, (1,))]
+
+
+def test_a_forward_first_sends_what_a_near_stage_needs() -> None:
+    routes = Routes([Edge("far", 0, (3,)), Edge("near", 0, (1, 3)), Edge("middle", 0, (2,))])
+    assert [transfer.edge for transfer in routes.sent(Action(0, "F", 0))] == ["near", "middle", "far"]
 
 
 def test_a_forward_receives_every_edge_that_ends_in_its_stage() -> None:
-    assert ROUTES.received(Action(3, "F", 0)) == [Transfer("hidden", 0, 1, 3), Transfer("skip", 0, 0, 3)]
+    assert ROUTES.received(Action(3, "F", 0)) == [Transfer("hidden", 0, 1, (3,)), Transfer("skip", 0, 0, (1, 3))]
     assert ROUTES.received(Action(2, "F", 0)) == []
 
 
 @pytest.mark.parametrize("kind", ["B", "I"])
 def test_a_backward_receives_a_gradient_from_every_target_of_its_values(kind: str) -> None:
     backward = Action(0, "B", 2) if kind == "B" else Action(0, "I", 2)
-    assert ROUTES.received(backward) == [Transfer("skip", 2, 1, 0), Transfer("skip", 2, 3, 0)]
+    assert ROUTES.received(backward) == [Transfer("skip", 2, 1, (0,)), Transfer("skip", 2, 3, (0,))]
 
 
 def test_no_gradient_flows_over_an_edge_that_is_not_differentiable() -> None:
-    assert ROUTES.sent(Action(1, "B", 0)) == [Transfer("skip", 0, 1, 0)]
+    assert ROUTES.sent(Action(1, "B", 0)) == [Transfer("skip", 0, 1, (0,))]
 
 
 def test_weight_gradients_exchange_nothing() -> None:
@@ -35,8 +40,20 @@ def test_weight_gradients_exchange_nothing() -> None:
 
 
 def test_a_transfer_prints_what_moves_between_which_stages() -> None:
-    assert str(Transfer("h", 3, 0, 1)) == "h[3] 0->1"
-    assert str(Transfer("h", 3, 1, 0)) == "gradient of h[3] 1->0"
+    assert str(Transfer("h", 3, 0, (1,))) == "h[3] 0->1"
+    assert str(Transfer("h", 3, 0, (1, 3))) == "h[3] 0->1,3"
+    assert str(Transfer("h", 3, 3, (0,))) == "gradient of h[3] 3->0"
+
+
+def test_every_target_but_the_last_passes_a_multicast_on() -> None:
+    multicast = Transfer("h", 0, 0, (1, 3, 4))
+    assert [multicast.before(target) for target in multicast.targets] == [(), (1,), (1, 3)]
+
+
+@pytest.mark.parametrize(("source", "targets"), [(0, ()), (1, (1,)), (0, (3, 1)), (1, (0, 2)), (3, (1, 0))])
+def test_a_transfer_leads_to_later_stages_or_back_to_one(source: int, targets: tuple[int, ...]) -> None:
+    with pytest.raises(AssertionError, match="a value's targets ascend, a gradient has one"):
+        Transfer("h", 0, source, targets)
 
 
 def test_a_chain_joins_neighbours() -> None:
