@@ -212,3 +212,13 @@ class ClusterUnavailableError(FxparError):
             f"expected to make network namespaces with rate-limited links, but {reason}; this needs Linux with veth, "
             "bridge and tbf, the commands `ip` and `tc` (package iproute2), and root (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
         )
+
+
+class SharedMemoryError(FxparError):
+    """Memory that the ranks of one host share cannot be had."""
+
+    def __init__(self, asked: str, reason: str) -> None:
+        super().__init__(
+            f"cannot {asked} of the memory that ranks of one host share: {reason}; use less memory on this host, or "
+            "give each rank an FXPAR_HOST of its own, so that they exchange data through the network"
+        )

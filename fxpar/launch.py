@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import multiprocessing
 import os
 import pickle
-import signal
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -36,13 +34,15 @@ def run_ranks(
     work: Callable[..., T],
     *args: Any,
     environment: Mapping[str, str] | None = None,
+    enter: Callable[[int], None] | None = None,
     timeout_s: float = 300.0,
 ) -> list[T]:
     """Run `work(*args)` in `num_ranks` processes that form a gloo process group; gives what each rank returned.
 
     `work` is a function of an importable module; it, its arguments and its results travel pickled. Each process has one
-    thread, and sets `environment` before it starts. The processes are forked from a server that has imported torch once
-    and never ran it, so they start in a moment, whatever the caller's process did before. None outlives the call.
+    thread, sets `environment`, and calls `enter(rank)`, which may bring it to another place, before it joins the group.
+    The processes are forked from a server that has imported torch once and never ran it, so they start in a moment,
+    whatever the caller's process did before. None outlives the call.
 
     Raises:
         RankFailedError: a rank raised, ended early, or was not done after `timeout_s`, when it prints all its stacks.
@@ -56,7 +56,7 @@ def run_ranks(
         for rank in range(num_ranks):
             line, theirs = context.Pipe()
             group = (store, rank, num_ranks)
-            process = context.Process(target=_run_rank, args=(job, theirs, group, environment or {}, timeout_s))
+            process = context.Process(target=_run_rank, args=(job, theirs, group, environment or {}, enter, timeout_s))
             process.start()
             running.callback(_end, process)
             theirs.close()
@@ -71,21 +71,39 @@ def run_ranks(
 
 
 def _run_rank(
-    job: bytes, line: Connection, group: tuple[str, int, int], environment: Mapping[str, str], timeout_s: float
+    job: bytes,
+    line: Connection,
+    group: tuple[str, int, int],
+    environment: Mapping[str, str],
+    enter: Callable[[int], None] | None,
+    timeout_s: float,
 ) -> None:
-    _die_with_parent()
+    is_done = Event()
+    watch = Thread(target=_end_with_caller, args=(line, is_done), daemon=True)
+    watch.start()
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     os.environ.update(environment)
     torch.set_num_threads(1)
     store, rank, num_ranks = group
     try:
+        if enter is not None:
+            enter(rank)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
         work, args = pickle.loads(job)
-        line.send_bytes(pickle.dumps((work(*args), None)))
+        outcome = pickle.dumps((work(*args), None))
     except Exception:
-        line.send_bytes(pickle.dumps((None, traceback.format_exc())))
-    with suppress(EOFError):
+        outcome = pickle.dumps((None, traceback.format_exc()))
+    is_done.set()
+    line.send_bytes(outcome)
+    watch.join()
+
+
+def _end_with_caller(line: Connection, is_done: Event) -> None:
+    """Wait until the caller closes `line`, if only because it was killed; a rank that is not done then ends at once."""
+    with suppress(EOFError, OSError):
         line.recv_bytes()
+    if not is_done.is_set():
+        os._exit(1)
 
 
 def _collect(lines: Sequence[Connection]) -> list[Any]:
@@ -108,10 +126,3 @@ def _collect(lines: Sequence[Connection]) -> list[Any]:
 def _end(process: BaseProcess) -> None:
     process.kill()
     process.join()
-
-
-def _die_with_parent() -> None:
-    """Let the kernel end this process when the server that forked it has ended (Linux only)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,6 +1,9 @@
 """Ranks started by `run_ranks` talk, return, fail with their traceback, and never outlive the call."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +30,24 @@ def end_without_a_word() -> None:
 
 def read_variable(name: str) -> str:
     return os.environ[name]
+
+
+def note_place(rank: int) -> None:
+    os.environ["FXPAR_PLACE"] = f"{os.environ['FXPAR_TOWN']}, house {rank}, joined: {dist.is_initialized()}"
+
+
+def fail_to_enter(rank: int) -> None:
+    raise PermissionError(f"no entry for {rank}")
+
+
+def hold_ranks() -> None:
+    run_ranks(2, wait_forever)
+
+
+def wait_forever() -> None:
+    print(os.getpid(), flush=True)
+    while True:
+        dist.barrier()
 
 
 def differentiate() -> float:
@@ -57,6 +78,28 @@ def test_a_rank_that_ends_early_is_named() -> None:
 
 def test_ranks_see_the_given_environment() -> None:
     assert run_ranks(1, read_variable, "FXPAR_COLOUR", environment={"FXPAR_COLOUR": "green"}) == ["green"]
+
+
+def test_each_rank_enters_its_place_with_its_environment_before_it_joins_the_group() -> None:
+    found = run_ranks(2, read_variable, "FXPAR_PLACE", environment={"FXPAR_TOWN": "Ulm"}, enter=note_place)
+    assert found == [f"Ulm, house {rank}, joined: False" for rank in range(2)]
+
+
+def test_a_rank_that_cannot_enter_its_place_is_named() -> None:
+    with pytest.raises(RankFailedError, match=r"rank 0 failed:\n(.|\n)*no entry for 0"):
+        run_ranks(1, read_variable, "HOME", enter=fail_to_enter)
+
+
+def test_ranks_end_when_their_caller_is_killed() -> None:
+    command = [sys.executable, "-c", "from tests.test_launch import hold_ranks; hold_ranks()"]
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as caller:
+        assert caller.stdout is not None
+        for _ in range(2):
+            assert int(caller.stdout.readline()), "each rank tells its process id"
+        caller.kill()
+        # The ranks have the same output open: its end is theirs.
+        caller.communicate(timeout=60)
 
 
 def test_gradients_flow_in_ranks_after_they_flowed_in_the_caller() -> None:

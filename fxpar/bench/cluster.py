@@ -1,0 +1,132 @@
+"""Several hosts on this machine, joined by links of a limited rate: what a network costs, without the network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from fxpar.bench.namespace import NetworkNamespace, enter_network, rename_host
+from fxpar.errors import ClusterUnavailableError
+from fxpar.launch import run_ranks
+
+T = TypeVar("T")
+
+DEVICE = "eth0"
+"""The network interface of every host, inside it."""
+
+# Packets travel in trains. A queue lets a train through at once where its burst has room for it, so long ones
+# understate the time of short messages; short ones cost the processor more.
+_TRAIN = "gso_max_size 16384"
+_QUEUE = "root tbf rate {rate_mbit}mbit burst 18kb latency 20ms"
+
+# How often the kernel sends again what the connections of an ended process still had to send. By default it tries for
+# minutes, and a namespace ends with its last connection.
+_LAST_TRIES = ("tee", "/proc/sys/net/ipv4/tcp_orphan_retries"), ("2",)
+
+
+class EmulatedCluster:
+    """`num_hosts` network namespaces, each on a full-duplex link of `rate_mbit` Mbit/s to one switch.
+
+    Either end of a link is limited, so messages from several hosts to one share the rate of its link. The rate counts
+    packets with their headers: TCP leaves 95.6% of it to the payload. Messages within a host pass no link.
+
+    A context manager: the hosts exist inside it, and go when it ends or when this process does, even if it is killed.
+    Entering takes some hundredths of a second.
+
+    Raises:
+        ClusterUnavailableError: on entering, where this machine or user cannot have one.
+    """
+
+    def __init__(self, num_hosts: int, rate_mbit: float = 200) -> None:
+        assert 1 <= num_hosts <= 250, f"{num_hosts} hosts: they have the addresses 10.0.0.1 to 10.0.0.250"
+        assert rate_mbit > 0, f"{rate_mbit} Mbit/s"
+        self.num_hosts = num_hosts
+        self.rate_mbit = rate_mbit
+        self.hosts: Sequence[NetworkNamespace] = ()
+        """While inside the context manager: the namespace of each host, which has the devices `lo` and `DEVICE`."""
+        self.switch: NetworkNamespace | None = None
+        """Likewise: where the links join; host 3's ends here as the device `host3`."""
+        self._namespaces = ExitStack()
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why this machine or user cannot have a cluster; None if they can."""
+        try:
+            with cls(1):
+                return None
+        except ClusterUnavailableError as error:
+            return str(error)
+
+    def hosts_of_ranks(self, ranks_per_host: int | Sequence[int]) -> list[int]:
+        """The host of each rank, which `run` numbers host by host; a single number is meant for every host."""
+        counts = [ranks_per_host] * self.num_hosts if isinstance(ranks_per_host, int) else ranks_per_host
+        assert len(counts) == self.num_hosts, f"ranks for {len(counts)} hosts, but there are {self.num_hosts}"
+        return [host for host, count in enumerate(counts) for _ in range(count)]
+
+    def run(
+        self,
+        ranks_per_host: int | Sequence[int],
+        work: Callable[..., T],
+        *args: Any,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 300.0,
+    ) -> list[T]:
+        """`fxpar.launch.run_ranks` on these hosts; a rank's host is called `host0` and so on (`socket.gethostname()`).
+
+        Raises:
+            RankFailedError: a rank raised, ended early, or was not done after `timeout_s`.
+        """
+        hosts = self.hosts_of_ranks(ranks_per_host)
+        places = [(self.hosts[host].path, f"host{host}") for host in hosts]
+        environment = {"GLOO_SOCKET_IFNAME": DEVICE, **(environment or {})}
+        enter = partial(_enter_place, places)
+        return run_ranks(len(places), work, *args, environment=environment, enter=enter, timeout_s=timeout_s)
+
+    def __enter__(self) -> EmulatedCluster:
+        with ExitStack() as namespaces:
+            try:
+                self._build(namespaces)
+            except subprocess.CalledProcessError as error:
+                raise ClusterUnavailableError(f"`{error.cmd[0]}` says: {error.stderr.strip()}") from error
+            except OSError as error:
+                raise ClusterUnavailableError(str(error)) from error
+            self._namespaces = namespaces.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hosts, self.switch = (), None
+        self._namespaces.close()
+
+    def _build(self, namespaces: ExitStack) -> None:
+        if sys.platform != "linux":
+            raise ClusterUnavailableError(f"this is {sys.platform}")
+        queue = _QUEUE.format(rate_mbit=self.rate_mbit)
+        self.switch, *self.hosts = (
+            namespaces.enter_context(closing(NetworkNamespace())) for _ in range(1 + self.num_hosts)
+        )
+        ends = [f"host{host}" for host in range(self.num_hosts)]
+        links = [
+            f"link add {end} {_TRAIN} master switch up type veth peer name {DEVICE} {_TRAIN} netns {host.path}"
+            for end, host in zip(ends, self.hosts, strict=True)
+        ]
+        self.switch.run(("ip", "-batch", "-"), ["link add switch up type bridge", *links])
+        self.switch.run(("tc", "-batch", "-"), [f"qdisc add dev {end} {queue}" for end in ends])
+        for number, host in enumerate(self.hosts, start=1):
+            # Without addrgenmode, the kernel would give the device an IPv6 address some time later.
+            up = [f"link set {DEVICE} addrgenmode none up", f"address add 10.0.0.{number}/24 dev {DEVICE}"]
+            host.run(("ip", "-batch", "-"), ["link set lo up", *up])
+            host.run(("tc", *f"qdisc add dev {DEVICE} {queue}".split()))
+            host.run(*_LAST_TRIES)
+
+
+def _enter_place(places: Sequence[tuple[str, str]], rank: int) -> None:
+    network, name = places[rank]
+    enter_network(network)
+    rename_host(name)
