@@ -54,6 +54,7 @@ __all__ = [
     "inductor_cache",
     "inductor_compile",
     "inductor_decompositions",
+    "is_shared",
     "make_fx",
     "mark_static",
     "never_compiled",
@@ -62,6 +63,13 @@ __all__ = [
     "skip_frame",
     "tracing",
 ]
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether anything but `tensor` itself holds its memory: a view of it, a graph, a message under way."""
+    storage = tensor.untyped_storage()
+    held_here = 2  # by the tensor, and by `storage`
+    return bool(torch._C._storage_Use_Count(storage._cdata) > held_here)
 
 
 def ignore_logging_calls() -> None:

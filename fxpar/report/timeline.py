@@ -1,0 +1,90 @@
+"""Timelines as SVG: a lane per resource, a bar per thing that occupies it."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+_LANE_HEIGHT, _BAR_HEIGHT, _LABEL_WIDTH, _CHART_WIDTH, _TOP = 26, 20, 170, 900, 34
+_GOLDEN = 0.618  # steps of the hue, so that neighbours in number differ in colour
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """From `begin` to `end`; bars of one `colour` number look alike, `details` show where the pointer rests."""
+
+    begin: float
+    end: float
+    label: str
+    details: str
+    colour: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A resource, such as one direction of a host's interface."""
+
+    label: str
+    bars: Sequence[Bar]
+
+
+def draw(title: str, lanes: Sequence[Lane], marks: Sequence[tuple[float, str]], unit: str) -> str:
+    """An SVG document; `marks` are vertical lines at points of time, the times are in `unit`."""
+    last = max([0.0, *(bar.end for lane in lanes for bar in lane.bars), *(at for at, _ in marks)]) or 1.0
+    scale = _CHART_WIDTH / last
+    height = _TOP + len(lanes) * _LANE_HEIGHT + 30
+    width = _LABEL_WIDTH + _CHART_WIDTH + 20
+    svg = ElementTree.Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {width} {height}",
+            "width": str(width),
+            "height": str(height),
+            "font-family": "sans-serif",
+            "font-size": "12",
+        },
+    )
+    _add(svg, "rect", width="100%", height="100%", fill="white")
+    _add(svg, "text", title, x=8, y=18, font_size=14, font_weight="bold")
+    for number, lane in enumerate(lanes):
+        _draw_lane(svg, lane, _TOP + number * _LANE_HEIGHT, scale)
+    for at, label in marks:
+        _draw_mark(svg, _LABEL_WIDTH + at * scale, _TOP + len(lanes) * _LANE_HEIGHT, label)
+    _add(svg, "text", f"0 {unit}", x=_LABEL_WIDTH, y=height - 8)
+    _add(svg, "text", f"{last:.4g} {unit}", x=_LABEL_WIDTH + _CHART_WIDTH, y=height - 8, text_anchor="end")
+    return ElementTree.tostring(svg, encoding="unicode")
+
+
+def _draw_lane(svg: ElementTree.Element, lane: Lane, top: float, scale: float) -> None:
+    _add(svg, "text", lane.label, x=8, y=top + _BAR_HEIGHT - 5)
+    _add(svg, "line", x1=_LABEL_WIDTH, x2=_LABEL_WIDTH + _CHART_WIDTH, y1=top + 23, y2=top + 23, stroke="#ddd")
+    for bar in lane.bars:
+        left, bar_width = _LABEL_WIDTH + bar.begin * scale, max((bar.end - bar.begin) * scale, 1)
+        group = ElementTree.SubElement(svg, "g")
+        _add(group, "title", bar.details)
+        _add(
+            group, "rect", x=left, y=top, width=bar_width, height=_BAR_HEIGHT, fill=_colour(bar.colour), stroke="white"
+        )
+        if bar_width > 7 * len(bar.label) + 4:
+            _add(group, "text", bar.label, x=left + bar_width / 2, y=top + 14, text_anchor="middle")
+
+
+def _draw_mark(svg: ElementTree.Element, x: float, bottom: float, label: str) -> None:
+    _add(svg, "line", x1=x, x2=x, y1=_TOP - 6, y2=bottom, stroke="#c00", stroke_dasharray="4 3")
+    _add(svg, "text", label, x=x - 4, y=_TOP - 10, text_anchor="end", fill="#c00")
+
+
+def _colour(number: int) -> str:
+    red, green, blue = colorsys.hls_to_rgb(number * _GOLDEN % 1, 0.75, 0.6)
+    return f"#{int(255 * red):02x}{int(255 * green):02x}{int(255 * blue):02x}"
+
+
+def _add(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: str | float) -> None:
+    named = {
+        name.replace("_", "-"): f"{value:.6g}" if isinstance(value, float) else str(value)
+        for name, value in attributes.items()
+    }
+    ElementTree.SubElement(parent, tag, named).text = text

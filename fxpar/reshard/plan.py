@@ -1,0 +1,224 @@
+"""The plan of a resharding: who sends what to whom, in which order, and how long that takes at best."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby, pairwise
+
+from fxpar.errors import UnknownStrategyError
+from fxpar.reshard.bound import lower_bound
+from fxpar.reshard.network import Network
+from fxpar.reshard.search import Flow, Slot, search
+from fxpar.reshard.show import table
+from fxpar.reshard.strategies import STRATEGIES, Cut, Group, Leg
+from fxpar.reshard.tile import Tiles
+from fxpar.reshard.units import UnitTask, unit_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Elements `start` to `stop` of a unit task's region on their way: from `path[0]` to the rank after it, and so on.
+
+    `readers[i]` are the ranks that read them from the memory of `path[i]`, on its host. A path of one rank never leaves
+    its host. From `begin` to `end`, in bytes at the rate of a host's interface, the sender's interface is busy.
+    """
+
+    task: int
+    start: int
+    stop: int
+    path: tuple[int, ...]
+    readers: tuple[Group, ...]
+    begin: int
+    end: int
+    num_chunks: int
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements it moves."""
+        return self.stop - self.start
+
+    @property
+    def num_hops(self) -> int:
+        """How many interfaces pass it on."""
+        return len(self.path) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardPlan:
+    """How the tiles of one side become those of the other; the same on every rank that makes it.
+
+    A host's interface is the bottleneck, full duplex; inside a host moving is free, and what a rank holds already it
+    merely copies. `bound_bytes` is what no order of any transfers can undercut: the most that one interface must
+    receive, or that a set of hosts must send. Relays are in the order in which they begin.
+    """
+
+    strategy: str
+    algorithm: str
+    itemsize: int
+    hosts: tuple[int, ...]
+    tasks: tuple[UnitTask, ...]
+    relays: tuple[Relay, ...]
+    bound_bytes: Fraction
+
+    @property
+    def makespan_bytes(self) -> int:
+        """When the last relay has left its sender, in bytes at the rate of a host's interface."""
+        return max((relay.end for relay in self.relays), default=0)
+
+    @property
+    def ratio(self) -> float:
+        """The makespan over the bound; 1.0 where nothing passes between hosts."""
+        return float(self.makespan_bytes / self.bound_bytes) if self.bound_bytes else 1.0
+
+    @property
+    def num_bytes(self) -> int:
+        """What passes between hosts, once per receiving interface."""
+        return sum(relay.num_elements * relay.num_hops for relay in self.relays) * self.itemsize
+
+    def time_us(self, network: Network) -> float:
+        """The predicted time on `network`: as planned, and the last chunks' way from host to host."""
+        ends = [0.0]
+        for relay in self.relays:
+            if relay.num_hops:
+                chunk = relay.num_elements * self.itemsize / relay.num_chunks
+                last = network.time_us(relay.end + (relay.num_hops - 1) * chunk)
+                ends.append(last + network.chunk_us * relay.num_hops)
+        return max(ends)
+
+    @property
+    def digest(self) -> str:
+        """Short, and equal for equal plans alone."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return table(self)
+
+
+def make_plan(
+    source: Tiles,
+    destination: Tiles,
+    itemsize: int,
+    hosts: Sequence[int],
+    *,
+    strategy: str = "broadcast",
+    algorithm: str = "best",
+    seed: int = 0,
+    network: Network | None = None,
+    waves: Mapping[int, int] | None = None,
+) -> ReshardPlan:
+    """Plan how `destination` gets its tiles from `source`, `itemsize` bytes an element.
+
+    Args:
+        hosts: the host of every rank.
+        seed: of the randomised search.
+        network: by which transfers are cut into chunks.
+        waves: when receivers will ask for their tiles, if not all at once. A chain serves lower waves first, so that
+            nobody depends on who asks later.
+
+    Raises:
+        UnknownStrategyError, UnknownAlgorithmError: no such name.
+    """
+    if strategy not in STRATEGIES:
+        raise UnknownStrategyError(strategy, tuple(STRATEGIES))
+    tasks = unit_tasks(source, destination)
+    planner = _Planner(tasks, itemsize, hosts, network or Network(), waves or {})
+    legs = list(planner.legs(strategy))
+    slots = search([planner.flow(task, leg) for task, leg in legs], algorithm, seed=seed)
+    relays = [*planner.inside_hosts(), *planner.between_hosts(legs, slots)]
+    bound = lower_bound([planner.whole(task) for task in tasks])
+    return ReshardPlan(strategy, algorithm, itemsize, tuple(hosts), tasks, tuple(relays), Fraction(bound))
+
+
+class _Planner:
+    """Goes from tasks to what the search sees, and from what it found to relays."""
+
+    def __init__(
+        self,
+        tasks: Sequence[UnitTask],
+        itemsize: int,
+        hosts: Sequence[int],
+        network: Network,
+        waves: Mapping[int, int],
+    ) -> None:
+        self._tasks, self._itemsize, self._hosts = tasks, itemsize, hosts
+        self._network, self._waves = network, waves
+        self._sent: Counter[int] = Counter()
+        self._led: Counter[int] = Counter()
+
+    def legs(self, strategy: str) -> Iterator[tuple[int, Leg]]:
+        """Task numbers with the legs that they take between hosts."""
+        for number, task in enumerate(self._tasks):
+            holding = {self._hosts[rank] for rank in task.senders}
+            groups = self._groups([rank for rank in task.receivers if self._hosts[rank] not in holding])
+            if groups:
+                for leg in STRATEGIES[strategy](task.num_elements, groups):
+                    yield number, leg
+
+    def flow(self, number: int, leg: Leg) -> Flow:
+        """What the search sees of a leg."""
+        ring = {self._hosts[group[0]]: None for cut in leg.cuts for group in cut.ring}
+        return Flow(leg.num_elements * self._itemsize, self.whole(self._tasks[number]).senders, tuple(ring))
+
+    def whole(self, task: UnitTask) -> Flow:
+        """A task as what must pass between hosts at the least: once into every host that has no holder."""
+        senders = {self._hosts[rank] for rank in task.senders}
+        receivers = {self._hosts[rank] for rank in task.receivers} - senders
+        return Flow(task.num_elements * self._itemsize, tuple(sorted(senders)), tuple(sorted(receivers)))
+
+    def inside_hosts(self) -> Iterator[Relay]:
+        """What receivers read from holders on their own host."""
+        for number, task in enumerate(self._tasks):
+            holding = {self._hosts[rank] for rank in task.senders}
+            needing = [rank for rank in task.receivers if self._hosts[rank] in holding and rank not in task.senders]
+            for group in self._groups(needing):
+                sender = self._least(self._sent, task, self._hosts[group[0]])
+                yield Relay(number, 0, task.num_elements, (sender,), (group,), 0, 0, 1)
+
+    def between_hosts(self, legs: Sequence[tuple[int, Leg]], slots: Sequence[Slot]) -> Iterator[Relay]:
+        """The relays of all legs, in the order of their slots."""
+        for (number, leg), slot in sorted(zip(legs, slots, strict=True), key=lambda found: found[1].start):
+            sender = self._least(self._sent, self._tasks[number], slot.sender)
+            self._sent[sender] += leg.num_elements
+            for cut, (begin, end) in zip(leg.cuts, _shares(leg, slot), strict=True):
+                yield self._relay(number, cut, sender, begin, end)
+
+    def _relay(self, number: int, cut: Cut, sender: int, begin: int, end: int) -> Relay:
+        path = (sender, *(group[0] for group in cut.ring))
+        readers = ((), *(group[1:] for group in cut.ring))
+        num_bytes = (cut.stop - cut.start) * self._itemsize
+        # Who reads a leader's memory is one more hop, if a quick one.
+        hops = len(cut.ring) + any(readers)
+        return Relay(number, cut.start, cut.stop, path, readers, begin, end, self._network.chunk_count(num_bytes, hops))
+
+    def _groups(self, ranks: Sequence[int]) -> list[Group]:
+        """Receivers by host, those of the lowest wave first; the least busy of these leads its host."""
+        ordered = sorted(ranks, key=lambda rank: (self._waves.get(rank, 0), rank))
+        by_host: dict[int, list[int]] = {}
+        for rank in ordered:
+            by_host.setdefault(self._hosts[rank], []).append(rank)
+        groups = []
+        for members in by_host.values():
+            _, first = next(groupby(members, key=lambda rank: self._waves.get(rank, 0)))
+            leader = min(first, key=lambda rank: (self._led[rank], rank))
+            self._led[leader] += 1
+            groups.append((leader, *(rank for rank in members if rank != leader)))
+        return groups
+
+    def _least(self, load: Counter[int], task: UnitTask, host: int) -> int:
+        """The rank of `host` that holds the task's region and has sent least."""
+        return min((rank for rank in task.senders if self._hosts[rank] == host), key=lambda rank: (load[rank], rank))
+
+
+def _shares(leg: Leg, slot: Slot) -> Iterator[tuple[int, int]]:
+    """The part of a leg's slot that each of its cuts takes."""
+    total = sum(cut.stop - cut.start for cut in leg.cuts)
+    done = [slot.start]
+    count = 0
+    for cut in leg.cuts:
+        count += cut.stop - cut.start
+        done.append(slot.start + (slot.end - slot.start) * count // max(total, 1))
+    return pairwise(done)

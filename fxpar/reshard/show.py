@@ -1,0 +1,79 @@
+"""A resharding plan for people: as a table, and as a timeline of every host's interface."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from io import StringIO
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from fxpar.report.timeline import Bar, Lane, draw
+
+if TYPE_CHECKING:
+    from fxpar.reshard.plan import Relay, ReshardPlan
+
+_WIDTH = 120
+
+
+def table(plan: ReshardPlan) -> str:
+    """A line per relay, in the order in which they begin."""
+    grid = Table(
+        "task", "region", "bytes", "way", "chunks", "begins", "ends", title=summary(plan), title_justify="left"
+    )
+    for relay in plan.relays:
+        grid.add_row(
+            str(relay.task),
+            _region(plan, relay),
+            f"{relay.num_elements * plan.itemsize:,}",
+            _way(plan, relay),
+            str(relay.num_chunks),
+            f"{relay.begin:,}" if relay.num_hops else "",
+            f"{relay.end:,}" if relay.num_hops else "inside the host",
+        )
+    text = StringIO()
+    Console(file=text, width=_WIDTH).print(grid)
+    return text.getvalue().rstrip("\n")
+
+
+def summary(plan: ReshardPlan) -> str:
+    """One line: what is moved, how long that takes a host's interface, and how long it must take."""
+    return (
+        f"{plan.strategy}, ordered by {plan.algorithm}: {len(plan.tasks)} unit tasks, {plan.num_bytes:,} bytes between "
+        f"hosts; makespan {plan.makespan_bytes:,}, bound {float(plan.bound_bytes):,.0f} bytes at one interface, ratio "
+        f"{plan.ratio:.3f}"
+    )
+
+
+def timeline(plan: ReshardPlan) -> str:
+    """An SVG document with two lanes per host, for what it sends and what it receives."""
+    lanes: defaultdict[tuple[int, bool], list[Bar]] = defaultdict(list)
+    for relay in plan.relays:
+        for source, target in pairwise(relay.path):
+            details = f"{_region(plan, relay)}, {_way(plan, relay)}, {relay.num_elements * plan.itemsize:,} bytes"
+            bar = Bar(relay.begin, relay.end, str(relay.task), f"task {relay.task}: {details}", relay.task)
+            lanes[plan.hosts[source], False].append(bar)
+            lanes[plan.hosts[target], True].append(bar)
+    named = [
+        Lane(f"host {host} {'receives' if receives else 'sends'}", lanes[host, receives])
+        for host, receives in sorted(lanes, key=lambda key: (key[1], key[0]))
+    ]
+    marks = [(float(plan.bound_bytes), "bound")] if plan.bound_bytes else []
+    return draw(summary(plan), named, marks, "bytes")
+
+
+def _region(plan: ReshardPlan, relay: Relay) -> str:
+    task = plan.tasks[relay.task]
+    part = "" if relay.num_elements == task.num_elements else f" {relay.start}:{relay.stop}"
+    return f"{task.region}{part}"
+
+
+def _way(plan: ReshardPlan, relay: Relay) -> str:
+    """`2@0 -> 4@1+5,6`: from rank 2 on host 0 to rank 4 on host 1, from whose memory ranks 5 and 6 read."""
+    stops = []
+    for rank, readers in zip(relay.path, relay.readers, strict=True):
+        fed = "+" + ",".join(map(str, readers)) if readers else ""
+        stops.append(f"{rank}@{plan.hosts[rank]}{fed}")
+    return " -> ".join(stops)

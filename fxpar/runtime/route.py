@@ -1,0 +1,311 @@
+"""Carry out a resharding plan: chunks passed from host to host as messages, memory shared inside hosts.
+
+Receives are posted ahead, and what is passed on to others is passed on by a thread beside the one that computes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.errors import PeerLostError, ReshardError
+from fxpar.reshard.plan import Relay, ReshardPlan
+from fxpar.reshard.tile import Tile
+from fxpar.runtime.buffers import Buffers
+from fxpar.runtime.channel import Arrival, ChannelReader, ChannelWriter, Message
+from fxpar.runtime.packing import Landing, pack, packed, unpack
+from fxpar.runtime.worker import Worker
+
+_WINDOW = 8
+"""How many chunks a rank that serves several peers in turn hands to the network before the first has left."""
+
+
+def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timedelta | None = None) -> None:
+    """Wait for `work`, which moves `name` from or to `peer`, or among all.
+
+    Raises:
+        PeerLostError: a rank that takes part has died, or took longer than `timeout`.
+    """
+    try:
+        work.wait() if timeout is None else work.wait(timeout)
+    except RuntimeError as error:
+        raise PeerLostError(name, peer, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What this rank holds of a value that is moved (None: nothing), and what it needs of it."""
+
+    held: Tile | None
+    needed: Tile | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChannels:
+    """By relay, the channel in which this rank lets others of its host read, and the one in which it reads."""
+
+    writers: dict[int, ChannelWriter] = field(default_factory=dict)
+    readers: dict[int, ChannelReader] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Inflow:
+    """A relay that this rank receives over the network into `memory`; in `message`, others of this host read it."""
+
+    relay: Relay
+    landing: Landing
+    memory: Tensor
+    message: Message | None
+    posted: Sequence[dist.Work]
+
+
+@dataclass(slots=True)
+class Receipt:
+    """A receive that has been posted."""
+
+    value: Tensor
+    microbatch: int
+    landings: dict[int, Landing] = field(default_factory=dict)
+    inflows: list[_Inflow] = field(default_factory=list)
+    arrivals: list[tuple[Relay, Arrival]] = field(default_factory=list)
+    passed_on: Future[None] | None = None
+
+
+@dataclass(slots=True)
+class Shipment:
+    """A send that has begun; it keeps alive what is being sent."""
+
+    works: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
+    handed_over: Future[None] | None = None
+
+
+class Route:
+    """The way of one value to those who need it; every rank makes it with the same plan, and takes its own part.
+
+    A route carries one value per microbatch, and many at a time; they arrive in the order in which they were sent.
+
+    Args:
+        name: says what is moved, for messages.
+        plan: made alike on every rank.
+        side: this rank's part of the value.
+        channels: through the memory of this host.
+        tag: of the first microbatch's messages; `num_tags` from there on are this route's own.
+        timeout: how long one message may take.
+        in_turn: whether peers are served one after another, as planned. For that someone has to wait in between, so
+            it must not be where one peer may post its receive long after another.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: ReshardPlan,
+        rank: int,
+        side: Side,
+        channels: RouteChannels,
+        buffers: Buffers,
+        tag: int,
+        num_tags: int,
+        timeout: timedelta,
+        in_turn: bool,
+    ) -> None:
+        self._name, self._plan, self._rank, self._side = name, plan, rank, side
+        self._writers, self._readers, self._buffers = channels.writers, channels.readers, buffers
+        self._tag, self._num_tags, self._timeout = tag, num_tags, timeout
+        numbered = list(enumerate(plan.relays))
+        self._published = [(i, relay) for i, relay in numbered if relay.path[0] == rank and relay.readers[0]]
+        self._sent = [relay for _, relay in numbered if relay.path[0] == rank and relay.num_hops]
+        self._passed = [(i, relay) for i, relay in numbered if rank in relay.path[1:]]
+        self._read = [(i, relay) for i, relay in numbered if any(rank in group for group in relay.readers)]
+        self._kept = [task for task in plan.tasks if rank in task.senders and rank in task.receivers]
+        self._serves_in_turn = in_turn and len({relay.path[1] for relay in self._sent}) > 1
+        self._passes_on = any(relay.path[-1] != rank or number in self._writers for number, relay in self._passed)
+        self._sender, self._passer = Worker(f"send {name}"), Worker(f"pass on {name}")
+        self._passed_on: list[Shipment] = []
+
+    def send(self, value: Tensor, microbatch: int) -> Shipment:
+        """Begin to send this rank's piece, which must not change before all is complete.
+
+        Raises:
+            ReshardError: the piece is not of the planned shape or dtype; nothing is sent.
+        """
+        held = self._checked(value)
+        for number, relay in self._published:
+            task = self._plan.tasks[relay.task]
+            message = self._writers[number].begin(task.num_elements * value.itemsize)
+            pack(value, held, task.region, message.buffer)
+            message.publish(len(message.buffer))
+        shipment, tag = Shipment(), self._tag_of(microbatch)
+        if self._sent:
+            loads = self._loads(value, held)
+            if self._serves_in_turn:
+                shipment.handed_over = self._sender.submit(lambda: self._ship(loads, tag, shipment, _WINDOW))
+            else:
+                self._ship(loads, tag, shipment, None)
+        return shipment
+
+    def post_receive(self, value: Tensor, microbatch: int) -> Receipt:
+        """Begin to receive this rank's piece into `value`, whose memory nobody else may use until it is there.
+
+        Raises:
+            PeerLostError: a sender has died.
+        """
+        receipt, tag = Receipt(value, microbatch), self._tag_of(microbatch)
+        for number, relay in self._read:
+            receipt.arrivals.append((relay, self._readers[number].receive(relay.num_elements * value.itemsize)))
+        for number, relay in self._passed:
+            receipt.inflows.append(self._post(number, relay, receipt, tag))
+        if self._passes_on:
+            passing = Shipment()
+            self._passed_on.append(passing)
+            receipt.passed_on = self._passer.submit(lambda: self._take_in(receipt, tag, passing))
+        return receipt
+
+    def wait(self, receipt: Receipt) -> Tensor:
+        """This rank's piece, once it has arrived.
+
+        Raises:
+            PeerLostError: a sender has died, or took too long.
+        """
+        if receipt.passed_on is None:
+            self._take_in(receipt, self._tag_of(receipt.microbatch), Shipment())
+        else:
+            receipt.passed_on.result()
+        for relay, arrival in receipt.arrivals:
+            memory = arrival.wait(arrival.num_bytes, self._timeout.total_seconds())
+            self._landing(receipt, relay).deliver(relay, memory)
+            arrival.release()
+        return receipt.value
+
+    def keep(self, value: Tensor, receipt: Receipt) -> None:
+        """Copy what this rank both holds, in `value`, and needs."""
+        held, needed = self._checked(value), self._side.needed
+        assert needed is not None, f"{self._name}: rank {self._rank} receives nothing"
+        for task in self._kept:
+            unpack(packed(value, held, task.region, self._buffers), needed, task.region, receipt.value)
+
+    def complete(self, shipment: Shipment) -> None:
+        """Wait until the next ranks have all of `shipment`.
+
+        Raises:
+            PeerLostError: one of them has died, or took too long.
+        """
+        if shipment.handed_over is not None:
+            shipment.handed_over.result()
+        while shipment.works:
+            work, peer, _ = shipment.works.popleft()
+            complete(work, self._name, peer, self._timeout)
+
+    def finish(self) -> None:
+        """Wait until all that this rank passes on to others has left.
+
+        Raises:
+            PeerLostError: one of them has died, or took too long.
+        """
+        for shipment in self._passed_on:
+            self.complete(shipment)
+        self._passed_on.clear()
+
+    def _checked(self, value: Tensor) -> Tile:
+        """The tile that `value` holds, as planned: gloo would deliver another size without a word."""
+        held, dtype = self._side.held, self._side.dtype
+        planned = None if held is None else held.shape
+        if held is None or tuple(value.shape) != planned or value.dtype != dtype:
+            raise ReshardError(
+                f"{self._name}: rank {self._rank} would send a piece of shape {tuple(value.shape)} and {value.dtype}, "
+                f"but {planned} and {dtype} are planned; nothing was sent"
+            )
+        return held
+
+    def _tag_of(self, microbatch: int) -> int:
+        return self._tag + microbatch % self._num_tags
+
+    def _loads(self, value: Tensor, held: Tile) -> list[tuple[Relay, Tensor]]:
+        """The bytes of each relay that starts here, in order."""
+        regions: dict[int, Tensor] = {}
+        loads = []
+        for relay in self._sent:
+            if relay.task not in regions:
+                regions[relay.task] = packed(value, held, self._plan.tasks[relay.task].region, self._buffers)
+            loads.append((relay, regions[relay.task][relay.start * value.itemsize : relay.stop * value.itemsize]))
+        return loads
+
+    def _ship(self, loads: Sequence[tuple[Relay, Tensor]], tag: int, shipment: Shipment, window: int | None) -> None:
+        for relay, memory in loads:
+            for chunk in _chunks(memory, relay.num_chunks):
+                if window is not None and len(shipment.works) >= window:
+                    work, peer, _ = shipment.works.popleft()
+                    complete(work, self._name, peer, self._timeout)
+                self._begin_send(shipment, chunk, relay.path[1], tag)
+
+    def _begin_send(self, shipment: Shipment, chunk: Tensor, peer: int, tag: int) -> None:
+        shipment.works.append((self._begin(dist.isend, chunk, peer, tag), peer, chunk))
+
+    def _begin(self, move: Callable[..., dist.Work | None], chunk: Tensor, peer: int, tag: int) -> dist.Work:
+        try:
+            work = move(chunk, peer, tag=tag)
+        except RuntimeError as error:
+            raise PeerLostError(self._name, peer, str(error)) from error
+        assert work is not None, "this rank belongs to the default group"
+        return work
+
+    def _landing(self, receipt: Receipt, relay: Relay) -> Landing:
+        if relay.task not in receipt.landings:
+            assert self._side.needed is not None, f"{self._name}: rank {self._rank} receives nothing"
+            landing = Landing(self._plan.tasks[relay.task], self._side.needed, receipt.value, self._buffers)
+            receipt.landings[relay.task] = landing
+        return receipt.landings[relay.task]
+
+    def _post(self, number: int, relay: Relay, receipt: Receipt, tag: int) -> _Inflow:
+        landing = self._landing(receipt, relay)
+        message = None
+        if number in self._writers:
+            message = self._writers[number].begin(relay.num_elements * receipt.value.itemsize)
+        memory, previous = landing.memory(relay), _neighbours(relay, self._rank)[0]
+        posted = [self._begin(dist.irecv, chunk, previous, tag) for chunk in _chunks(memory, relay.num_chunks)]
+        return _Inflow(relay, landing, memory, message, posted)
+
+    def _take_in(self, receipt: Receipt, tag: int, passing: Shipment) -> None:
+        """Take what arrives, and pass it on; who reads it here learns when nothing more will come."""
+        try:
+            for inflow in receipt.inflows:
+                self._take_in_one(inflow, tag, passing)
+        except PeerLostError:
+            for inflow in receipt.inflows:
+                if inflow.message is not None:
+                    inflow.message.fail()
+            raise
+
+    def _take_in_one(self, inflow: _Inflow, tag: int, passing: Shipment) -> None:
+        previous, following = _neighbours(inflow.relay, self._rank)
+        arrived = 0
+        for work, chunk in zip(inflow.posted, _chunks(inflow.memory, inflow.relay.num_chunks), strict=True):
+            complete(work, self._name, previous, self._timeout)
+            if following is not None:
+                self._begin_send(passing, chunk, following, tag)
+            if inflow.message is not None:
+                # A copy, for readers may be done with theirs before it has left for the next host.
+                inflow.message.buffer[arrived : arrived + len(chunk)].copy_(chunk)
+                inflow.message.publish(arrived + len(chunk))
+            arrived += len(chunk)
+        inflow.landing.deliver(inflow.relay, inflow.memory)
+
+
+def _neighbours(relay: Relay, rank: int) -> tuple[int, int | None]:
+    """Who gives a relay to `rank`, one of its leaders, and to whom that passes it on."""
+    place = relay.path.index(rank)
+    return relay.path[place - 1], relay.path[place + 1] if place + 1 < len(relay.path) else None
+
+
+def _chunks(memory: Tensor, count: int) -> Iterator[Tensor]:
+    """`memory`, bytes, in `count` pieces that differ by a byte at most; of few bytes, some are empty."""
+    size = len(memory)
+    for number in range(count):
+        yield memory[size * number // count : size * (number + 1) // count]
