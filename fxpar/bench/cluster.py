@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from fxpar.bench.namespace import NetworkNamespace, enter_network, rename_host
+from fxpar.bench.namespace import NetworkNamespace, enter_network
 from fxpar.errors import ClusterUnavailableError
 from fxpar.launch import run_ranks
 
@@ -76,16 +76,15 @@ class EmulatedCluster:
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 300.0,
     ) -> list[T]:
-        """`fxpar.launch.run_ranks` on these hosts; a rank's host is called `host0` and so on (`socket.gethostname()`).
+        """`fxpar.launch.run_ranks` on these hosts: the first host has the first ranks, and so on.
 
         Raises:
             RankFailedError: a rank raised, ended early, or was not done after `timeout_s`.
         """
-        hosts = self.hosts_of_ranks(ranks_per_host)
-        places = [(self.hosts[host].path, f"host{host}") for host in hosts]
+        networks = [self.hosts[host].path for host in self.hosts_of_ranks(ranks_per_host)]
         environment = {"GLOO_SOCKET_IFNAME": DEVICE, **(environment or {})}
-        enter = partial(_enter_place, places)
-        return run_ranks(len(places), work, *args, environment=environment, enter=enter, timeout_s=timeout_s)
+        enter = partial(_enter_network_of, networks)
+        return run_ranks(len(networks), work, *args, environment=environment, enter=enter, timeout_s=timeout_s)
 
     def __enter__(self) -> EmulatedCluster:
         with ExitStack() as namespaces:
@@ -126,7 +125,5 @@ class EmulatedCluster:
             host.run(*_LAST_TRIES)
 
 
-def _enter_place(places: Sequence[tuple[str, str]], rank: int) -> None:
-    network, name = places[rank]
-    enter_network(network)
-    rename_host(name)
+def _enter_network_of(networks: Sequence[str], rank: int) -> None:
+    enter_network(networks[rank])

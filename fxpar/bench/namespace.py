@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # From <linux/sched.h>; Python 3.11 has neither os.unshare nor os.setns.
-_CLONE_NEWUTS = 0x04000000
 _CLONE_NEWNET = 0x40000000
 
 
@@ -56,16 +54,6 @@ def enter_network(path: str) -> None:
     """
     with FileIO(path) as descriptor:
         _call_libc("setns", descriptor.fileno(), _CLONE_NEWNET)
-
-
-def rename_host(name: str) -> None:
-    """Let this thread, and the threads that it starts, believe that the machine is called `name`.
-
-    Raises:
-        OSError: this process may not do that.
-    """
-    _call_libc("unshare", _CLONE_NEWUTS)
-    socket.sethostname(name)
 
 
 def _in_new_thread(work: Callable[[], T]) -> T:

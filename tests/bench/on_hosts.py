@@ -15,12 +15,12 @@ from torch import Tensor
 from fxpar.bench.cluster import DEVICE, EmulatedCluster
 
 
-def whereabouts() -> tuple[int, str, str]:
-    """This process's rank, the name of its host, and the address of its device."""
+def own_address() -> tuple[int, str]:
+    """This process's rank, and the address of its device."""
     siocgifaddr = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         found = ioctl(any_socket, siocgifaddr, pack("256s", DEVICE.encode()))
-    return dist.get_rank(), socket.gethostname(), socket.inet_ntoa(found[20:24])
+    return dist.get_rank(), socket.inet_ntoa(found[20:24])
 
 
 def exchange(num_bytes: int) -> list[Tensor]:
