@@ -16,3 +16,30 @@ FXPAR_API void fxpar_philox_block(uint32_t out[4], const uint32_t counter[4], co
 // size is negative or some element's logical index is not in [0, 2^63).
 FXPAR_API int fxpar_philox_uniform(float* out, uint64_t seed, uint32_t step, uint32_t op, int ndim,
                                    const int64_t* sizes, const int64_t* strides, int64_t offset);
+
+// The memory that ranks of one host share; on Linux alone.
+//
+// A signal is 16 bytes, aligned to 8, in memory that may be shared between processes; all zero, it has value 0. Its
+// value only grows. What was written before a value was set is seen by whoever saw that value.
+FXPAR_API void fxpar_signal_set(void* signal, uint64_t value);
+FXPAR_API uint64_t fxpar_signal_value(void* signal);
+
+// Sleeps until the value is `at_least` or more: returns 1, or 0 after `timeout_ns`, or earlier where the process got a
+// signal (the operating system's kind) to handle. The memory must stay a signal until every wait on it has returned.
+FXPAR_API int fxpar_signal_wait(void* signal, uint64_t at_least, int64_t timeout_ns);
+
+// A heap over the file `fd` (which stays the caller's), sparse and of `capacity` bytes: it hands out offsets, and
+// commits the file's pages as it grows, never giving any back. Destroying it touches nothing but its own records.
+FXPAR_API void* fxpar_heap_create(int fd, uint64_t capacity);
+FXPAR_API void fxpar_heap_destroy(void* heap);
+
+// The offset of a new block of `num_bytes`, aligned to 64 and never 0, with whatever was left in it. Or, with nothing
+// changed: -EAGAIN where no free block fits and it may not grow, -ENOSPC beyond its capacity, and other negative errno
+// values where the kernel has no memory for it.
+FXPAR_API int64_t fxpar_heap_allocate(void* heap, uint64_t num_bytes, int may_grow);
+
+// Returns 0, or -1 where no block begins at `offset`.
+FXPAR_API int fxpar_heap_free(void* heap, uint64_t offset);
+
+// The bytes that are committed, and those in blocks handed out.
+FXPAR_API void fxpar_heap_usage(void* heap, uint64_t* committed, uint64_t* in_use);

@@ -48,3 +48,8 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     if schedule is not None and schedule not in SCHEDULE_NAMES:
         raise UnknownScheduleError(str(schedule), SCHEDULE_NAMES)
     return Options(Path(dump) if dump else None, values.get("lowering", LOWERINGS[0]), schedule)
+
+
+def host_name() -> str | None:
+    """What the environment variable FXPAR_HOST says this rank's host is; ranks of one name may share memory."""
+    return os.environ.get("FXPAR_HOST") or None

@@ -1,0 +1,130 @@
+"""Signals and heaps in memory that processes share: csrc/shared_memory.cpp. Linux alone."""
+
+from __future__ import annotations
+
+import os
+from ctypes import POINTER, byref, c_int, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import finalize
+
+from fxpar.core.library import function
+from fxpar.errors import SharedMemoryError
+
+SIGNAL_BYTES = 16
+_MAX_WAIT_S = 1e9  # what a count of nanoseconds in 64 bits certainly holds
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A 64-bit number that only grows, at an `address` of 16 bytes (zero at first), and that threads can wait for.
+
+    What was written before a value was set, in memory of any address, is seen by whoever saw that value.
+    The memory must stay mapped, and a signal, until every wait on it has returned.
+    """
+
+    address: int
+
+    @property
+    def value(self) -> int:
+        """The last value set."""
+        return int(_signal_value()(self.address))
+
+    def set(self, value: int) -> None:
+        """Set the value, and wake who waits; a call of the kernel only if anyone does."""
+        _signal_set()(self.address, value)
+
+    def wait(self, at_least: int, timeout_s: float) -> bool:
+        """Sleep until the value is `at_least` or more; False: not so after `timeout_s`, or earlier on an interrupt.
+
+        The caller, where it still wants to wait, calls again: so handlers of interrupts get to run between.
+        """
+        timeout_ns = int(min(max(timeout_s, 0), _MAX_WAIT_S) * 1e9)
+        return bool(_signal_wait()(self.address, at_least, timeout_ns))
+
+
+class Heap:
+    """Blocks of a sparse file of `capacity` bytes, as offsets into it. It never gives pages back to the kernel."""
+
+    def __init__(self, fd: int, capacity: int) -> None:
+        self._heap = _heap_create()(fd, capacity)
+        finalize(self, _heap_destroy(), self._heap).atexit = False  # threads may still use it
+
+    def allocate(self, num_bytes: int) -> int:
+        """The offset of a new block: a multiple of 64 and never 0. The block holds whatever was left in it.
+
+        Raises:
+            SharedMemoryError: the capacity or the machine's memory does not suffice.
+        """
+        offset: int = _heap_allocate()(self._heap, num_bytes, True)
+        if offset < 0:
+            committed, in_use = self._usage()
+            asked = f"allocate {num_bytes} bytes beside {in_use} in use ({committed} committed)"
+            raise SharedMemoryError(asked, os.strerror(-offset))
+        return offset
+
+    def reuse(self, num_bytes: int) -> int | None:
+        """Like `allocate`, but none where that would need more memory than is committed."""
+        offset: int = _heap_allocate()(self._heap, num_bytes, False)
+        return offset if offset > 0 else None
+
+    def free(self, offset: int) -> None:
+        """Let the block at `offset` be used again."""
+        status = _heap_free()(self._heap, offset)
+        assert status == 0, f"no block begins at {offset}"
+
+    @property
+    def committed_bytes(self) -> int:
+        """How much memory it has taken from the kernel; never less than before."""
+        return self._usage()[0]
+
+    @property
+    def bytes_in_use(self) -> int:
+        """How much of it is in blocks handed out."""
+        return self._usage()[1]
+
+    def _usage(self) -> tuple[int, int]:
+        committed, in_use = c_uint64(), c_uint64()
+        _heap_usage()(self._heap, byref(committed), byref(in_use))
+        return committed.value, in_use.value
+
+
+@cache
+def _signal_set() -> Any:
+    return function("fxpar_signal_set", None, c_void_p, c_uint64)
+
+
+@cache
+def _signal_value() -> Any:
+    return function("fxpar_signal_value", c_uint64, c_void_p)
+
+
+@cache
+def _signal_wait() -> Any:
+    return function("fxpar_signal_wait", c_int, c_void_p, c_uint64, c_int64)
+
+
+@cache
+def _heap_create() -> Any:
+    return function("fxpar_heap_create", c_void_p, c_int, c_uint64)
+
+
+@cache
+def _heap_destroy() -> Any:
+    return function("fxpar_heap_destroy", None, c_void_p)
+
+
+@cache
+def _heap_allocate() -> Any:
+    return function("fxpar_heap_allocate", c_int64, c_void_p, c_uint64, c_int)
+
+
+@cache
+def _heap_free() -> Any:
+    return function("fxpar_heap_free", c_int, c_void_p, c_uint64)
+
+
+@cache
+def _heap_usage() -> Any:
+    return function("fxpar_heap_usage", None, c_void_p, POINTER(c_uint64), POINTER(c_uint64))
