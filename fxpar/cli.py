@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from fxpar.bench import BENCHMARKS
 
 if TYPE_CHECKING:
-    from fxpar.bench.report import Report, Say
+    from fxpar.bench.report import Report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,22 +30,31 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         help="measure, and hold the figures against their goals",
         description="Measure, and hold the figures against their goals; every ratio is of one run.",
-        epilog="\n".join(f"{name}: {what}" for name, what in BENCHMARKS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    bench.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=" or ".join(BENCHMARKS))
-    bench.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
-    bench.add_argument("--check", action="store_true", help="exit with status 1 when a goal is missed")
-    bench.set_defaults(command=_bench)
+    benchmarks = bench.add_subparsers(required=True, metavar="NAME", title="benchmarks")
+    for name, benchmark in BENCHMARKS.items():
+        own = benchmarks.add_parser(name, help=benchmark.measures, description=benchmark.measures)
+        own.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
+        own.add_argument("--check", action="store_true", help="exit with status 1 when a goal is missed")
+        own.set_defaults(command=_bench, name=name, mode=None)
+        if benchmark.modes:
+            _add_modes(own, benchmark.modes)
     return parser
+
+
+def _add_modes(parser: argparse.ArgumentParser, modes: Mapping[str, str]) -> None:
+    flags = parser.add_mutually_exclusive_group()
+    for mode, what in modes.items():
+        flags.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, help=what)
 
 
 def _bench(options: argparse.Namespace) -> int:
     from fxpar.bench.report import print_report, to_json
 
-    run: Callable[[Say], Report] = import_module(f"fxpar.bench.{options.name}").run
+    run: Callable[..., Report] = import_module(f"fxpar.bench.{options.name}").run
+    chosen = {} if options.mode is None else {"mode": options.mode}
     with Console(stderr=True).status(options.name) as status:
-        report = run(status.update)
+        report = run(status.update, **chosen)
     if options.json:
         print(to_json(report))
     else:

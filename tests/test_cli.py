@@ -1,6 +1,7 @@
 """The command `fxpar` runs benchmarks by name, and says by its exit status what became of them."""
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fxpar.bench import BENCHMARKS
-from fxpar.bench.report import Report, at_most
+from fxpar.bench import BENCHMARKS, Benchmark
+from fxpar.bench.report import Report, Say, at_most
 from fxpar.cli import main
 
 COMMAND = str(Path(sys.executable).with_name("fxpar"))
@@ -31,7 +32,15 @@ def test_no_command_is_an_error_that_shows_the_usage(capsys: pytest.CaptureFixtu
 
 def test_the_installed_command_explains_itself() -> None:
     shown = subprocess.run([COMMAND, "bench", "--help"], capture_output=True, text=True, check=True).stdout
-    assert "step: choosing layouts" in shown
+    assert re.search(r"step +choosing layouts", shown)
+
+
+def test_a_benchmark_explains_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "step", "--help"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert "choosing layouts" in shown
     assert "--json" in shown
     assert "--check" in shown
 
@@ -43,7 +52,7 @@ def missed_bar(monkeypatch: pytest.MonkeyPatch) -> str:
     report = Report([{"runs": 1}], [at_most("runs", 1, 0)])
     monkeypatch.setattr(benchmark, "run", lambda say: report, raising=False)
     monkeypatch.setitem(sys.modules, benchmark.__name__, benchmark)
-    monkeypatch.setitem(BENCHMARKS, "quick", "nothing much")
+    monkeypatch.setitem(BENCHMARKS, "quick", Benchmark("nothing much"))
     return "quick"
 
 
@@ -59,3 +68,37 @@ def test_json_is_one_object_and_check_fails_on_a_missed_bar(
 def test_without_json_a_benchmark_prints_tables(missed_bar: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", missed_bar]) == 0
     assert "runs, at most" in capsys.readouterr().out
+
+
+@pytest.fixture
+def with_modes(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a benchmark that tells in which mode it ran."""
+
+    def run(say: Say, mode: str = "real") -> Report:
+        return Report([{"mode": mode}], [])
+
+    benchmark = types.ModuleType("fxpar.bench.modal")
+    monkeypatch.setattr(benchmark, "run", run, raising=False)
+    monkeypatch.setitem(sys.modules, benchmark.__name__, benchmark)
+    monkeypatch.setitem(BENCHMARKS, "modal", Benchmark("modes", {"simulate": "by thought", "emulate": "by pretence"}))
+    return "modal"
+
+
+@pytest.mark.parametrize(("flags", "mode"), [([], "real"), (["--simulate"], "simulate"), (["--emulate"], "emulate")])
+def test_a_flag_chooses_the_mode_of_a_benchmark(
+    flags: list[str], mode: str, with_modes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", with_modes, *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"mode": mode}]
+
+
+def test_modes_exclude_each_other(with_modes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", with_modes, "--simulate", "--emulate"])
+    assert "--emulate: not allowed with argument --simulate" in capsys.readouterr().err
+
+
+def test_a_benchmark_has_no_modes_of_others(with_modes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "step", "--simulate"])
+    assert "unrecognized arguments: --simulate" in capsys.readouterr().err
