@@ -187,8 +187,8 @@ class Route:
     def keep(self, value: Tensor, receipt: Receipt) -> None:
         """Copy what this rank both holds, in `value`, and needs."""
         held, needed = self._checked(value), self._side.needed
-        assert needed is not None, f"{self._name}: rank {self._rank} receives nothing"
         for task in self._kept:
+            assert needed is not None, f"{self._name}: rank {self._rank} receives nothing"
             unpack(packed(value, held, task.region, self._buffers), needed, task.region, receipt.value)
 
     def complete(self, shipment: Shipment) -> None:
