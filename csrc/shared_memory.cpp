@@ -58,24 +58,53 @@ bool sleep_until(Signal& signal, uint64_t at_least, const timespec& deadline) {
   }
 }
 
-constexpr uint64_t kAlignment = 64;  // a cache line
-constexpr uint64_t kSlab = 4096;     // cells are cut from blocks of this size
-constexpr uint64_t kCommitStep = uint64_t{1} << 20;
+constexpr uint64_t kCell = 64;  // a cache line
+constexpr uint64_t kCellStep = uint64_t{1} << 16;
+constexpr uint64_t kBlockStep = uint64_t{1} << 20;
 
 uint64_t round_up(uint64_t size, uint64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
-// Best fit with coalescing over the committed part of a file. Blocks of one cache line (cells) have slabs of their
-// own, so that small long-lived blocks do not cut up the room of large ones.
+// A range of a sparse file, whose pages are committed from its beginning on.
+struct Region {
+  const int fd;
+  const uint64_t begin;
+  const uint64_t end;
+  uint64_t committed = begin;  // up to here
+
+  // Commits `size` bytes more; the kernel refuses here, where SIGBUS would strike later. Returns 0, or an errno, where
+  // a part may have been committed. In steps, as the kernel begins anew where an interrupt comes.
+  int extend(uint64_t size) {
+    if (size > end - committed) return ENOSPC;
+    for (const uint64_t target = committed + size; committed < target;) {
+      const uint64_t step = std::min(kBlockStep, target - committed);
+      const int error = posix_fallocate(fd, committed, step);
+      if (error == 0) committed += step;
+      if (error != 0 && error != EINTR) return error;
+    }
+    return 0;
+  }
+};
+
+// Cells in a region of their own, so that small blocks, which may stay for long, do not cut up the room of large
+// ones; and blocks by best fit, where free neighbours are joined.
 class Heap {
  public:
-  Heap(int fd, uint64_t capacity) : fd_(fd), capacity_(capacity / kCommitStep * kCommitStep) {}
+  Heap(int fd, uint64_t capacity)
+      : cells_{fd, 0, round_up(capacity / 64, kBlockStep)},
+        blocks_{fd, cells_.end, std::max(capacity / kBlockStep * kBlockStep, cells_.end)} {}
 
   int64_t allocate(uint64_t num_bytes, bool may_grow) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    if (num_bytes > capacity_) return -ENOSPC;
-    const int64_t offset =
-        num_bytes <= kAlignment ? take_cell(may_grow) : take_block(round_up(num_bytes, kAlignment), may_grow);
-    if (offset > 0) bytes_in_use_ += used_.at(offset);
+    if (num_bytes > blocks_.end) return -ENOSPC;
+    const bool is_cell = num_bytes <= kCell;
+    const uint64_t size = round_up(std::max(num_bytes, uint64_t{1}), kCell);
+    if (is_cell ? free_cells_.empty() : !fits(size)) {
+      if (!may_grow) return -EAGAIN;
+      if (const int error = is_cell ? add_cells() : add_room_for(size)) return -error;
+    }
+    const uint64_t offset = is_cell ? take_cell() : take_room(size);
+    used_[offset] = size;
+    bytes_in_use_ += size;
     return offset;
   }
 
@@ -83,70 +112,55 @@ class Heap {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto block = used_.find(offset);
     if (block == used_.end()) return false;
-    const uint64_t size = block->second;
-    used_.erase(block);
-    bytes_in_use_ -= size;
-    if (size == kAlignment)
+    if (offset < cells_.end)
       free_cells_.push_back(offset);
     else
-      add_room(offset, size);
+      add_room(offset, block->second);
+    bytes_in_use_ -= block->second;
+    used_.erase(block);
     return true;
   }
 
   void usage(uint64_t* committed, uint64_t* in_use) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    *committed = committed_;
+    *committed = cells_.committed + (blocks_.committed - blocks_.begin);
     *in_use = bytes_in_use_;
   }
 
  private:
-  int64_t take_cell(bool may_grow) {
-    if (free_cells_.empty()) {
-      const int64_t slab = take_block(kSlab, may_grow);
-      if (slab < 0) return slab;
-      used_.erase(slab);
-      for (uint64_t cell = kSlab; cell > 0; cell -= kAlignment) free_cells_.push_back(slab + cell - kAlignment);
-    }
+  int add_cells() {
+    const uint64_t first = std::max(cells_.committed, kCell);  // offset 0 stays unused: it means none
+    if (const int error = cells_.extend(kCellStep)) return error;
+    for (uint64_t cell = cells_.committed - kCell; cell >= first; cell -= kCell) free_cells_.push_back(cell);
+    return 0;
+  }
+
+  uint64_t take_cell() {
     const uint64_t cell = free_cells_.back();
     free_cells_.pop_back();
-    used_[cell] = kAlignment;
     return cell;
   }
 
-  // At least two cache lines, to tell blocks from cells.
-  int64_t take_block(uint64_t size, bool may_grow) {
-    auto fit = room_by_size_.lower_bound({size, 0});
-    if (fit == room_by_size_.end()) {
-      if (!may_grow) return -EAGAIN;
-      if (const int error = grow_for(size)) return -error;
-      fit = room_by_size_.lower_bound({size, 0});
-    }
-    const auto [room, offset] = *fit;
-    remove_room(offset, room);
-    if (room > size) add_room(offset + size, room - size);
-    used_[offset] = size;
-    return offset;
-  }
+  bool fits(uint64_t size) const { return room_by_size_.lower_bound({size, 0}) != room_by_size_.end(); }
 
-  // Commits what the room at the end lacks for `size`; the kernel refuses here, where SIGBUS would strike later.
-  int grow_for(uint64_t size) {
+  // Commits what the room at the end, if there is any, lacks for `size`.
+  int add_room_for(uint64_t size) {
     uint64_t at_end = 0;
     if (!room_by_offset_.empty()) {
       const auto [offset, room] = *std::prev(room_by_offset_.end());
-      if (offset + room == committed_) at_end = room;
+      if (offset + room == blocks_.committed) at_end = room;
     }
-    const uint64_t first = committed_ == 0 ? kAlignment : 0;  // offset 0 stays unused: it means none
-    const uint64_t needed = committed_ + round_up(first + size - at_end, kCommitStep);
-    if (needed > capacity_) return ENOSPC;
-    while (committed_ < needed) {
-      const int error = posix_fallocate(fd_, committed_, kCommitStep);
-      if (error == EINTR) continue;
-      if (error) return error;
-      const uint64_t begin = std::max(committed_, kAlignment);
-      add_room(begin, committed_ + kCommitStep - begin);
-      committed_ += kCommitStep;
-    }
-    return 0;
+    const uint64_t before = blocks_.committed;
+    const int error = blocks_.extend(round_up(size - at_end, kBlockStep));
+    if (blocks_.committed > before) add_room(before, blocks_.committed - before);
+    return error;
+  }
+
+  uint64_t take_room(uint64_t size) {
+    const auto [room, offset] = *room_by_size_.lower_bound({size, 0});
+    remove_room(offset, room);
+    if (room > size) add_room(offset + size, room - size);
+    return offset;
   }
 
   void add_room(uint64_t offset, uint64_t size) {
@@ -172,15 +186,14 @@ class Heap {
     return room_by_offset_.erase(room_by_offset_.find(offset));
   }
 
-  const int fd_;
-  const uint64_t capacity_;
   std::mutex mutex_;
-  uint64_t committed_ = 0;
-  uint64_t bytes_in_use_ = 0;
-  std::map<uint64_t, uint64_t> room_by_offset_;            // offset -> size; neighbours are joined
-  std::set<std::pair<uint64_t, uint64_t>> room_by_size_;   // the same as (size, offset)
+  Region cells_;
+  Region blocks_;
   std::vector<uint64_t> free_cells_;
-  std::unordered_map<uint64_t, uint64_t> used_;            // offset -> size
+  std::map<uint64_t, uint64_t> room_by_offset_;           // offset -> size; neighbours are joined
+  std::set<std::pair<uint64_t, uint64_t>> room_by_size_;  // the same as (size, offset)
+  std::unordered_map<uint64_t, uint64_t> used_;           // offset -> size
+  uint64_t bytes_in_use_ = 0;
 };
 
 }  // namespace
