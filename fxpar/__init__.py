@@ -7,6 +7,7 @@ from fxpar.hints import Grouped
 from fxpar.markers import shard
 from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 from fxpar.plan import Plan
+from fxpar.reshard.tensors import plan_reshard, reshard
 from fxpar.rules import register_rule
 
 __version__ = "0.1.0"
@@ -22,6 +23,8 @@ __all__ = [
     "distribute",
     "init_mesh",
     "num_batch_shards",
+    "plan_reshard",
     "register_rule",
+    "reshard",
     "shard",
 ]

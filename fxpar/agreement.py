@@ -29,5 +29,5 @@ def check_agreement(facts: Mapping[str, str]) -> None:
     if problems:
         raise PlanMismatchError(
             f"ranks derived different plans; these differ from rank 0: {'; '.join(problems)}. "
-            "Build the same model with the same arguments on every rank"
+            "Every rank must do this with the same arguments, and build the same model"
         )

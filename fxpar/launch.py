@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -35,6 +35,7 @@ def run_ranks(
     *args: Any,
     environment: Mapping[str, str] | None = None,
     enter: Callable[[int], None] | None = None,
+    doomed: Collection[int] = (),
     timeout_s: float = 300.0,
 ) -> list[T]:
     """Run `work(*args)` in `num_ranks` processes that form a gloo process group; gives what each rank returned.
@@ -42,7 +43,8 @@ def run_ranks(
     `work` is a function of an importable module; it, its arguments and its results travel pickled. Each process has one
     thread, sets `environment`, and calls `enter(rank)`, which may bring it to another place, before it joins the group.
     The processes are forked from a server that has imported torch once and never ran it, so they start in a moment,
-    whatever the caller's process did before. None outlives the call.
+    whatever the caller's process did before. None outlives the call. Ranks that are `doomed` are to end without a
+    result, as if they had crashed, and none is given for them.
 
     Raises:
         RankFailedError: a rank raised, ended early, or was not done after `timeout_s`, when it prints all its stacks.
@@ -62,7 +64,7 @@ def run_ranks(
             theirs.close()
             lines.append(running.enter_context(line))
             processes.append(process)
-        results = _collect(lines)
+        results = _collect(lines, doomed)
         for line in lines:
             line.close()  # each rank waits for this, so that none leaves while others still talk to it
         for process in processes:
@@ -106,11 +108,12 @@ def _end_with_caller(line: Connection, is_done: Event) -> None:
         os._exit(1)
 
 
-def _collect(lines: Sequence[Connection]) -> list[Any]:
-    """What each rank returned; the first failure ends the wait."""
+def _collect(lines: Sequence[Connection], doomed: Collection[int]) -> list[Any]:
+    """What each rank returned that is not doomed; the first failure ends the wait."""
     results: dict[int, Any] = {}
-    while len(results) < len(lines):
-        pending = {line: rank for rank, line in enumerate(lines) if rank not in results}
+    expected = [rank for rank in range(len(lines)) if rank not in doomed]
+    while len(results) < len(expected):
+        pending = {lines[rank]: rank for rank in expected if rank not in results}
         for line in wait(list(pending)):
             assert isinstance(line, Connection)
             rank = pending[line]
@@ -120,7 +123,7 @@ def _collect(lines: Sequence[Connection]) -> list[Any]:
                 problem = "it ended without a result"
             if problem is not None:
                 raise RankFailedError(rank, problem)
-    return [results[rank] for rank in range(len(lines))]
+    return [results[rank] for rank in expected]
 
 
 def _end(process: BaseProcess) -> None:

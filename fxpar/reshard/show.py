@@ -19,10 +19,8 @@ _WIDTH = 120
 
 
 def table(plan: ReshardPlan) -> str:
-    """A line per relay, in the order in which they begin."""
-    grid = Table(
-        "task", "region", "bytes", "way", "chunks", "begins", "ends", title=summary(plan), title_justify="left"
-    )
+    """The summary, then a line per relay, in the order in which they begin."""
+    grid = Table("task", "region", "bytes", "way", "chunks", "begins", "ends")
     for relay in plan.relays:
         grid.add_row(
             str(relay.task),
@@ -35,7 +33,7 @@ def table(plan: ReshardPlan) -> str:
         )
     text = StringIO()
     Console(file=text, width=_WIDTH).print(grid)
-    return text.getvalue().rstrip("\n")
+    return f"{summary(plan)}\n{text.getvalue()}".rstrip("\n")
 
 
 def summary(plan: ReshardPlan) -> str:

@@ -36,7 +36,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
         timeout: how long one message may take.
     """
     channels = open_channels([request for move in moves for _, request in _requests(move)])
-    rank, routes, tag = dist.get_rank(), [], first_tag
+    routes, tag = [], first_tag
     for move in moves:
         own = _channels(move, channels)
         tags = tag, move.microbatches

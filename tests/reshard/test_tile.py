@@ -13,8 +13,9 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxpar._torch import StridedShard
-from fxpar.reshard.tile import Tile, tiles_of_placements
+from fxpar.reshard.tile import tiles_of_placements
 from tests.fake_mesh import fake_mesh
+from tests.reshard.pieces import taken
 
 
 @st.composite
@@ -42,11 +43,3 @@ def test_uneven_and_strided_shards_are_cut_axis_by_axis(found: list[Placement], 
                 pieces, _ = placement._split_tensor(piece, parts, with_padding=False, contiguous=False)
                 piece = pieces[place]
         assert torch.equal(taken(whole, tiles[rank]), piece), f"rank {rank}: {tiles[rank]}"
-
-
-def taken(whole: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """The piece of `whole` that a tile describes."""
-    for dim, intervals in enumerate(tile.ranges):
-        indices = [index for interval in intervals for index in range(*interval)]
-        whole = whole.index_select(dim, torch.tensor(indices, dtype=torch.int64))
-    return whole
