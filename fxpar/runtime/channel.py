@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -24,26 +25,27 @@ _CELL_BYTES = 64  # a cache line, so that what different ranks write lies apart
 _FAILED = 2**64 - 1  # ready bytes of a message whose rest will never come
 
 
+class _Cell(ctypes.Structure):
+    """A descriptor as it lies in memory."""
+
+    block: int
+    num_bytes: int
+    _fields_: ClassVar = [
+        ("ready", ctypes.c_byte * SIGNAL_BYTES),
+        ("next", ctypes.c_byte * SIGNAL_BYTES),
+        ("block", ctypes.c_uint64),
+        ("num_bytes", ctypes.c_uint64),
+    ]
+
+
 class _Descriptor:
-    """A link of the list, one cell: the signals `ready` and `next`, then the message's place and size."""
+    """A link of the list: the signals `ready` (bytes) and `next` (an offset), and the message's place and size."""
 
     def __init__(self, segment: Segment, offset: int) -> None:
         self.offset = offset
-        self.ready = segment.signal_at(offset)
-        self.next = segment.signal_at(offset + SIGNAL_BYTES)
-        self._words = (ctypes.c_uint64 * 6).from_address(segment.address + offset)
-
-    def fill(self, block: int, num_bytes: int) -> None:
-        """Begin a message that lies at `block`: nothing is ready, and there is no next."""
-        self._words[:] = [0, 0, 0, 0, block, num_bytes]
-
-    @property
-    def block(self) -> int:
-        return self._words[4]
-
-    @property
-    def num_bytes(self) -> int:
-        return self._words[5]
+        self.ready = segment.signal_at(offset + _Cell.ready.offset)
+        self.next = segment.signal_at(offset + _Cell.next.offset)
+        self.cell = _Cell.from_address(segment.address + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Message:
 
 def _zeroed_cell(segment: OwnSegment) -> int:
     offset = segment.allocate(_CELL_BYTES)
-    segment.bytes_at(offset, _CELL_BYTES).zero_()
+    ctypes.memset(segment.address + offset, 0, _CELL_BYTES)
     return offset
 
 
@@ -118,9 +120,9 @@ class ChannelWriter:
         with self._segment.lock:
             self._reclaim()
             self._check_readers()
-            descriptor = _Descriptor(self._segment, self._segment.allocate(_CELL_BYTES))
+            descriptor = _Descriptor(self._segment, _zeroed_cell(self._segment))
             block = self._segment.allocate(num_bytes)
-            descriptor.fill(block, num_bytes)
+            descriptor.cell.block, descriptor.cell.num_bytes = block, num_bytes
             buffer = self._segment.bytes_at(block, num_bytes)
             message = Message(self._num_begun, buffer, descriptor, self._last.offset)
             self._last.next.set(descriptor.offset)
@@ -135,7 +137,7 @@ class ChannelWriter:
         num_released = min(released.value for released in self._released)
         while self._outstanding and self._outstanding[0].number < num_released and self._outstanding[0].is_over:
             message = self._outstanding.popleft()
-            self._segment.free(message.descriptor.block)
+            self._segment.free(message.descriptor.cell.block)
             if message.previous != self.place.first:  # the readers found this message, so they are past the link to it
                 self._segment.free(message.previous)
         if not self._outstanding:
@@ -227,14 +229,15 @@ class Arrival:
         awaited = f"message {self.number} of {self.channel.name}"
         writer, deadline = self.channel.writer, time.monotonic() + timeout_s
         descriptor = self.channel.find(self.number, awaited, deadline)
-        if descriptor.num_bytes != self.num_bytes:
+        cell = descriptor.cell
+        if cell.num_bytes != self.num_bytes:
             raise PlanMismatchError(
-                f"{awaited}: rank {writer.rank} sends {descriptor.num_bytes} bytes, this rank expects {self.num_bytes}"
+                f"{awaited}: rank {writer.rank} sends {cell.num_bytes} bytes, this rank expects {self.num_bytes}"
             )
         writer.wait(descriptor.ready, num_bytes, awaited, deadline)
         if descriptor.ready.value == _FAILED:
             raise PeerLostError(awaited, writer.rank, "it cannot send the rest")
-        return writer.bytes_at(descriptor.block, num_bytes)
+        return writer.bytes_at(cell.block, num_bytes)
 
     def release(self) -> None:
         """Give the memory back, which may then change; it must have been waited for."""
@@ -259,11 +262,15 @@ class Channels:
 
 
 def open_channels(requests: Sequence[ChannelRequest], group: dist.ProcessGroup | None = None) -> Channels:
-    """This rank's ends of the channels; a collective: every rank of `group` makes the same requests.
+    """This rank's ends of the channels; a collective, unless none are requested, with the same requests on every rank.
+
+    A cell per channel and reader stays taken as long as the segments last.
 
     Raises:
         SharedMemoryError, PeerLostError: as `share_memory`.
     """
+    if not requests:
+        return Channels({}, {})
     memory = share_memory(group)
     writers = {
         request.name: ChannelWriter(request.name, memory.own, [memory.peers[reader] for reader in request.readers])
