@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar._torch import HashStore
 from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.hosts import discover_hosts
 from fxpar.layout import AXES
 
 STAGE_AXES = ("data", "y", "x", "z")
@@ -21,7 +22,13 @@ STAGE_AXES = ("data", "y", "x", "z")
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Sizes of the five axes, and this process's rank. Ranks count with x fastest, then y, z, data and pipe."""
+    """Sizes of the five axes, this process's rank, and the host of every rank (default: all are on one).
+
+    Ranks count with x fastest, then y, z, data and pipe.
+
+    Raises:
+        InvalidMeshError: a size is not a positive integer, or there is not a host for each rank.
+    """
 
     pipe: int = 1
     data: int = 1
@@ -31,11 +38,18 @@ class Mesh:
     rank: int = 0
     device_type: str = "cpu"
     device_mesh: DeviceMesh | None = field(default=None, compare=False, repr=False)
+    hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise InvalidMeshError(f"mesh axis {axis!r} has size {size!r}: expected a positive integer")
+        if not self.hosts:
+            object.__setattr__(self, "hosts", (0,) * self.num_ranks)
+        if len(self.hosts) != self.num_ranks:
+            raise InvalidMeshError(
+                f"{len(self.hosts)} hosts are given for a mesh of {self.num_ranks} ranks: expected one for each rank"
+            )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -77,6 +91,13 @@ class Mesh:
         """The axes that split the batch."""
         return ("data", "z")
 
+    def batch_shard(self, coordinate: Mapping[str, int]) -> int:
+        """Which of the local batches the rank at `coordinate` has, counted with z fastest."""
+        place = 0
+        for axis in self.batch_axes:
+            place = place * self.sizes[axis] + coordinate[axis]
+        return place
+
     def group(self, axis: str) -> dist.ProcessGroup:
         """The process group of this rank along `axis`."""
         assert self.device_mesh is not None, "the mesh was made without processes"
@@ -95,7 +116,7 @@ class Mesh:
 def init_mesh(
     pipe: int = 1, data: int = 1, z: int = 1, y: int = 1, x: int = 1, *, device_type: str | None = None
 ) -> Mesh:
-    """Arrange the started processes in a mesh; x varies fastest with the rank.
+    """Arrange the started processes in a mesh; x varies fastest with the rank. A collective.
 
     Works under torchrun (or any launcher that sets c10d's variables), after an own `init_process_group`, and in
     a single process without either.
@@ -111,7 +132,7 @@ def init_mesh(
         raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
     ranks = torch.arange(shape.num_ranks).view(pipe, data, z, y, x).permute(0, 1, 3, 4, 2)
     device_mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
-    return Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh)
+    return Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, discover_hosts())
 
 
 def _init_process_group(device_type: str) -> None:
@@ -131,7 +152,4 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 def batch_rank(mesh: Mesh) -> int:
     """Which of the local batches this process reads: `rank` of a DistributedSampler."""
-    place = 0
-    for axis in mesh.batch_axes:
-        place = place * mesh.sizes[axis] + mesh.coordinate[axis]
-    return place
+    return mesh.batch_shard(mesh.coordinate)

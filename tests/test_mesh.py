@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch.distributed as dist
 
 from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.launch import run_ranks
 from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 from tests.fake_mesh import fake_mesh
 
@@ -40,3 +44,20 @@ def test_a_mesh_that_does_not_fit_the_processes_is_an_error() -> None:
 def test_an_axis_that_is_no_positive_integer_is_an_error() -> None:
     with pytest.raises(InvalidMeshError, match="axis 'x' has size 0"):
         init_mesh(x=0)
+
+
+def test_ranks_are_on_one_host_unless_told_otherwise() -> None:
+    assert Mesh(pipe=2, x=2).hosts == (0, 0, 0, 0)
+    assert Mesh(pipe=2, hosts=(0, 1)).hosts == (0, 1)
+    with pytest.raises(InvalidMeshError, match="2 hosts are given for a mesh of 4 ranks"):
+        Mesh(pipe=4, hosts=(0, 1))
+
+
+def hosts_of_a_mesh(num_hosts: int) -> tuple[int, ...]:
+    """Ranks take turns on the hosts."""
+    os.environ["FXPAR_HOST"] = f"host {dist.get_rank() % num_hosts}"
+    return init_mesh(x=4).hosts
+
+
+def test_a_mesh_knows_the_host_of_every_rank() -> None:
+    assert run_ranks(4, hosts_of_a_mesh, 2) == [(0, 1, 0, 1)] * 4
