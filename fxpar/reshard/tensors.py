@@ -167,7 +167,7 @@ def _routes(request: _Request, timeout_s: float, world: dist.ProcessGroup) -> tu
     name = f"a tensor of shape {request.shape} from {request.source} to {request.destination}"
     move = Move(name, request.plan(discover_hosts()), Side(held, needed, request.dtype), 1)
     buffers = Buffers(torch.device(request.destination.mesh.device_type))
-    (route,) = open_routes([move], buffers, _FIRST_TAG + _routes.cache_info().misses, timedelta(seconds=timeout_s))
+    (route,) = open_routes([move], buffers, _FIRST_TAG + 2 * _routes.cache_info().misses, timedelta(seconds=timeout_s))
     return route, needed
 
 

@@ -27,6 +27,10 @@ _WINDOW = 8
 """How many chunks a rank that serves several peers in turn hands to the network before the first has left."""
 
 
+_ANSWER = torch.zeros(1, dtype=torch.uint8)
+"""What a rank sends back that has received all of a relay."""
+
+
 def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timedelta | None = None) -> None:
     """Wait for `work`, which moves `name` from or to `peer`, or among all.
 
@@ -68,6 +72,19 @@ class _Inflow:
 
 
 @dataclass(slots=True)
+class Shipment:
+    """A send that has begun; it keeps alive what is being sent.
+
+    `acknowledged` are receives of what peers answer when they have all of it. When a peer dies, gloo lets receives
+    fail at once, but not what it was writing.
+    """
+
+    acknowledged: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
+    works: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
+    handed_over: Future[None] | None = None
+
+
+@dataclass(slots=True)
 class Receipt:
     """A receive that has been posted."""
 
@@ -76,15 +93,8 @@ class Receipt:
     landings: dict[int, Landing] = field(default_factory=dict)
     inflows: list[_Inflow] = field(default_factory=list)
     arrivals: list[tuple[Relay, Arrival]] = field(default_factory=list)
+    passing: Shipment = field(default_factory=Shipment)
     passed_on: Future[None] | None = None
-
-
-@dataclass(slots=True)
-class Shipment:
-    """A send that has begun; it keeps alive what is being sent."""
-
-    works: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
-    handed_over: Future[None] | None = None
 
 
 class Route:
@@ -97,7 +107,7 @@ class Route:
         plan: made alike on every rank.
         side: this rank's part of the value.
         channels: through the memory of this host.
-        tag: of the first microbatch's messages; `num_tags` from there on are this route's own.
+        tag: of the first microbatch's messages; twice `num_tags` from there on are this route's own.
         timeout: how long one message may take.
         in_turn: whether peers are served one after another, as planned. For that someone has to wait in between, so
             it must not be where one peer may post its receive long after another.
@@ -144,6 +154,8 @@ class Route:
             message.publish(len(message.buffer))
         shipment, tag = Shipment(), self._tag_of(microbatch)
         if self._sent:
+            for relay in self._sent:
+                self._expect_answer(shipment, relay.path[1], tag)
             loads = self._loads(value, held)
             if self._serves_in_turn:
                 shipment.handed_over = self._sender.submit(lambda: self._ship(loads, tag, shipment, _WINDOW))
@@ -162,10 +174,9 @@ class Route:
             receipt.arrivals.append((relay, self._readers[number].receive(relay.num_elements * value.itemsize)))
         for number, relay in self._passed:
             receipt.inflows.append(self._post(number, relay, receipt, tag))
+        self._passed_on.append(receipt.passing)
         if self._passes_on:
-            passing = Shipment()
-            self._passed_on.append(passing)
-            receipt.passed_on = self._passer.submit(lambda: self._take_in(receipt, tag, passing))
+            receipt.passed_on = self._passer.submit(lambda: self._take_in(receipt, tag))
         return receipt
 
     def wait(self, receipt: Receipt) -> Tensor:
@@ -175,7 +186,7 @@ class Route:
             PeerLostError: a sender has died, or took too long.
         """
         if receipt.passed_on is None:
-            self._take_in(receipt, self._tag_of(receipt.microbatch), Shipment())
+            self._take_in(receipt, self._tag_of(receipt.microbatch))
         else:
             receipt.passed_on.result()
         for relay, arrival in receipt.arrivals:
@@ -197,11 +208,10 @@ class Route:
         Raises:
             PeerLostError: one of them has died, or took too long.
         """
+        self._drain(shipment.acknowledged)
         if shipment.handed_over is not None:
             shipment.handed_over.result()
-        while shipment.works:
-            work, peer, _ = shipment.works.popleft()
-            complete(work, self._name, peer, self._timeout)
+        self._drain(shipment.works)
 
     def finish(self) -> None:
         """Wait until all that this rank passes on to others has left.
@@ -224,6 +234,11 @@ class Route:
             )
         return held
 
+    def _drain(self, works: deque[tuple[dist.Work, int, Tensor]]) -> None:
+        while works:
+            work, peer, _ = works.popleft()
+            complete(work, self._name, peer, self._timeout)
+
     def _tag_of(self, microbatch: int) -> int:
         return self._tag + microbatch % self._num_tags
 
@@ -244,6 +259,11 @@ class Route:
                     work, peer, _ = shipment.works.popleft()
                     complete(work, self._name, peer, self._timeout)
                 self._begin_send(shipment, chunk, relay.path[1], tag)
+
+    def _expect_answer(self, shipment: Shipment, peer: int, tag: int) -> None:
+        answer = torch.empty(1, dtype=torch.uint8)
+        work = self._begin(dist.irecv, answer, peer, tag + self._num_tags)
+        shipment.acknowledged.append((work, peer, answer))
 
     def _begin_send(self, shipment: Shipment, chunk: Tensor, peer: int, tag: int) -> None:
         shipment.works.append((self._begin(dist.isend, chunk, peer, tag), peer, chunk))
@@ -268,15 +288,17 @@ class Route:
         message = None
         if number in self._writers:
             message = self._writers[number].begin(relay.num_elements * receipt.value.itemsize)
-        memory, previous = landing.memory(relay), _neighbours(relay, self._rank)[0]
+        memory, (previous, following) = landing.memory(relay), _neighbours(relay, self._rank)
+        if following is not None:
+            self._expect_answer(receipt.passing, following, tag)
         posted = [self._begin(dist.irecv, chunk, previous, tag) for chunk in _chunks(memory, relay.num_chunks)]
         return _Inflow(relay, landing, memory, message, posted)
 
-    def _take_in(self, receipt: Receipt, tag: int, passing: Shipment) -> None:
+    def _take_in(self, receipt: Receipt, tag: int) -> None:
         """Take what arrives, and pass it on; who reads it here learns when nothing more will come."""
         try:
             for inflow in receipt.inflows:
-                self._take_in_one(inflow, tag, passing)
+                self._take_in_one(inflow, tag, receipt.passing)
         except PeerLostError:
             for inflow in receipt.inflows:
                 if inflow.message is not None:
@@ -295,6 +317,7 @@ class Route:
                 inflow.message.buffer[arrived : arrived + len(chunk)].copy_(chunk)
                 inflow.message.publish(arrived + len(chunk))
             arrived += len(chunk)
+        self._begin_send(passing, _ANSWER, previous, tag + self._num_tags)
         inflow.landing.deliver(inflow.relay, inflow.memory)
 
 

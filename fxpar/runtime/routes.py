@@ -32,7 +32,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     """The routes of `moves`; a collective of all ranks, with the same moves in the same order.
 
     Args:
-        first_tag: of the messages; as many from there on are taken as the moves have microbatches together.
+        first_tag: of the messages; two from there on are taken for each microbatch of each move.
         timeout: how long one message may take.
     """
     channels = open_channels([request for move in moves for _, request in _requests(move)])
@@ -43,7 +43,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
         routes.append(
             Route(move.name, move.plan, dist.get_rank(), move.side, own, buffers, *tags, timeout, move.in_turn)
         )
-        tag += move.microbatches
+        tag += 2 * move.microbatches  # messages, and their answers
     return routes
 
 

@@ -38,9 +38,9 @@ class Case:
     destination_placements: tuple[Placement, ...]
 
 
-def live_on(ranks_per_host: int) -> None:
+def live_on(host: int) -> None:
     """Give this rank a host: ranks of different ones do not use each other's memory."""
-    os.environ["FXPAR_HOST"] = f"host {dist.get_rank() // ranks_per_host}"
+    os.environ["FXPAR_HOST"] = f"host {host}"
 
 
 def random_case(generator: random.Random) -> Case:
@@ -64,7 +64,7 @@ def _random_placement(generator: random.Random, shape: tuple[int, ...]) -> Place
 
 def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
     """Reshard `count` random tensors by every strategy, and check this rank's pieces; how many were not empty."""
-    live_on(ranks_per_host)
+    live_on(dist.get_rank() // ranks_per_host)
     generator = random.Random(seed)
     num_checked = 0
     for number in range(count):
@@ -98,10 +98,10 @@ def move_other_things() -> str:
     return "moved"
 
 
-def lose_a_rank(ranks_per_host: int) -> tuple[str, float]:
+def lose_a_rank(hosts: tuple[int, ...]) -> tuple[str, float]:
     """Rank 1 is killed while a tensor is on its way from rank 0 to it and rank 2; the error, and how long it took."""
-    live_on(ranks_per_host)
     rank = dist.get_rank()
+    live_on(hosts[rank])
     ends = (device_mesh_without_groups("cpu", torch.tensor(ranks), ("x",)) for ranks in ([0], [1, 2]))
     source, destination = ends
     whole = torch.ones(1 << 25, dtype=torch.uint8)
