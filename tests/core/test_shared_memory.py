@@ -46,9 +46,9 @@ def test_a_value_that_never_comes_is_waited_for_asleep(memory: list[Signal]) -> 
     assert running < 0.1 * elapsed, f"ran for {running} s of {elapsed} s"
 
 
-@pytest.mark.parametrize("start", [0, 2**31 - 2, 2**32 - 2, 2**63 - 2])
+@pytest.mark.parametrize("start", [0, 2**32 - 15_000])
 def test_two_threads_answer_each_other_and_no_wake_is_lost(memory: list[Signal], start: int) -> None:
-    rounds = 3000
+    rounds = 30_000  # a hole of a few instructions is hit within a third of that
     ping, pong = memory[:2]
     for end in (ping, pong):
         end.set(start)
