@@ -1,15 +1,13 @@
 """Ranks started by `run_ranks` talk, return, fail with their traceback, and never outlive the call."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from fxpar.launch import RankFailedError, run_ranks
+from tests.killed_process import kill_and_await_end_of_all, next_line, running
 
 
 def sum_of_ranks(offset: int) -> tuple[int, int, int]:
@@ -45,7 +43,9 @@ def hold_ranks() -> None:
 
 
 def wait_forever() -> None:
-    print(os.getpid(), flush=True)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print("all are there", flush=True)
     while True:
         dist.barrier()
 
@@ -91,15 +91,9 @@ def test_a_rank_that_cannot_enter_its_place_is_named() -> None:
 
 
 def test_ranks_end_when_their_caller_is_killed() -> None:
-    command = [sys.executable, "-c", "from tests.test_launch import hold_ranks; hold_ranks()"]
-    root = Path(__file__).parents[1]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as caller:
-        assert caller.stdout is not None
-        for _ in range(2):
-            assert int(caller.stdout.readline()), "each rank tells its process id"
-        caller.kill()
-        # The ranks have the same output open: its end is theirs.
-        caller.communicate(timeout=60)
+    with running("tests.test_launch", "hold_ranks") as caller:
+        assert next_line(caller) == "all are there"
+        kill_and_await_end_of_all(caller)
 
 
 def test_gradients_flow_in_ranks_after_they_flowed_in_the_caller() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from fxpar.bench.namespace import NetworkNamespace
 from fxpar.errors import ClusterUnavailableError
 from fxpar.launch import run_ranks
 from tests.bench.on_hosts import exchange, make_cluster_as_nobody, own_address, time_to_send, value_of
+from tests.killed_process import kill_and_await_end_of_all, next_line, running
 
 RANKS_PER_HOST = (2, 1)
 
@@ -94,19 +94,12 @@ def test_messages_between_hosts_take_their_time(cluster: EmulatedCluster) -> Non
 def test_nothing_is_left_of_a_cluster_whose_process_was_killed() -> None:
     if reason := EmulatedCluster.missing():
         pytest.skip(reason)
-    script = "from tests.bench.on_hosts import hold_cluster; hold_cluster()"
-    root = Path(__file__).parents[2]
     observer = NetworkNamespace()
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=root) as process:
-        assert process.stdout is not None
-        paths = process.stdout.readline().split()
-        watch(observer, paths)
-        for _ in range(2):
-            assert int(process.stdout.readline()), "a rank on each host tells its process id"
+    with running("tests.bench.on_hosts", "hold_cluster") as process:
+        watch(observer, next_line(process).split())
+        assert next_line(process) == "all are there"
         assert num_watched(observer) == 3
-        process.kill()
-        # Whatever the process started has its output open: the end of that is the end of them all.
-        process.communicate(timeout=60)
+        kill_and_await_end_of_all(process)
     await_end_of_networks(observer)
 
 
