@@ -48,7 +48,7 @@ def test_a_value_that_never_comes_is_waited_for_asleep(memory: list[Signal]) -> 
 
 @pytest.mark.parametrize("start", [0, 2**32 - 15_000])
 def test_two_threads_answer_each_other_and_no_wake_is_lost(memory: list[Signal], start: int) -> None:
-    rounds = 30_000  # a hole of a few instructions is hit within a third of that
+    rounds = 30_000  # a hole between looking and sleeping would be a few instructions wide
     ping, pong = memory[:2]
     for end in (ping, pong):
         end.set(start)
