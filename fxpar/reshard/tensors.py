@@ -20,8 +20,9 @@ from fxpar.hosts import discover_hosts
 from fxpar.reshard.plan import ReshardPlan, make_plan
 from fxpar.reshard.tile import Tile, tiles_of_placements
 from fxpar.runtime.buffers import Buffers
-from fxpar.runtime.route import Route, Side
 from fxpar.runtime.routes import Move, open_routes
+from fxpar.runtime.side import Side
+from fxpar.runtime.way import Way
 
 AxisSpec: TypeAlias = Sequence[str | Sequence[str] | None]
 """For every dim of a tensor the mesh axis, or axes, that shard it."""
@@ -154,18 +155,18 @@ def _plan(request: _Request, hosts: tuple[int, ...]) -> ReshardPlan:
     return make_plan(*ends, request.dtype.itemsize, hosts, strategy=request.strategy, algorithm=request.algorithm)
 
 
-def _open(request: _Request, timeout_s: float) -> tuple[Route, Tile | None]:
+def _open(request: _Request, timeout_s: float) -> tuple[Way, Tile | None]:
     """The route of a request, and what this rank needs of it."""
     # Routes belong to the world that they were opened in.
     return _routes(request, timeout_s, dist.group.WORLD)
 
 
 @lru_cache(maxsize=64)
-def _routes(request: _Request, timeout_s: float, world: dist.ProcessGroup) -> tuple[Route, Tile | None]:
+def _routes(request: _Request, timeout_s: float, world: dist.ProcessGroup) -> tuple[Way, Tile | None]:
     rank = dist.get_rank()
     held, needed = (request.tiles(end).get(rank) for end in (request.source, request.destination))
     name = f"a tensor of shape {request.shape} from {request.source} to {request.destination}"
-    move = Move(name, request.plan(discover_hosts()), Side(held, needed, request.dtype), 1)
+    move = Move(request.plan(discover_hosts()), Side(name, rank, held, needed, request.dtype))
     buffers = Buffers(torch.device(request.destination.mesh.device_type))
     (route,) = open_routes([move], buffers, _FIRST_TAG + 2 * _routes.cache_info().misses, timedelta(seconds=timeout_s))
     return route, needed

@@ -47,7 +47,7 @@ class Buffers:
     """Byte buffers of one device. A buffer is free again when no tensor but the pool's own views its memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._by_size: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._lock = Lock()
 
@@ -58,7 +58,7 @@ class Buffers:
             for buffer in buffers:
                 if not is_shared(buffer):
                     return buffer[:]
-            buffers.append(torch.empty(num_bytes, dtype=torch.uint8, device=self._device))
+            buffers.append(torch.empty(num_bytes, dtype=torch.uint8, device=self.device))
             return buffers[-1][:]
 
     @property

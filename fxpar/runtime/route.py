@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.errors import PeerLostError, ReshardError
+from fxpar.errors import PeerLostError
 from fxpar.reshard.plan import Relay, ReshardPlan
 from fxpar.reshard.tile import Tile
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import Arrival, ChannelReader, ChannelWriter, Message
-from fxpar.runtime.packing import Landing, pack, packed, unpack
+from fxpar.runtime.packing import Landing, pack, packed
+from fxpar.runtime.side import Side
 from fxpar.runtime.worker import Worker
 
 _WINDOW = 8
@@ -41,15 +42,6 @@ def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timed
         work.wait() if timeout is None else work.wait(timeout)
     except RuntimeError as error:
         raise PeerLostError(name, peer, str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What this rank holds of a value that is moved (None: nothing), and what it needs of it."""
-
-    held: Tile | None
-    needed: Tile | None
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +95,6 @@ class Route:
     A route carries one value per microbatch, and many at a time; they arrive in the order in which they were sent.
 
     Args:
-        name: says what is moved, for messages.
         plan: made alike on every rank.
         side: this rank's part of the value.
         channels: through the memory of this host.
@@ -115,9 +106,7 @@ class Route:
 
     def __init__(
         self,
-        name: str,
         plan: ReshardPlan,
-        rank: int,
         side: Side,
         channels: RouteChannels,
         buffers: Buffers,
@@ -126,7 +115,8 @@ class Route:
         timeout: timedelta,
         in_turn: bool,
     ) -> None:
-        self._name, self._plan, self._rank, self._side = name, plan, rank, side
+        self._plan, self._side, self._name, self._rank = plan, side, side.name, side.rank
+        rank = side.rank
         self._writers, self._readers, self._buffers = channels.writers, channels.readers, buffers
         self._tag, self._num_tags, self._timeout = tag, num_tags, timeout
         numbered = list(enumerate(plan.relays))
@@ -134,10 +124,9 @@ class Route:
         self._sent = [relay for _, relay in numbered if relay.path[0] == rank and relay.num_hops]
         self._passed = [(i, relay) for i, relay in numbered if rank in relay.path[1:]]
         self._read = [(i, relay) for i, relay in numbered if any(rank in group for group in relay.readers)]
-        self._kept = [task for task in plan.tasks if rank in task.senders and rank in task.receivers]
         self._serves_in_turn = in_turn and len({relay.path[1] for relay in self._sent}) > 1
         self._passes_on = any(relay.path[-1] != rank or number in self._writers for number, relay in self._passed)
-        self._sender, self._passer = Worker(f"send {name}"), Worker(f"pass on {name}")
+        self._sender, self._passer = Worker(f"send {side.name}"), Worker(f"pass on {side.name}")
         self._passed_on: list[Shipment] = []
 
     def send(self, value: Tensor, microbatch: int) -> Shipment:
@@ -146,7 +135,7 @@ class Route:
         Raises:
             ReshardError: the piece is not of the planned shape or dtype; nothing is sent.
         """
-        held = self._checked(value)
+        held = self._side.tile_to_send(value)
         for number, relay in self._published:
             task = self._plan.tasks[relay.task]
             message = self._writers[number].begin(task.num_elements * value.itemsize)
@@ -197,10 +186,7 @@ class Route:
 
     def keep(self, value: Tensor, receipt: Receipt) -> None:
         """Copy what this rank both holds, in `value`, and needs."""
-        held, needed = self._checked(value), self._side.needed
-        for task in self._kept:
-            assert needed is not None, f"{self._name}: rank {self._rank} receives nothing"
-            unpack(packed(value, held, task.region, self._buffers), needed, task.region, receipt.value)
+        self._side.keep(self._plan, value, receipt.value, self._buffers)
 
     def complete(self, shipment: Shipment) -> None:
         """Wait until the next ranks have all of `shipment`.
@@ -222,17 +208,6 @@ class Route:
         for shipment in self._passed_on:
             self.complete(shipment)
         self._passed_on.clear()
-
-    def _checked(self, value: Tensor) -> Tile:
-        """The tile that `value` holds, as planned: gloo would deliver another size without a word."""
-        held, dtype = self._side.held, self._side.dtype
-        planned = None if held is None else held.shape
-        if held is None or tuple(value.shape) != planned or value.dtype != dtype:
-            raise ReshardError(
-                f"{self._name}: rank {self._rank} would send a piece of shape {tuple(value.shape)} and {value.dtype}, "
-                f"but {planned} and {dtype} are planned; nothing was sent"
-            )
-        return held
 
     def _drain(self, works: deque[tuple[dist.Work, int, Tensor]]) -> None:
         while works:
@@ -278,9 +253,8 @@ class Route:
 
     def _landing(self, receipt: Receipt, relay: Relay) -> Landing:
         if relay.task not in receipt.landings:
-            assert self._side.needed is not None, f"{self._name}: rank {self._rank} receives nothing"
-            landing = Landing(self._plan.tasks[relay.task], self._side.needed, receipt.value, self._buffers)
-            receipt.landings[relay.task] = landing
+            task, needed = self._plan.tasks[relay.task], self._side.tile_to_receive()
+            receipt.landings[relay.task] = Landing(task, needed, receipt.value, self._buffers)
         return receipt.landings[relay.task]
 
     def _post(self, number: int, relay: Relay, receipt: Receipt, tag: int) -> _Inflow:

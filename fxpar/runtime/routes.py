@@ -6,43 +6,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch.distributed as dist
-
 from fxpar.reshard.plan import ReshardPlan
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import ChannelRequest, Channels, open_channels
-from fxpar.runtime.route import Route, RouteChannels, Side
+from fxpar.runtime.group_route import GroupRoute, make_groups
+from fxpar.runtime.route import Route, RouteChannels
+from fxpar.runtime.side import Side
+from fxpar.runtime.way import Way
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """A value that is moved once per microbatch, by a plan that is the same on every rank; `side` is this rank's.
 
-    `name` says what is moved, for messages, and is unique. `in_turn` is as of `Route`.
+    The names of all sides differ. `in_turn` is as of `Route`.
     """
 
-    name: str
     plan: ReshardPlan
     side: Side
     microbatches: int = 1
     in_turn: bool = True
 
 
-def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout: timedelta) -> list[Route]:
+def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout: timedelta) -> Sequence[Way]:
     """The routes of `moves`; a collective of all ranks, with the same moves in the same order.
 
     Args:
+        buffers: of the device on which values lie. Between GPUs it is for NCCL to move them.
         first_tag: of the messages; two from there on are taken for each microbatch of each move.
         timeout: how long one message may take.
     """
+    if buffers.device.type == "cuda":
+        return [GroupRoute(move.plan, move.side, make_groups(move.plan, timeout), buffers) for move in moves]
     channels = open_channels([request for move in moves for _, request in _requests(move)])
     routes, tag = [], first_tag
     for move in moves:
         own = _channels(move, channels)
         tags = tag, move.microbatches
-        routes.append(
-            Route(move.name, move.plan, dist.get_rank(), move.side, own, buffers, *tags, timeout, move.in_turn)
-        )
+        routes.append(Route(move.plan, move.side, own, buffers, *tags, timeout, move.in_turn))
         tag += 2 * move.microbatches  # messages, and their answers
     return routes
 
@@ -52,7 +53,7 @@ def _requests(move: Move) -> Iterator[tuple[int, ChannelRequest]]:
     for number, relay in enumerate(move.plan.relays):
         for writer, readers in zip(relay.path, relay.readers, strict=True):
             if readers:
-                yield number, ChannelRequest(f"relay {number} of {move.name} from rank {writer}", writer, readers)
+                yield number, ChannelRequest(f"relay {number} of {move.side.name} from rank {writer}", writer, readers)
 
 
 def _channels(move: Move, channels: Channels) -> RouteChannels:
