@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-_LANE_HEIGHT, _BAR_HEIGHT, _LABEL_WIDTH, _CHART_WIDTH, _TOP = 26, 20, 170, 900, 34
+_LANE_HEIGHT, _BAR_HEIGHT, _LABEL_WIDTH, _CHART_WIDTH, _TOP = 26, 20, 130, 900, 64
 _GOLDEN = 0.618  # steps of the hue, so that neighbours in number differ in colour
 
 
@@ -30,7 +30,7 @@ class Lane:
     bars: Sequence[Bar]
 
 
-def draw(title: str, lanes: Sequence[Lane], marks: Sequence[tuple[float, str]], unit: str) -> str:
+def draw(title: str, subtitle: str, lanes: Sequence[Lane], marks: Sequence[tuple[float, str]], unit: str) -> str:
     """An SVG document; `marks` are vertical lines at points of time, the times are in `unit`."""
     last = max([0.0, *(bar.end for lane in lanes for bar in lane.bars), *(at for at, _ in marks)]) or 1.0
     scale = _CHART_WIDTH / last
@@ -49,12 +49,13 @@ def draw(title: str, lanes: Sequence[Lane], marks: Sequence[tuple[float, str]], 
     )
     _add(svg, "rect", width="100%", height="100%", fill="white")
     _add(svg, "text", title, x=8, y=18, font_size=14, font_weight="bold")
+    _add(svg, "text", subtitle, x=8, y=36, fill="#555")
     for number, lane in enumerate(lanes):
         _draw_lane(svg, lane, _TOP + number * _LANE_HEIGHT, scale)
     for at, label in marks:
         _draw_mark(svg, _LABEL_WIDTH + at * scale, _TOP + len(lanes) * _LANE_HEIGHT, label)
     _add(svg, "text", f"0 {unit}", x=_LABEL_WIDTH, y=height - 8)
-    _add(svg, "text", f"{last:.4g} {unit}", x=_LABEL_WIDTH + _CHART_WIDTH, y=height - 8, text_anchor="end")
+    _add(svg, "text", f"{last:,.10g} {unit}", x=_LABEL_WIDTH + _CHART_WIDTH, y=height - 8, text_anchor="end")
     return ElementTree.tostring(svg, encoding="unicode")
 
 

@@ -13,7 +13,7 @@ from fxpar.errors import UnknownStrategyError
 from fxpar.reshard.bound import lower_bound
 from fxpar.reshard.network import Network
 from fxpar.reshard.search import Flow, Slot, search
-from fxpar.reshard.show import table
+from fxpar.reshard.show import table, timeline
 from fxpar.reshard.strategies import STRATEGIES, Cut, Group, Leg
 from fxpar.reshard.tile import Tiles
 from fxpar.reshard.units import UnitTask, unit_tasks
@@ -96,6 +96,10 @@ class ReshardPlan:
 
     def __str__(self) -> str:
         return table(self)
+
+    def timeline(self) -> str:
+        """An SVG document: what every host sends and receives, and when."""
+        return timeline(self)
 
 
 def make_plan(

@@ -19,7 +19,7 @@ _WIDTH = 120
 
 
 def table(plan: ReshardPlan) -> str:
-    """The summary, then a line per relay, in the order in which they begin."""
+    """What it comes to, then a line per relay, in the order in which they begin."""
     grid = Table("task", "region", "bytes", "way", "chunks", "begins", "ends")
     for relay in plan.relays:
         grid.add_row(
@@ -33,15 +33,19 @@ def table(plan: ReshardPlan) -> str:
         )
     text = StringIO()
     Console(file=text, width=_WIDTH).print(grid)
-    return f"{summary(plan)}\n{text.getvalue()}".rstrip("\n")
+    return f"{headline(plan)}, {figures(plan)}\n{text.getvalue()}".rstrip("\n")
 
 
-def summary(plan: ReshardPlan) -> str:
-    """One line: what is moved, how long that takes a host's interface, and how long it must take."""
+def headline(plan: ReshardPlan) -> str:
+    """How a plan was made, and of how much."""
+    return f"{plan.strategy}, ordered by {plan.algorithm}: {len(plan.tasks)} unit tasks"
+
+
+def figures(plan: ReshardPlan) -> str:
+    """How much passes between hosts, how long that takes a host's interface, and how long it must take."""
     return (
-        f"{plan.strategy}, ordered by {plan.algorithm}: {len(plan.tasks)} unit tasks, {plan.num_bytes:,} bytes between "
-        f"hosts; makespan {plan.makespan_bytes:,}, bound {float(plan.bound_bytes):,.0f} bytes at one interface, ratio "
-        f"{plan.ratio:.3f}"
+        f"{plan.num_bytes:,} bytes between hosts; makespan {plan.makespan_bytes:,}, "
+        f"bound {float(plan.bound_bytes):,.0f} bytes at one interface, ratio {plan.ratio:.3f}"
     )
 
 
@@ -59,7 +63,7 @@ def timeline(plan: ReshardPlan) -> str:
         for host, receives in sorted(lanes, key=lambda key: (key[1], key[0]))
     ]
     marks = [(float(plan.bound_bytes), "bound")] if plan.bound_bytes else []
-    return draw(summary(plan), named, marks, "bytes")
+    return draw(headline(plan), figures(plan), named, marks, "bytes")
 
 
 def _region(plan: ReshardPlan, relay: Relay) -> str:
