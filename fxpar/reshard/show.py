@@ -20,7 +20,8 @@ _WIDTH = 120
 
 def table(plan: ReshardPlan) -> str:
     """What it comes to, then a line per relay, in the order in which they begin."""
-    grid = Table("task", "region", "bytes", "way", "chunks", "begins", "ends")
+    columns = ("task", "region", "bytes", "way", "chunks", "begins", "ends")
+    grid = Table(*columns, caption="2@1+3,4: rank 2 on host 1, from whose memory ranks 3 and 4 read")
     for relay in plan.relays:
         grid.add_row(
             str(relay.task),
