@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.layout import Layout
+from fxpar.pipeline import Reshard
 
 _PLACED = "fxpar_placed"
 _MOVE = "fxpar_move"
+_RESHARD = "fxpar_reshard"
+_GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
@@ -66,6 +69,26 @@ def move(node: fx.Node) -> Move | None:
 def set_move(node: fx.Node, done: Move) -> None:
     """Record what the collective at `node` does."""
     node.meta[_MOVE] = done
+
+
+def reshard(node: fx.Node) -> Reshard | None:
+    """How the value that `node` moves between stages gets there; None where `node` does not."""
+    return node.meta.get(_RESHARD)
+
+
+def set_reshard(node: fx.Node, planned: Reshard) -> None:
+    """Record how the value that `node` moves gets to its stages."""
+    node.meta[_RESHARD] = planned
+
+
+def group(node: fx.Node) -> str:
+    """What `node` belongs to in the eyes of a person: what was set, else the module that made it; '' at the root."""
+    return node.meta.get(_GROUP) or module_path(node)
+
+
+def set_group(node: fx.Node, name: str) -> None:
+    """Say what `node` belongs to, where that is no module."""
+    node.meta[_GROUP] = name
 
 
 def value(node: fx.Node) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar.annotate import is_backward, known_value, layout_of, module_path, move
+from fxpar.annotate import group, is_backward, known_value, layout_of, move, reshard
 from fxpar.layout import Layout, Partial
+from fxpar.pipeline import Reshard
 
 _DTYPES = {
     torch.float64: "f64",
@@ -62,19 +64,20 @@ def format_graph(module: fx.GraphModule) -> str:
     """`module` as Python code, a line per operation, grouped by the module that each comes from.
 
     A type is the dtype and the shape; a dim sharded over x reads `2@x*8`. Where a local shape is shown, its logical
-    layout stands in the comment, as do partial sums and what a collective does.
+    layout stands in the comment, as do partial sums, what a collective does, and how a value moves between stages: the
+    bytes that pass between hosts, how many of them one interface handles from beginning to end, and at the least.
     """
     nodes = list(module.graph.nodes)
     lines = [*_totals(nodes), "def forward("]
     lines += [_with_comment(f"    {node.name}{_annotation(node)},", node) for node in nodes if node.op == "placeholder"]
     lines.append("):")
-    group: str | None = None
+    heading: str | None = None
     for node in nodes:
         if node.op in ("placeholder", "output"):
             continue
-        if _group(node) != group:
-            group = _group(node)
-            lines += ["", f"    # {group}"]
+        if _heading(node) != heading:
+            heading = _heading(node)
+            lines += ["", f"    # {heading}"]
         lines.append(_with_comment(f"    {node.name}{_annotation(node)} = {_call(node)}", node))
     for node in module.graph.find_nodes(op="output"):
         lines += ["", f"    return {_argument(node.args[0])}"]
@@ -82,22 +85,26 @@ def format_graph(module: fx.GraphModule) -> str:
 
 
 def _totals(nodes: list[fx.Node]) -> Iterator[str]:
-    """A comment per kind of collective: how many there are in the forward and in the backward."""
-    counts: Counter[tuple[bool, str, str]] = Counter()
-    num_bytes: Counter[tuple[bool, str, str]] = Counter()
+    """A comment per kind of communication: how much of it there is in the forward and in the backward."""
+    counts: Counter[tuple[bool, str]] = Counter()
+    num_bytes: Counter[tuple[bool, str]] = Counter()
     for node in nodes:
         if (done := move(node)) is not None:
-            key = (is_backward(node), done.kind, done.axis)
+            key = is_backward(node), f"{done.kind} over {done.axis}"
             counts[key] += 1
             num_bytes[key] += done.num_bytes
-    for (backward, kind, axis), count in sorted(counts.items()):
+        if (planned := reshard(node)) is not None:
+            key = is_backward(node), "reshard between hosts"
+            counts[key] += 1
+            num_bytes[key] += planned.plan.num_bytes
+    for (backward, kind), count in sorted(counts.items()):
         direction = "backward" if backward else "forward"
-        yield f"# {direction}: {count} {kind} over {axis}, {num_bytes[backward, kind, axis]} bytes together"
+        yield f"# {direction}: {count} {kind}, {num_bytes[backward, kind]} bytes together"
 
 
-def _group(node: fx.Node) -> str:
-    path = module_path(node) or "(no module)"
-    return f"backward of {path}" if is_backward(node) else path
+def _heading(node: fx.Node) -> str:
+    name = group(node) or "(no module)"
+    return f"backward of {name}" if is_backward(node) else name
 
 
 def _annotation(node: fx.Node) -> str:
@@ -122,14 +129,31 @@ def _dims(layout: Layout) -> str:
 
 
 def _with_comment(line: str, node: fx.Node) -> str:
-    layout, done, remarks = layout_of(node), move(node), []
+    layout, done, planned, remarks = layout_of(node), move(node), reshard(node), []
     if layout is not None:
         if layout.shape != tuple(known_value(node).shape):
             remarks.append(f"of [{_dims(layout)}]")
         remarks += [f"partial {p.op} over {axis}" for axis, p in layout.axes if isinstance(p, Partial)]
     if done is not None:
         remarks.append(f"over {done.axis}, {done.num_bytes} bytes")
+    if planned is not None:
+        remarks.append(_way(planned))
+    if isinstance(known_value(node), dict):
+        remarks.append(f"parameters and buffers: {len(known_value(node))}")
     return f"{line}  # {'; '.join(remarks)}" if remarks else line
+
+
+def _way(planned: Reshard) -> str:
+    """From which layout to which, and what that costs."""
+    crossing, plan = planned.crossing, planned.plan
+    layouts = [f"[{_dims(layout)}]" for layout in crossing.target_layouts]
+    shown = layouts[:1] if len(set(layouts)) == 1 else layouts
+    way = f"[{_dims(crossing.source_layout)}] -> {', '.join(shown)}"
+    tasks = f"{len(plan.tasks)} task{'s' * (len(plan.tasks) != 1)}"
+    if plan.num_bytes == 0:
+        return f"{way}; {tasks} inside hosts"
+    makespan, bound = plan.makespan_bytes, math.ceil(plan.bound_bytes)
+    return f"{way}; {tasks} by {plan.strategy}: {plan.num_bytes} bytes, makespan {makespan}, bound {bound} bytes"
 
 
 def _call(node: fx.Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +32,12 @@ class Port:
 
     kind: PortKind
     name: str
+
+    @property
+    def identifier(self) -> str:
+        """The name as Python would have it, for people who read dumps."""
+        plain = re.sub(r"\W", "_", self.name)
+        return plain if self.kind in (PortKind.PARAMETER, PortKind.EDGE) else f"{self.kind.value}_{plain}"
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.name}"

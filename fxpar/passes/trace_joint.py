@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +65,7 @@ def _with_ports(module: fx.GraphModule, stage: StageGraph) -> JointGraph:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     inputs, tangents = _read_inputs(placeholders, stage)
-    names = [*map(_name, inputs), *(f"gradient_of_{_name(port)}" for port in tangents)]
+    names = [port.identifier for port in inputs] + [f"gradient_of_{port.identifier}" for port in tangents]
     for node, name in zip(placeholders, names, strict=True):
         rename_placeholder(node, name)
     returned = dict(_read_outputs(output, stage))
@@ -87,12 +86,6 @@ def _with_ports(module: fx.GraphModule, stage: StageGraph) -> JointGraph:
         tuple(tangents),
         tuple(port for _, port in gradients),
     )
-
-
-def _name(port: Port) -> str:
-    """A port's name as an identifier, for people who read dumps."""
-    plain = re.sub(r"\W", "_", port.name)
-    return plain if port.kind in (PortKind.PARAMETER, PortKind.EDGE) else f"{port.kind.value}_{plain}"
 
 
 def _read_inputs(placeholders: Sequence[fx.Node], stage: StageGraph) -> tuple[list[Port], list[Port]]:

@@ -14,7 +14,7 @@ from fxpar.reshard.bound import lower_bound
 from fxpar.reshard.network import Network
 from fxpar.reshard.search import Flow, Slot, search
 from fxpar.reshard.show import table, timeline
-from fxpar.reshard.strategies import STRATEGIES, Cut, Group, Leg
+from fxpar.reshard.strategies import EXCHANGING, STRATEGIES, Cut, Group, Leg
 from fxpar.reshard.tile import Tiles
 from fxpar.reshard.units import UnitTask, unit_tasks
 
@@ -120,8 +120,8 @@ def make_plan(
         hosts: the host of every rank.
         seed: of the randomised search.
         network: by which transfers are cut into chunks.
-        waves: when receivers will ask for their tiles, if not all at once. A chain serves lower waves first, so that
-            nobody depends on who asks later.
+        waves: when receivers will ask for their tiles, if not all at once. A chain serves lower waves first, and only
+            receivers of one wave exchange parts, so that nobody depends on who asks later.
 
     Raises:
         UnknownStrategyError, UnknownAlgorithmError: no such name.
@@ -157,10 +157,11 @@ class _Planner:
         """Task numbers with the legs that they take between hosts."""
         for number, task in enumerate(self._tasks):
             holding = {self._hosts[rank] for rank in task.senders}
-            groups = self._groups([rank for rank in task.receivers if self._hosts[rank] not in holding])
-            if groups:
-                for leg in STRATEGIES[strategy](task.num_elements, groups):
-                    yield number, leg
+            needing = [rank for rank in task.receivers if self._hosts[rank] not in holding]
+            if needing:
+                for together in self._by_wave(needing) if strategy in EXCHANGING else [needing]:
+                    for leg in STRATEGIES[strategy](task.num_elements, self._groups(together)):
+                        yield number, leg
 
     def flow(self, number: int, leg: Leg) -> Flow:
         """What the search sees of a leg."""
@@ -197,6 +198,11 @@ class _Planner:
         # Who reads a leader's memory is one more hop, if a quick one.
         hops = len(cut.ring) + any(readers)
         return Relay(number, cut.start, cut.stop, path, readers, begin, end, self._network.chunk_count(num_bytes, hops))
+
+    def _by_wave(self, ranks: Sequence[int]) -> list[list[int]]:
+        """Receivers that ask together, the lowest wave first."""
+        waves = sorted({self._waves.get(rank, 0) for rank in ranks})
+        return [[rank for rank in ranks if self._waves.get(rank, 0) == wave] for wave in waves]
 
     def _groups(self, ranks: Sequence[int]) -> list[Group]:
         """Receivers by host, those of the lowest wave first; the least busy of these leads its host."""

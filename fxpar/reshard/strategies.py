@@ -75,6 +75,8 @@ STRATEGIES: Mapping[str, Strategy] = {
     "local_allgather": local_allgather,
     "global_allgather": global_allgather,
 }
+EXCHANGING = frozenset({"local_allgather", "global_allgather"})
+"""Those in which each receiver depends on all the others of its leg."""
 
 
 def _parts(num_elements: int, ranks: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:

@@ -1,0 +1,212 @@
+"""Join the stages: all that crosses from one to another goes through a node that says how it moves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.annotate import tensor
+from fxpar.mesh import Mesh
+from fxpar.passes.crossings import (
+    Loan,
+    StageNodes,
+    gradient_crossing,
+    loan_crossing,
+    loans,
+    return_crossing,
+    stage_edges,
+    value_crossing,
+)
+from fxpar.passes.logical_stage import LogicalBackward, LogicalForward
+from fxpar.passes.pipeline_graph import PipelineGraph
+from fxpar.pipeline import Crossing, Pipeline, Reshard
+from fxpar.plan import PlannedParameter
+from fxpar.reshard.plan import make_plan
+from fxpar.schedule import Edge
+from fxpar.stage import PlannedStage, Port, PortKind
+
+
+@torch.library.custom_op("fxpar::reshard", mutates_args=())
+def reshard(x: Tensor, source: int, targets: list[int]) -> Tensor:
+    """`x` of stage `source` on the ranks of all `targets`: of logical values, the identity."""
+    return x.clone()
+
+
+@reshard.register_fake
+def _reshard_fake(x: Tensor, source: int, targets: list[int]) -> Tensor:
+    return torch.empty_like(x)
+
+
+def insert_reshards(
+    stages: Sequence[PlannedStage],
+    mesh: Mesh,
+    owners: Mapping[str, PlannedParameter],
+    *,
+    strategy: str = "broadcast",
+    algorithm: str = "best",
+) -> Pipeline:
+    """The step of one microbatch as one graph, in logical shapes: calls of the stages, and of `fxpar.reshard`.
+
+    A value that several stages use moves to all of them at once. Each sends its own gradient back, and the maker adds
+    them up; a stage that has none sends zeros. Parameters that several stages use are lent by their owner likewise.
+
+    The graph takes a dict for each stage, of the parameters and buffers that it alone uses; then lent parameters,
+    inputs, and the gradient of the loss. It gives the results, the gradients of lent parameters, then for each stage
+    the dict of its other gradients, and for each that has any that of its new buffers.
+
+    Before: `x = stage_0(...)`, `y = stage_1(x)`, `loss = stage_2(x, y)`, each stage a graph of its own
+    After:  `x_on_1_2 = fxpar.reshard(x, 0, [1, 2])`, `y = stage_1(x_on_1_2)`, ..., one graph
+
+    Args:
+        owners: by name, the stage that has each parameter, and how it lies there.
+        strategy, algorithm: as of `make_plan`.
+
+    Raises:
+        UnknownStrategyError, UnknownAlgorithmError: no such name.
+    """
+
+    def plan(crossing: Crossing) -> Reshard:
+        return _planned(crossing, mesh, strategy, algorithm)
+
+    return _Builder([StageNodes.of(stage) for stage in stages], owners, plan, PipelineGraph(mesh)).build()
+
+
+def _planned(crossing: Crossing, mesh: Mesh, strategy: str, algorithm: str) -> Reshard:
+    source = {mesh.rank_at(at): crossing.held(mesh, at) for at in mesh.stage_coordinates(crossing.source)}
+    destination, waves = {}, {}
+    for stage in crossing.targets:
+        for coordinate in mesh.stage_coordinates(stage):
+            rank = mesh.rank_at(coordinate)
+            destination[rank], waves[rank] = crossing.needed(mesh, coordinate), stage
+    size, hosts = crossing.dtype.itemsize, mesh.hosts
+    plan = make_plan(source, destination, size, hosts, strategy=strategy, algorithm=algorithm, waves=waves)
+    return Reshard(crossing, plan)
+
+
+class _Builder:
+    """Writes the graph, from the forward of the first stage to its backward.
+
+    It keeps the nodes that are at hand: values and gradients by the stage that has them. In `arrived` are the gradients
+    that the maker of an edge has got, by its port.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageNodes],
+        owners: Mapping[str, PlannedParameter],
+        plan: Callable[[Crossing], Reshard],
+        graph: PipelineGraph,
+    ) -> None:
+        self._stages, self._plan, self._graph = stages, plan, graph
+        self._edges, self._loans = stage_edges(stages), loans(stages, owners)
+        self._lent = {loan.port for loan in self._loans}
+        self._values: dict[tuple[int, Port], fx.Node] = {}
+        self._gradients: dict[tuple[int, Port], fx.Node] = {}
+        self._arrived: defaultdict[Port, list[fx.Node]] = defaultdict(list)
+        self._states: list[fx.Node] = []
+        self._buffers: list[fx.Node] = []
+        self._kept: dict[int, fx.Node] = {}
+        self._own_gradients: dict[int, fx.Node] = {}
+
+    def build(self) -> Pipeline:
+        """The whole pipeline."""
+        self._enter()
+        for loan in self._loans:
+            self._graph.turn_to(loan.owner)
+            self._move_value(loan_crossing(loan, self._stages))
+        for stage in self._stages:
+            self._graph.turn_to(stage.index)
+            self._forward(stage)
+        for stage in reversed(self._stages):
+            self._graph.turn_to(stage.index, backward=True)
+            self._backward(stage)
+        lent = {loan.port.name: total for loan in self._loans if (total := self._settle(loan)) is not None}
+        results = tuple(node for (_, port), node in self._values.items() if port.kind is PortKind.RESULT)
+        own_gradients = tuple(gradients for _, gradients in sorted(self._own_gradients.items()))
+        module = self._graph.finish((results, lent, own_gradients, tuple(self._buffers)))
+        return Pipeline(module, self._edges, tuple(self._graph.reshards))
+
+    def _is_apart(self, port: Port) -> bool:
+        """Whether the graph shows it; the rest of what a stage has is one dict."""
+        return port.kind in (PortKind.INPUT, PortKind.EDGE) or port in self._lent
+
+    def _enter(self) -> None:
+        for stage in self._stages:
+            state = {port: tensor(node) for port, node in stage.inputs.items() if not self._is_apart(port)}
+            self._states.append(self._graph.enter(f"state_{stage.index}", state))
+        for loan in self._loans:
+            like = tensor(self._stages[loan.borrowers[0]].inputs[loan.port])
+            self._values[loan.owner, loan.port] = self._graph.enter(loan.port.identifier, like)
+        inputs: dict[Port, fx.Node] = {}
+        for stage in self._stages:
+            for port, node in stage.inputs.items():
+                if port.kind is PortKind.INPUT:
+                    inputs[port] = inputs.get(port) or self._graph.enter(port.identifier, tensor(node))
+                    self._values[stage.index, port] = inputs[port]
+        for port, node in self._stages[-1].tangents.items():
+            self._arrived[port].append(self._graph.enter(_gradient(port), tensor(node)))
+
+    def _forward(self, stage: StageNodes) -> None:
+        index, layouts = stage.index, stage.planned.border.outputs
+        apart = [port for port in stage.inputs if self._is_apart(port)]
+        arguments = [self._states[index], *(self._values[index, port] for port in apart)]
+        call = self._graph.call(f"stage_{index}", LogicalForward(stage.planned.joint, apart), arguments)
+        given = [port for port in stage.outputs if port.kind is not PortKind.BUFFER]
+        for position, port in enumerate(given):
+            like = tensor(stage.outputs[port])
+            self._values[index, port] = self._graph.tensor(call, position, port.identifier, like, layouts[port])
+        if len(given) < len(stage.outputs):
+            self._buffers.append(self._graph.item(call, len(given), f"buffers_{index}"))
+        if stage.gradients:
+            self._kept[index] = self._graph.item(call, -1, f"kept_{index}")
+        for edge in self._edges:
+            if edge.source == index:
+                self._move_value(value_crossing(edge, self._stages))
+
+    def _move_value(self, crossing: Crossing) -> None:
+        moved = self._graph.move(self._values[crossing.source, crossing.port], self._plan(crossing))
+        self._values.update({(target, crossing.port): moved for target in crossing.targets})
+
+    def _backward(self, stage: StageNodes) -> None:
+        index, layouts = stage.index, stage.planned.border.gradients
+        if stage.gradients:
+            apart = [port for port in stage.gradients if self._is_apart(port)]
+            tangents = [self._graph.total(self._arrived[port], _gradient(port)) for port in stage.tangents]
+            backward = LogicalBackward(stage.planned.joint, apart)
+            call = self._graph.call(f"backward_{index}", backward, [self._kept[index], *tangents])
+            for position, port in enumerate(apart):
+                name, like = _gradient(port, index), tensor(stage.gradients[port])
+                self._gradients[index, port] = self._graph.tensor(call, position, name, like, layouts[port])
+            self._own_gradients[index] = self._graph.item(call, len(apart), f"gradients_{index}")
+        for edge in self._edges:
+            if edge.differentiable and index in edge.targets:
+                self._return(edge, index)
+
+    def _return(self, edge: Edge, reader: int) -> None:
+        """The gradient of an edge from one of its readers to its maker."""
+        port = Port(PortKind.EDGE, edge.name)
+        gradient = self._gradients.get((reader, port))
+        if gradient is None:
+            gradient = self._graph.zeros_like(self._values[reader, port], _gradient(port, reader))
+        reshard = self._plan(gradient_crossing(edge, reader, self._stages))
+        self._arrived[port].append(self._graph.move(gradient, reshard))
+
+    def _settle(self, loan: Loan) -> fx.Node | None:
+        """The gradient of a lent parameter, as its owner has it: its own, and what borrowers return."""
+        own = self._gradients.get((loan.owner, loan.port))
+        terms = [] if own is None else [own]
+        for borrower in loan.borrowers:
+            if loan.port in self._stages[borrower].gradients:
+                self._graph.turn_to(borrower, backward=True)
+                reshard = self._plan(return_crossing(loan, borrower, self._stages))
+                terms.append(self._graph.move(self._gradients[borrower, loan.port], reshard))
+        self._graph.turn_to(loan.owner, backward=True)
+        return self._graph.total(terms, _gradient(loan.port)) if terms else None
+
+
+def _gradient(port: Port, stage: int | None = None) -> str:
+    """The name of a gradient: what `stage` has of it, or all."""
+    return f"gradient_{'' if stage is None else f'{stage}_'}of_{port.identifier}"

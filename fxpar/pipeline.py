@@ -1,0 +1,84 @@
+"""What joins the stages: the values that move between them, and the graph of a whole pipelined step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxpar.layout import Layout
+from fxpar.mesh import Mesh
+from fxpar.reshard.plan import ReshardPlan
+from fxpar.reshard.tile import Tile, tile_of
+from fxpar.schedule import Edge
+from fxpar.stage import Port, PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that moves from the ranks of stage `source` to those of all `targets`, each with its own layout.
+
+    It is that of `port` or, if `is_gradient`, its gradient. Layouts are of what one batch shard has.
+    """
+
+    port: Port
+    is_gradient: bool
+    source: int
+    targets: tuple[int, ...]
+    source_layout: Layout
+    target_layouts: tuple[Layout, ...]
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """Says what is moved, for messages; unique in a pipeline."""
+        what = "gradient" if self.is_gradient else "value"
+        stages = f"stage{'s' if len(self.targets) > 1 else ''} {', '.join(map(str, self.targets))}"
+        return f"the {what} of {self.port.kind.value} {self.port.name} from stage {self.source} to {stages}"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all batch shards have the same value: they have the same parameters, and all else apart."""
+        return self.port.kind is PortKind.PARAMETER and not self.is_gradient
+
+    def held(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
+        """What the rank at `coordinate`, one of the source's, has to give.
+
+        Batch shards lie one after another along one more, leading dim: they move together, for they share their hosts'
+        interfaces. Of a shared value there is only one.
+        """
+        return self._tile(self.source_layout, mesh, coordinate)
+
+    def needed(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
+        """What the rank at `coordinate`, one of a target's, gets; dims as of `held`."""
+        return self._tile(self.target_layouts[self.targets.index(coordinate["pipe"])], mesh, coordinate)
+
+    def _tile(self, layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
+        place = 0 if self.is_shared else mesh.batch_shard(coordinate)
+        return Tile((((place, place + 1),), *tile_of(layout, coordinate).ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """A crossing, and the plan by which it moves."""
+
+    crossing: Crossing
+    plan: ReshardPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The step of one microbatch, from stage to stage.
+
+    `module` calls the stages; all that crosses from one to another goes through one of `reshards`, which are in the
+    order in which it moves them. `edges` are the values that cross as schedules see them.
+    """
+
+    module: fx.GraphModule
+    edges: tuple[Edge, ...]
+    reshards: tuple[Reshard, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{reshard.crossing.name}\n{reshard.plan}" for reshard in self.reshards)

@@ -1,0 +1,262 @@
+"""insert_reshards: the stages and what moves between them, in one graph, compute what the unsplit model computes."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxpar
+from fxpar.annotate import known_value
+from fxpar.capture import capture_forward
+from fxpar.compiler import plan_stages
+from fxpar.dump import format_graph
+from fxpar.errors import UnknownAlgorithmError, UnknownStrategyError
+from fxpar.hints import Entry
+from fxpar.model.distribution import distribution_of
+from fxpar.passes.insert_reshards import insert_reshards
+from fxpar.pipeline import Pipeline
+from fxpar.random import RANDOM_STATE, random_state
+from fxpar.reshard.strategies import STRATEGIES
+from fxpar.stage import Port, PortKind
+from tests.fake_mesh import fake_mesh
+
+
+class Net(nn.Module):
+    """A value that all later layers read, the last without gradient; a tied weight, a buffer that changes, dropout."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False, dtype=torch.double) for _ in range(4))
+        self.layers[2].weight = self.layers[0].weight
+        self.layers[3].weight = self.layers[0].weight
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        first = self.layers[0](x)
+        second = torch.tanh(self.layers[1](first))
+        third = nn.functional.dropout(self.layers[2](second) + first, 0.25, self.training)
+        self.count.add_((third > 0).sum())
+        last = self.layers[3](third) * first.detach()
+        return ((last - target) ** 2).mean(), last
+
+
+TIED, MIDDLE = "layers.0.weight", "layers.1.weight"
+OPENERS = ["layers.1", "layers.2", "layers.3"]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, target = torch.randn(2, 8, 4, generator=generator, dtype=torch.double)
+    return x, target
+
+
+def pipeline_of(
+    openers: Sequence[str],
+    *,
+    hosts: Sequence[int] | None = None,
+    layouts: Mapping[str, Sequence[Entry]] | None = None,
+    with_backward: bool = True,
+    model: nn.Module | None = None,
+    inputs: tuple[Tensor, ...] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: str,
+) -> Pipeline:
+    """The pipeline of a fresh `Net`, which has a stage more than openers."""
+    with fake_mesh(pipe=len(openers) + 1, **sizes or {}) as mesh:
+        torch.compiler.reset()
+        placed = replace(mesh, hosts=tuple(hosts or ()))
+        model, inputs = model or Net(), inputs or batch()
+        fxpar.distribute(model, placed, stages=openers, layouts=layouts or {}, example_inputs=inputs)
+        capture = capture_forward(model, "cpu", inputs)
+        distribution = distribution_of(capture.model)
+        stages = plan_stages(capture, distribution, openers, with_backward=with_backward)
+        return insert_reshards(stages, placed, distribution.final_plan.parameters, **options)
+
+
+def run(pipeline: Pipeline, model: nn.Module) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
+    """Results, gradients by name, and new buffers of a microbatch, on whole values."""
+    known = {Port(PortKind.PARAMETER, name): parameter.detach() for name, parameter in model.named_parameters()}
+    known |= {Port(PortKind.INPUT, str(i)): value for i, value in enumerate(batch())}
+    known[RANDOM_STATE] = random_state(5, 0, 0, 1)
+    by_name = {port.identifier: value for port, value in known.items()}
+    by_name["gradient_of_result_0"] = torch.ones((), dtype=torch.double)
+    (count,) = model.buffers()
+    arguments = []
+    for node in pipeline.module.graph.find_nodes(op="placeholder"):
+        like = known_value(node)
+        arguments.append({p: known.get(p, count) for p in like} if isinstance(like, dict) else by_name[node.name])
+    results, lent, own, buffers = pipeline.module(*arguments)
+    gradients = {port.name: gradient for found in own for port, gradient in found.items()}
+    return list(results), gradients | lent, [buffer for found in buffers for buffer in found.values()]
+
+
+@pytest.mark.parametrize("openers", [OPENERS[:1], OPENERS[1:], OPENERS], ids=str)
+def test_the_pipeline_gives_the_very_bits_of_the_unsplit_model(openers: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    expected, wanted, counts = run(pipeline_of([], model=copy.deepcopy(model)), model)
+    found, gradients, counted = run(pipeline_of(openers, model=copy.deepcopy(model)), model)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert gradients.keys() == wanted.keys() == {TIED, MIDDLE}
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-14, atol=0)  # terms may be added in another order
+    assert counted == counts == [torch.tensor(int(counts[0]))] and counts[0] > 0
+
+
+def test_without_dropout_it_gives_what_the_model_itself_gives() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    (loss, last), gradients, _ = run(pipeline_of(OPENERS, model=copy.deepcopy(model)), model)
+    expected = model(*batch())
+    expected[0].backward()
+    torch.testing.assert_close((loss, last), (expected[0].detach(), expected[1].detach()))
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_without_grad_only_values_move() -> None:
+    pipeline = pipeline_of(OPENERS, with_backward=False)
+    assert not any(reshard.crossing.is_gradient for reshard in pipeline.reshards)
+    torch.manual_seed(0)
+    model = Net()
+    found, gradients, _ = run(pipeline, model)
+    expected, _, _ = run(pipeline_of([]), model)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) and not gradients
+
+
+def test_the_graph_shows_what_moves_and_where_to() -> None:
+    """Ranks 4 to 7 are on one host: what stage 2 gets, stage 3 reads there."""
+    pipeline = pipeline_of(
+        OPENERS, hosts=[0, 0, 1, 1, 2, 2, 2, 2], sizes={"x": 2}, layouts={"layers.0:out": (None, "x")}
+    )
+    text = format_graph(pipeline.module)
+    ast.parse(text)
+    assert (
+        text
+        == """\
+# forward: 4 reshard between hosts, 896 bytes together
+# backward: 7 reshard between hosts, 1280 bytes together
+def forward(
+    state_0: dict,  # parameters and buffers: 0
+    state_1: dict,  # parameters and buffers: 1
+    state_2: dict,  # parameters and buffers: 1
+    state_3: dict,  # parameters and buffers: 0
+    layers_0_weight: f64[4, 4],
+    input_0: f64[8, 4],
+    input_random: i64[1, 3],
+    input_1: f64[8, 4],
+    gradient_of_result_0: f64[()],
+):
+
+    # stage 0: ranks 0-1 on host 0
+    layers_0_weight_on_2_3: f64[2@x*2, 4] = fxpar.reshard(layers_0_weight, 0, [2, 3])  # [2@x*2, 4] -> [2@x*2, 4]; 2 tasks by broadcast: 128 bytes, makespan 128, bound 128 bytes
+    stage_0 = self.stage_0(state_0, input_0, layers_0_weight)
+    hinted: f64[8, 2@x*2] = stage_0[0]
+    kept_0 = stage_0[-1]
+    hinted_on_1_2_3: f64[8, 4] = fxpar.reshard(hinted, 0, [1, 2, 3])  # [8, 2@x*2] -> [2@x*4, 4], [8, 4], [8, 4]; 6 tasks by broadcast: 512 bytes, makespan 512, bound 512 bytes
+
+    # stage 1: ranks 2-3 on host 1
+    stage_1 = self.stage_1(state_1, hinted_on_1_2_3)
+    second: f64[2@x*4, 4] = stage_1[0]
+    kept_1 = stage_1[-1]
+    second_on_2: f64[8, 4] = fxpar.reshard(second, 1, [2])  # [2@x*4, 4] -> [8, 4]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+
+    # stage 2: ranks 4-5 on host 2
+    stage_2 = self.stage_2(state_2, hinted_on_1_2_3, second_on_2, layers_0_weight_on_2_3, input_random)
+    third: f64[8, 4] = stage_2[0]
+    buffers_2 = stage_2[1]
+    kept_2 = stage_2[-1]
+    third_on_3: f64[8, 4] = fxpar.reshard(third, 2, [3])  # [8, 4] -> [8, 4]; 1 task inside hosts
+
+    # stage 3: ranks 6-7 on host 2
+    stage_3 = self.stage_3(state_3, input_1, hinted_on_1_2_3, third_on_3, layers_0_weight_on_2_3)
+    result_0: f64[()] = stage_3[0]
+    result_1: f64[8, 4] = stage_3[1]
+    kept_3 = stage_3[-1]
+
+    # backward of stage 3: ranks 6-7 on host 2
+    backward_3 = self.backward_3(kept_3, gradient_of_result_0)
+    gradient_3_of_third: f64[8, 2@x*2] = backward_3[0]
+    gradient_3_of_layers_0_weight: f64[2@x*2, 4] = backward_3[1]
+    gradients_3 = backward_3[2]
+    gradient_3_of_hinted: f64[8, 4] = aten.zeros_like(hinted_on_1_2_3)
+    gradient_3_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_hinted, 3, [0])  # [8, 4] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_3_of_third_on_2: f64[8, 4] = fxpar.reshard(gradient_3_of_third, 3, [2])  # [8, 2@x*2] -> [8, 4]; 2 tasks inside hosts
+
+    # backward of stage 2: ranks 4-5 on host 2
+    backward_2 = self.backward_2(kept_2, gradient_3_of_third_on_2)
+    gradient_2_of_hinted: f64[8, 4] = backward_2[0]
+    gradient_2_of_second: f64[8, 2@x*2] = backward_2[1]
+    gradient_2_of_layers_0_weight: f64[2@x*2, 4] = backward_2[2]
+    gradients_2 = backward_2[3]
+    gradient_2_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_hinted, 2, [0])  # [8, 4] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_2_of_second_on_1: f64[2@x*4, 4] = fxpar.reshard(gradient_2_of_second, 2, [1])  # [8, 2@x*2] -> [2@x*4, 4]; 4 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+
+    # backward of stage 1: ranks 2-3 on host 1
+    backward_1 = self.backward_1(kept_1, gradient_2_of_second_on_1)
+    gradient_1_of_hinted: f64[2@x*4, 4] = backward_1[0]
+    gradients_1 = backward_1[1]
+    gradient_1_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_1_of_hinted, 1, [0])  # [2@x*4, 4] -> [8, 2@x*2]; 4 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+
+    # backward of stage 0: ranks 0-1 on host 0
+    gradient_of_hinted: f64[8, 2@x*2] = aten.add.Tensor(gradient_3_of_hinted_on_0, gradient_2_of_hinted_on_0)
+    gradient_of_hinted_1: f64[8, 2@x*2] = aten.add.Tensor(gradient_of_hinted, gradient_1_of_hinted_on_0)
+    backward_0 = self.backward_0(kept_0, gradient_of_hinted_1)
+    gradient_0_of_layers_0_weight: f64[2@x*2, 4] = backward_0[0]
+    gradients_0 = backward_0[1]
+
+    # backward of stage 2: ranks 4-5 on host 2
+    gradient_2_of_layers_0_weight_on_0: f64[2@x*2, 4] = fxpar.reshard(gradient_2_of_layers_0_weight, 2, [0])  # [2@x*2, 4] -> [2@x*2, 4]; 2 tasks by broadcast: 128 bytes, makespan 128, bound 128 bytes
+
+    # backward of stage 3: ranks 6-7 on host 2
+    gradient_3_of_layers_0_weight_on_0: f64[2@x*2, 4] = fxpar.reshard(gradient_3_of_layers_0_weight, 3, [0])  # [2@x*2, 4] -> [2@x*2, 4]; 2 tasks by broadcast: 128 bytes, makespan 128, bound 128 bytes
+
+    # backward of stage 0: ranks 0-1 on host 0
+    gradient_of_layers_0_weight: f64[2@x*2, 4] = aten.add.Tensor(gradient_0_of_layers_0_weight, gradient_2_of_layers_0_weight_on_0)
+    gradient_of_layers_0_weight_1: f64[2@x*2, 4] = aten.add.Tensor(gradient_of_layers_0_weight, gradient_3_of_layers_0_weight_on_0)
+
+    return ((result_0, result_1), {'layers.0.weight': gradient_of_layers_0_weight_1}, (gradients_0, gradients_1, gradients_2, gradients_3), (buffers_2,))
+"""  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize("hosts", [[0] * 6, [0, 1, 1, 1, 1, 1], [0, 0, 1, 2, 2, 1], [0, 0, 1, 0, 1, 2]], ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_stage_depends_on_what_a_later_one_asks_for(strategy: str, hosts: list[int]) -> None:
+    """Each passes on what it gets to others of its own stage, and of later ones, alone."""
+    layouts: Mapping[str, Sequence[Entry]] = {"layers.0:out": (None, "x")}
+    pipeline = pipeline_of(OPENERS[1:], hosts=hosts, sizes={"x": 2}, layouts=layouts, strategy=strategy)
+    shared = [reshard for reshard in pipeline.reshards if len(reshard.crossing.targets) > 1]
+    assert shared
+    for reshard in shared:
+        for relay in reshard.plan.relays:
+            stages = [rank // 2 for rank in relay.path]
+            assert stages == sorted(stages), relay
+            for stage, readers in zip(stages, relay.readers, strict=True):
+                assert all(reader // 2 >= stage for reader in readers), relay
+
+
+def test_all_batch_shards_are_in_one_plan_but_share_their_parameters() -> None:
+    """Half of the values start on each of two hosts; a parameter is on both of them already."""
+    pipeline = pipeline_of(["layers.2"], hosts=[0, 1, 2, 2], sizes={"data": 2})
+    by_name = {reshard.crossing.name: reshard.plan for reshard in pipeline.reshards}
+    value = by_name["the value of edge second from stage 0 to stage 1"]
+    assert [(task.senders, task.receivers) for task in value.tasks] == [((0,), (2,)), ((1,), (3,))]
+    parameter = by_name["the value of parameter layers.0.weight from stage 0 to stage 1"]
+    assert [(task.senders, task.receivers) for task in parameter.tasks] == [((0, 1), (2, 3))]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(UnknownStrategyError):
+        pipeline_of(["layers.2"], strategy="broadkast")
+    with pytest.raises(UnknownAlgorithmError):
+        pipeline_of(["layers.2"], algorithm="bets")
