@@ -13,11 +13,13 @@ from fxpar.model.distribution import Distribution
 from fxpar.model.pin_parameters import pin_parameters
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import insert_collectives
+from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.passes.logical_random import logical_random
 from fxpar.passes.partition import partition
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
+from fxpar.pipeline import Pipeline
 from fxpar.planner.prices import default_prices
 from fxpar.stage import CompiledStage, PlannedStage, StageGraph
 
@@ -54,11 +56,27 @@ def _plan_stage(
     # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
     joint = replace(joint, module=decompose_for_sharding(joint.module))
     dump.graph("decompose_for_sharding", joint.module, stage.index)
-    pins = pin_parameters(joint, distribution, [stage.border for stage in earlier])
+    settled = [stage.border for stage in earlier]
+    pins = pin_parameters(joint, distribution, settled)
     prices = default_prices(distribution.mesh.device_type)
-    border = propagate_layouts(joint, distribution.mesh, pins, prices, distribution.microbatches)
+    border = propagate_layouts(joint, distribution.mesh, pins, prices, distribution.microbatches, settled)
     dump.graph("propagate_layouts", joint.module, stage.index)
     return PlannedStage(joint, border)
+
+
+def join_stages(
+    stages: Sequence[PlannedStage], distribution: Distribution, strategy: str, algorithm: str, dump: Dump
+) -> Pipeline:
+    """The pass that every rank runs once all stages are planned: how everything moves between them.
+
+    Raises: what the pass raises.
+    """
+    owners = distribution.final_plan.parameters
+    pipeline = insert_reshards(stages, distribution.mesh, owners, strategy=strategy, algorithm=algorithm)
+    dump.graph("insert_reshards", pipeline.module)
+    if pipeline.reshards:
+        dump.text("reshard_plans", pipeline)
+    return pipeline
 
 
 def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: Lowering, dump: Dump) -> CompiledStage:

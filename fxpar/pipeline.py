@@ -10,7 +10,8 @@ from torch import fx
 
 from fxpar.layout import Layout
 from fxpar.mesh import Mesh
-from fxpar.reshard.plan import ReshardPlan
+from fxpar.reshard.network import Network
+from fxpar.reshard.plan import ReshardPlan, make_plan
 from fxpar.reshard.tile import Tile, tile_of
 from fxpar.schedule import Edge
 from fxpar.stage import Port, PortKind
@@ -39,9 +40,14 @@ class Crossing:
         return f"the {what} of {self.port.kind.value} {self.port.name} from stage {self.source} to {stages}"
 
     @property
+    def is_of_parameter(self) -> bool:
+        """Whether it is a lent parameter, or the gradient of one: these cross once per step."""
+        return self.port.kind is PortKind.PARAMETER
+
+    @property
     def is_shared(self) -> bool:
         """Whether all batch shards have the same value: they have the same parameters, and all else apart."""
-        return self.port.kind is PortKind.PARAMETER and not self.is_gradient
+        return self.is_of_parameter and not self.is_gradient
 
     def held(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
         """What the rank at `coordinate`, one of the source's, has to give.
@@ -55,6 +61,22 @@ class Crossing:
         """What the rank at `coordinate`, one of a target's, gets; dims as of `held`."""
         return self._tile(self.target_layouts[self.targets.index(coordinate["pipe"])], mesh, coordinate)
 
+    def planned(self, mesh: Mesh, network: Network, strategy: str = "broadcast", algorithm: str = "best") -> Reshard:
+        """How it moves; the arguments are those of `make_plan`.
+
+        Raises:
+            UnknownStrategyError, UnknownAlgorithmError: no such name.
+        """
+        source = {mesh.rank_at(at): self.held(mesh, at) for at in mesh.stage_coordinates(self.source)}
+        destination, waves = {}, {}
+        for stage in self.targets:
+            for coordinate in mesh.stage_coordinates(stage):
+                rank = mesh.rank_at(coordinate)
+                destination[rank], waves[rank] = self.needed(mesh, coordinate), stage
+        size, hosts = self.dtype.itemsize, mesh.hosts
+        names = strategy, algorithm
+        return Reshard(self, make_plan(source, destination, size, hosts, *names, network=network, waves=waves))
+
     def _tile(self, layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
         place = 0 if self.is_shared else mesh.batch_shard(coordinate)
         return Tile((((place, place + 1),), *tile_of(layout, coordinate).ranges))
@@ -66,6 +88,23 @@ class Reshard:
 
     crossing: Crossing
     plan: ReshardPlan
+
+    @classmethod
+    def of(cls, crossing: Crossing, mesh: Mesh, *, strategy: str = "broadcast", algorithm: str = "best") -> Reshard:
+        """The reshard that `make_plan` plans with these names; a target asks for its pieces before later ones do.
+
+        Raises:
+            UnknownStrategyError, UnknownAlgorithmError: no such name.
+        """
+        source = {mesh.rank_at(at): crossing.held(mesh, at) for at in mesh.stage_coordinates(crossing.source)}
+        destination, waves = {}, {}
+        for stage in crossing.targets:
+            for coordinate in mesh.stage_coordinates(stage):
+                rank = mesh.rank_at(coordinate)
+                destination[rank], waves[rank] = crossing.needed(mesh, coordinate), stage
+        size, hosts = crossing.dtype.itemsize, mesh.hosts
+        plan = make_plan(source, destination, size, hosts, strategy=strategy, algorithm=algorithm, waves=waves)
+        return cls(crossing, plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from fxpar.layouts.integer_program import IntegerProgram
 from fxpar.layouts.move_prices import MovePrices
 from fxpar.layouts.work import work_us
 from fxpar.passes.moves import StepKind
+from fxpar.planner.edge_prices import EdgePrices
 from fxpar.planner.prices import Prices
 from fxpar.rules.rule import Strategy
 from fxpar.stage import PortKind
@@ -37,7 +38,7 @@ _WHOLE = {StepKind.REDUCE_SCATTER: StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL: Ste
 class Axis:
     """The mesh axis to choose for: its size, what it costs, and what the axes before it have settled.
 
-    `done[i]` is how many ranks share operation i's work along those axes.
+    `done[i]` is how many ranks share operation i's work along those axes; `edges` knows the way between stages.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Axis:
     microbatches: int
     beside: Beside
     done: Sequence[int]
+    edges: EdgePrices
 
 
 class _Move(NamedTuple):
@@ -168,10 +170,25 @@ class _Chooser:
         layout = self._layout_at(number, value)
         if operation.border is Border.INPUT and kind is PortKind.PARAMETER:
             return prices.stored_us_per_byte * self._prices.num_bytes(value, layout, placement)
-        if operation.border in (Border.INPUT, Border.TANGENT) and kind is PortKind.EDGE:
-            return self._prices.num_bytes(value, layout, placement) / prices.edge_bytes_per_us
+        if kind is PortKind.EDGE:
+            return self._edge_us(operation, value, layout.with_placement(self._axis.name, placement))
         if isinstance(placement, Partial):
             return self._prices.reduction_us(value, layout, placement) / self._axis.microbatches
+        return 0.0
+
+    def _edge_us(self, operation: Operation, value: Value, layout: Layout) -> float:
+        """The time between hosts, where the other stage is settled, and of what this stage takes in its own."""
+        assert operation.port is not None, "an edge has a port"
+        edges, dtype = self._axis.edges, value.tensor.dtype
+        num_bytes = self._prices.num_bytes(value, layout, layout.placement(self._axis.name))
+        taken_us = num_bytes / self._axis.prices.edge_bytes_per_us
+        match operation.border:
+            case Border.INPUT:
+                return taken_us + edges.value_us(operation.port, layout, dtype)
+            case Border.TANGENT:
+                return taken_us
+            case Border.GRADIENT:
+                return edges.gradient_us(operation.port, layout, dtype)
         return 0.0
 
     def _layout_at(self, number: int, value: Value) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -24,7 +25,7 @@ from fxpar.passes.logical_stage import LogicalBackward, LogicalForward
 from fxpar.passes.pipeline_graph import PipelineGraph
 from fxpar.pipeline import Crossing, Pipeline, Reshard
 from fxpar.plan import PlannedParameter
-from fxpar.reshard.plan import make_plan
+from fxpar.planner.prices import default_prices
 from fxpar.schedule import Edge
 from fxpar.stage import PlannedStage, Port, PortKind
 
@@ -62,28 +63,16 @@ def insert_reshards(
 
     Args:
         owners: by name, the stage that has each parameter, and how it lies there.
-        strategy, algorithm: as of `make_plan`.
+        strategy, algorithm: as of `Reshard.of`.
 
     Raises:
         UnknownStrategyError, UnknownAlgorithmError: no such name.
     """
 
-    def plan(crossing: Crossing) -> Reshard:
-        return _planned(crossing, mesh, strategy, algorithm)
+    network = default_prices(mesh.device_type).network
 
+    plan = partial(Reshard.of, mesh=mesh, strategy=strategy, algorithm=algorithm)
     return _Builder([StageNodes.of(stage) for stage in stages], owners, plan, PipelineGraph(mesh)).build()
-
-
-def _planned(crossing: Crossing, mesh: Mesh, strategy: str, algorithm: str) -> Reshard:
-    source = {mesh.rank_at(at): crossing.held(mesh, at) for at in mesh.stage_coordinates(crossing.source)}
-    destination, waves = {}, {}
-    for stage in crossing.targets:
-        for coordinate in mesh.stage_coordinates(stage):
-            rank = mesh.rank_at(coordinate)
-            destination[rank], waves[rank] = crossing.needed(mesh, coordinate), stage
-    size, hosts = crossing.dtype.itemsize, mesh.hosts
-    plan = make_plan(source, destination, size, hosts, strategy=strategy, algorithm=algorithm, waves=waves)
-    return Reshard(crossing, plan)
 
 
 class _Builder:

@@ -20,6 +20,7 @@ from fxpar.layouts.dataflow import Border, Operation, Value, derived_from, opera
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.prune import prune
 from fxpar.mesh import Mesh
+from fxpar.planner.edge_prices import EdgePrices
 from fxpar.planner.prices import Prices
 from fxpar.rules.rule import Strategy
 from fxpar.stage import JointGraph, Port, StageBorder
@@ -28,7 +29,14 @@ AUTOMATIC_AXES = ("x", "y")
 """The axes over which values are laid out by the compiler, in the order in which they are solved."""
 
 
-def propagate_layouts(joint: JointGraph, mesh: Mesh, pins: Pins, prices: Prices, microbatches: int) -> StageBorder:
+def propagate_layouts(
+    joint: JointGraph,
+    mesh: Mesh,
+    pins: Pins,
+    prices: Prices,
+    microbatches: int,
+    earlier: Sequence[StageBorder] = (),
+) -> StageBorder:
     """Give every node of `joint` its `annotate.Placed`, at the least cost, and say how the border lies.
 
     Each node records the layouts in which it needs its operands and gives its results; where a use needs another
@@ -44,6 +52,7 @@ def propagate_layouts(joint: JointGraph, mesh: Mesh, pins: Pins, prices: Prices,
     Args:
         pins: the layouts that hints and other stages have settled. Forward inputs and buffers are replicated.
         microbatches: how many of them share one reduction of a parameter's gradient.
+        earlier: how the stages before this one lie, whose edges it uses.
 
     Raises:
         InfeasibleLayoutError: the pins cannot all be met.
@@ -52,10 +61,11 @@ def propagate_layouts(joint: JointGraph, mesh: Mesh, pins: Pins, prices: Prices,
     by_node = _pinned_nodes(program, pins)
     beside = Beside()
     done = [1] * len(program)
+    edges = EdgePrices(earlier, mesh, prices.network)
     for axis in AUTOMATIC_AXES:
         parts = mesh.sizes[axis]
         if parts > 1:
-            chosen = _solve(program, by_node, Axis(axis, parts, prices, microbatches, beside, done))
+            chosen = _solve(program, by_node, Axis(axis, parts, prices, microbatches, beside, done, edges))
             beside = _settle(program, chosen, axis, beside)
             done = [n * parts if strategy.divides_work else n for n, strategy in zip(done, chosen, strict=True)]
     _annotate(joint, program, beside)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxpar.passes.moves import StepKind
+from fxpar.reshard.network import LOOPBACK, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Prices:
 
     `saved_us_per_byte` is paid for values kept from forward to backward, `stored_us_per_byte` for parameters; both
     stand for memory that runs out rather than for time. `reduce_scatter_factor` is how many times the bytes of a
-    ring's reduce-scatter are really sent: 2 where it is an all-reduce underneath.
+    ring's reduce-scatter are really sent: 2 where it is an all-reduce underneath. A rank takes its piece of an edge
+    between stages in at `edge_bytes_per_us`; before, the edge passes the `network` between their hosts.
     """
 
     links: Mapping[str, Link]
@@ -32,6 +34,7 @@ class Prices:
     saved_us_per_byte: float
     stored_us_per_byte: float
     reduce_scatter_factor: float = 1.0
+    network: Network = LOOPBACK
 
     def move_us(self, kind: StepKind, axis: str, bytes_sent: float, bytes_kept: float) -> float:
         """The time of one change of placement along `axis`.
@@ -60,14 +63,15 @@ _CPU = Prices(
 )
 _CUDA = Prices(
     links={axis: Link(latency_us=15.0, bytes_per_us=2e5) for axis in ("y", "x")},
-    edge_bytes_per_us=2.5e4,
+    edge_bytes_per_us=2e5,
     flops_per_us=3e8,
     memory_bytes_per_us=2e6,
     saved_us_per_byte=1e-6,
     stored_us_per_byte=1e-6,
+    network=Network(bytes_per_us=2.5e4, chunk_us=20.0),
 )
 
 
 def default_prices(device_type: str) -> Prices:
-    """Typical prices: of processes on one CPU host over gloo, or of NVLink-connected GPUs."""
+    """Typical prices: of processes on one CPU host over gloo, or of GPUs on NVLink with 200 Gbit/s between hosts."""
     return _CUDA if device_type == "cuda" else _CPU

@@ -10,13 +10,13 @@ MAX_CHUNKS = 256
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One interface per host: `bytes_per_us` in each direction, and `chunk_us` for every message besides.
+    """One interface per host: `bytes_per_us` in each direction, and `chunk_us` for every message besides."""
 
-    The defaults are of processes of one machine over loopback sockets.
-    """
+    bytes_per_us: float
+    chunk_us: float
 
-    bytes_per_us: float = 2e3
-    chunk_us: float = 100.0
+    def __post_init__(self) -> None:
+        assert self.bytes_per_us > 0 and self.chunk_us > 0, f"nothing is free: {self}"
 
     def time_us(self, num_bytes: float) -> float:
         """How long the interface is busy with `num_bytes`."""
@@ -30,3 +30,7 @@ class Network:
         """
         best = math.sqrt(max(num_hops - 1, 0) * self.time_us(num_bytes) / self.chunk_us)
         return max(1, min(MAX_CHUNKS, round(best)))
+
+
+LOOPBACK = Network(bytes_per_us=2e3, chunk_us=100.0)
+"""Of processes of one machine, over sockets."""

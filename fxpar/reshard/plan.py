@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 
 from fxpar.errors import UnknownStrategyError
 from fxpar.reshard.bound import lower_bound
-from fxpar.reshard.network import Network
+from fxpar.reshard.network import LOOPBACK, Network
 from fxpar.reshard.search import Flow, Slot, search
 from fxpar.reshard.show import table, timeline
 from fxpar.reshard.strategies import EXCHANGING, STRATEGIES, Cut, Group, Leg
@@ -80,14 +80,18 @@ class ReshardPlan:
         return sum(relay.num_elements * relay.num_hops for relay in self.relays) * self.itemsize
 
     def time_us(self, network: Network) -> float:
-        """The predicted time on `network`: as planned, and the last chunks' way from host to host."""
-        ends = [0.0]
+        """The predicted time on `network`: as planned, the last chunk's way along its chain, and all messages' cost.
+
+        Messages cost each interface that sends them; the busiest counts.
+        """
+        ends, messages = [0.0], Counter[int]()
         for relay in self.relays:
             if relay.num_hops:
                 chunk = relay.num_elements * self.itemsize / relay.num_chunks
-                last = network.time_us(relay.end + (relay.num_hops - 1) * chunk)
-                ends.append(last + network.chunk_us * relay.num_hops)
-        return max(ends)
+                ends.append(network.time_us(relay.end + (relay.num_hops - 1) * chunk))
+                for rank in relay.path[:-1]:
+                    messages[self.hosts[rank]] += relay.num_chunks
+        return max(ends) + network.chunk_us * max(messages.values(), default=0)
 
     @property
     def digest(self) -> str:
@@ -107,11 +111,11 @@ def make_plan(
     destination: Tiles,
     itemsize: int,
     hosts: Sequence[int],
-    *,
     strategy: str = "broadcast",
     algorithm: str = "best",
+    *,
     seed: int = 0,
-    network: Network | None = None,
+    network: Network = LOOPBACK,
     waves: Mapping[int, int] | None = None,
 ) -> ReshardPlan:
     """Plan how `destination` gets its tiles from `source`, `itemsize` bytes an element.
@@ -129,7 +133,7 @@ def make_plan(
     if strategy not in STRATEGIES:
         raise UnknownStrategyError(strategy, tuple(STRATEGIES))
     tasks = unit_tasks(source, destination)
-    planner = _Planner(tasks, itemsize, hosts, network or Network(), waves or {})
+    planner = _Planner(tasks, itemsize, hosts, network, waves or {})
     legs = list(planner.legs(strategy))
     slots = search([planner.flow(task, leg) for task, leg in legs], algorithm, seed=seed)
     relays = [*planner.inside_hosts(), *planner.between_hosts(legs, slots)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,8 +67,18 @@ def pins_of(model: nn.Module, hints: Mapping[str, Spec]) -> Pins:
     return Pins({Port(PortKind.PARAMETER, name): Pin.hinted(spec) for name, spec in found.items()})
 
 
-def lay_out(joint: JointGraph, pins: Pins, weighed: Prices, *, microbatches: int = 1, **sizes: int) -> LaidOut:
-    """Choose layouts over a mesh of the given sizes."""
+def lay_out(
+    joint: JointGraph,
+    pins: Pins,
+    weighed: Prices,
+    *,
+    microbatches: int = 1,
+    hosts: tuple[int, ...] | None = None,
+    earlier: Sequence[StageBorder] = (),
+    **sizes: int,
+) -> LaidOut:
+    """Choose layouts over a mesh of the given sizes, on one host if nothing else is said."""
     with fake_mesh(**sizes) as mesh:
-        border = propagate_layouts(joint, mesh, pins, weighed, microbatches)
+        mesh = mesh if hosts is None else replace(mesh, hosts=hosts)
+        border = propagate_layouts(joint, mesh, pins, weighed, microbatches, earlier)
         return LaidOut(joint, border, collectives(insert_collectives(joint, mesh).module.graph))

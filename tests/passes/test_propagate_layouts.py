@@ -18,7 +18,8 @@ from fxpar.hints import Grouped, Spec
 from fxpar.layout import Layout, Shard
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.planner.prices import Prices
-from fxpar.stage import JointGraph, Port, PortKind
+from fxpar.reshard.network import Network
+from fxpar.stage import JointGraph, Port, PortKind, StageBorder
 from tests.fake_mesh import fake_mesh
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
 from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
@@ -161,6 +162,23 @@ def test_an_edge_enters_in_shards_where_the_way_between_stages_is_slow(edge_byte
     joint = replace(joint, inputs=tuple(edge if port.kind is PortKind.INPUT else port for port in joint.inputs))
     weighed = replace(latency_counts(), edge_bytes_per_us=edge_bytes_per_us)
     laid = lay_out(joint, pins_of(model, {"?1.weight": COLUMNS, "?2.weight": ROWS}), weighed, x=2)
+    assert str(laid.border.inputs[edge]) == layout
+
+
+@pytest.mark.parametrize(("gather_bytes_per_us", "layout"), [(100.0, "[2@x*8, 32]"), (0.5, "[16, 32]")])
+def test_an_edge_is_gathered_in_the_stage_where_that_is_quicker_than_between(
+    gather_bytes_per_us: float, layout: str
+) -> None:
+    """Each host of the stage lacks all of it. One half could come from the other host instead of from afar."""
+    model = Gated()
+    joint = decomposed(model, torch.randn(16, 32), with_backward=False)
+    edge = Port(PortKind.EDGE, "x")
+    joint = replace(joint, inputs=tuple(edge if port.kind is PortKind.INPUT else port for port in joint.inputs))
+    made = StageBorder({}, {edge: Layout((16, 32), (("x", Shard(0, 2)),))}, {}, {})
+    weighed = prices(latency_us=0.0, bytes_per_us=gather_bytes_per_us)
+    weighed = replace(weighed, network=Network(bytes_per_us=1.0, chunk_us=1e-3))
+    pins = pins_of(model, {"?1.weight": COLUMNS, "?2.weight": ROWS})
+    laid = lay_out(joint, pins, weighed, hosts=(0, 1, 2, 3), earlier=[made], pipe=2, x=2)
     assert str(laid.border.inputs[edge]) == layout
 
 
