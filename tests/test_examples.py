@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SMALL = ("--layers", "2", "--hidden", "32", "--microbatches", "2", "--lowering", "aten")
+SMALL_MODEL = ("--layers", "2", "--hidden", "32", "--microbatches", "2", "--lowering", "aten")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A Python command in `folder`, with the small model."""
-    return subprocess.run([sys.executable, *command, *SMALL], cwd=folder, capture_output=True, text=True, timeout=250)
+    """A Python command in `folder`."""
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=250)
 
 
 def test_train_gpt_on_four_processes_has_the_losses_of_one(tmp_path: Path) -> None:
-    done = run(*TORCHRUN, "4", str(EXAMPLES / "train_gpt.py"), "--steps", "4", folder=tmp_path)
+    done = run(*TORCHRUN, "4", str(EXAMPLES / "train_gpt.py"), *SMALL_MODEL, "--steps", "4", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "dump" / "demo.json").read_text())
     keys = {"losses", "reference_losses", "max_loss_diff", "first_loss", "last_loss", "tokens_per_s", "compile_s"}
@@ -30,8 +30,18 @@ def test_train_gpt_on_four_processes_has_the_losses_of_one(tmp_path: Path) -> No
 
 
 def test_train_gpt_on_one_process_fails_when_the_loss_does_not_fall(tmp_path: Path) -> None:
-    done = run(str(EXAMPLES / "train_gpt.py"), "--steps", "2", "--lr", "1", folder=tmp_path)
+    done = run(str(EXAMPLES / "train_gpt.py"), *SMALL_MODEL, "--steps", "2", "--lr", "1", folder=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((tmp_path / "dump" / "demo.json").read_text())
     assert report["last_loss"] > report["first_loss"]
     assert "the loss did not fall" in done.stderr
+
+
+def test_reshard_moves_a_tensor_and_shows_the_plan(tmp_path: Path) -> None:
+    done = run(*TORCHRUN, "4", str(EXAMPLES / "reshard.py"), "--timeline", "plan.svg", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "broadcast, ordered by best: 6 unit tasks" in done.stdout
+    assert "0@0 -> 2@1" in done.stdout, "by the network"
+    assert "0@0+1" in done.stdout, "in memory"
+    assert "and they are right" in done.stdout
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
