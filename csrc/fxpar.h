@@ -43,3 +43,41 @@ FXPAR_API int fxpar_heap_free(void* heap, uint64_t offset);
 
 // The bytes that are committed, and those in blocks handed out.
 FXPAR_API void fxpar_heap_usage(void* heap, uint64_t* committed, uint64_t* in_use);
+
+// Cross-mesh resharding: which host sends each flow, and when.
+//
+// Flow i gives num_bytes[i] from any one of its senders to all of its receivers, a chain of hosts in that order. Its
+// senders are senders[sender_ends[i - 1]] (from 0 where i is 0) to before senders[sender_ends[i]], and its receivers
+// likewise; hosts count from 0.
+struct FxparFlows {
+  int32_t num_hosts;
+  int32_t num_flows;
+  const int64_t* num_bytes;
+  const int32_t* sender_ends;
+  const int32_t* senders;
+  const int32_t* receiver_ends;
+  const int32_t* receivers;
+};
+
+enum FxparSearch {
+  FXPAR_SEARCH_NAIVE,
+  FXPAR_SEARCH_BALANCE,
+  FXPAR_SEARCH_DEPTH_FIRST,
+  FXPAR_SEARCH_GREEDY,
+  FXPAR_SEARCH_BEST,
+};
+
+// Finds the sender and the start, in bytes at the rate of a host's interface, of every flow. A flow occupies the
+// sending interface of its sender, the receiving ones of all receivers, and the sending ones of all receivers but the
+// last, for as long as its bytes take; no two occupy one interface at a time. One without bytes or without receivers
+// starts at 0 and takes no time. The result depends on the arguments alone, not on the time that the search takes.
+// Returns 0, or -1 with the outputs untouched where `search` is none of FxparSearch, a flow has no sender, a host out
+// of range or among its own senders and receivers twice, a number of bytes is negative, or the bytes of all flows
+// times num_hosts exceed 2^50.
+FXPAR_API int fxpar_reshard_search(const struct FxparFlows* flows, int search, uint64_t seed, int32_t* senders,
+                                   int64_t* starts);
+
+// Sets `bound` to numerator and denominator of the time, in the same unit, that no order of any transfers can undercut:
+// the most that one host must receive, or that a set of hosts must send, divided by the size of the set. Returns as
+// fxpar_reshard_search.
+FXPAR_API int fxpar_reshard_bound(const struct FxparFlows* flows, int64_t bound[2]);
