@@ -1,4 +1,4 @@
-"""What no schedule of a resharding's transfers can undercut (Zhuang et al., section 3.2)."""
+"""What no schedule of a resharding's transfers can undercut (Zhuang et al., section 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which host sends each transfer of a resharding, and when (Zhuang et al., section 3.2)."""
+"""Which host sends each transfer of a resharding, and when (Zhuang et al., section 3)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,114 @@
+"""The resharding problems of Zhuang et al., section 5: nine cases (Table 2), and one device to many."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+from fxpar.reshard.tile import Interval, Tile, Tiles
+
+ITEMSIZE = 4
+"""Bytes of an int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a tensor lies on a mesh of (hosts, devices per host).
+
+    `spec` has for every dim the mesh axes that cut it, one after another: 0 is the hosts, 1 the devices of a host.
+    """
+
+    mesh: tuple[int, int]
+    spec: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(self.mesh)
+
+    def tiles(self, shape: Sequence[int], ranks: Sequence[int]) -> dict[int, Tile]:
+        """What each of `ranks`, which count host by host, holds of a tensor of `shape`."""
+        places = product(*map(range, self.mesh))
+        return {rank: self._tile(shape, place) for rank, place in zip(ranks, places, strict=True)}
+
+    def _tile(self, shape: Sequence[int], place: Sequence[int]) -> Tile:
+        ranges: list[tuple[Interval, ...]] = []
+        for size, axes in zip(shape, self.spec, strict=True):
+            start, stop = 0, size
+            for axis in axes:
+                width = -(-(stop - start) // self.mesh[axis])
+                start, stop = min(start + place[axis] * width, stop), min(start + (place[axis] + 1) * width, stop)
+            ranges.append(((start, stop),) if start < stop else ())
+        return Tile(tuple(ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A tensor of int32 that goes from one mesh to another one of other hosts.
+
+    Units of `bound`, `naive` and `balance` are the bytes of the whole tensor: the lower bound, which the best schedule
+    reaches, and how long the paper's two simple algorithms take.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: End
+    destination: End
+    bound: Fraction
+    naive: Fraction
+    balance: Fraction
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the whole tensor."""
+        return math.prod(self.shape) * ITEMSIZE
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The host of every rank; the source's come first."""
+        (_, devices), (first_host, source_devices) = self.destination.mesh, self.source.mesh
+        of_source = [rank // source_devices for rank in range(self.source.num_ranks)]
+        of_destination = [first_host + rank // devices for rank in range(self.destination.num_ranks)]
+        return (*of_source, *of_destination)
+
+    def tiles(self) -> tuple[Tiles, Tiles]:
+        """What the source's ranks hold, and what the destination's need."""
+        first = self.source.num_ranks
+        needed = self.destination.tiles(self.shape, range(first, first + self.destination.num_ranks))
+        return self.source.tiles(self.shape, range(first)), needed
+
+
+def _end(text: str, mesh: tuple[int, int]) -> End:
+    """Reads a spec as the paper writes it: RS01R replicates all dims but the second, cut by hosts, then devices."""
+    return End(mesh, tuple(tuple(map(int, dim[1:])) for dim in re.findall(r"R|S[01]+", text)))
+
+
+def _case(number: int, shape: tuple[int, ...], source: End, destination: End, *times: str) -> Case:
+    return Case(str(number), shape, source, destination, *map(Fraction, times))
+
+
+_SHAPE = (1024, 1024, 512)
+
+# The paper's Table 2. Its times are of real transfers; these are of its model (section 3).
+NINE_CASES = (
+    #                                                                                     bound, naive, balance
+    _case(1, _SHAPE, _end("S0RR", (2, 4)), _end("S0RR", (2, 4)), "1/2", "1/2", "1/2"),
+    _case(2, _SHAPE, _end("RRR", (2, 4)), _end("S0RR", (2, 4)), "1/2", "1", "1/2"),
+    _case(3, _SHAPE, _end("RS0R", (2, 4)), _end("S0RR", (2, 4)), "1/2", "3/4", "3/4"),
+    _case(4, _SHAPE, _end("RS01R", (2, 4)), _end("S01RR", (2, 4)), "1/2", "15/16", "15/16"),
+    _case(5, _SHAPE, _end("S1RR", (2, 4)), _end("S0RR", (2, 4)), "1/2", "1", "3/4"),
+    _case(6, (3072, 1024, 170), _end("S0RR", (2, 4)), _end("S0RR", (3, 4)), "1/2", "1", "2/3"),
+    _case(7, _SHAPE, _end("S1RR", (1, 4)), _end("RRR", (2, 4)), "1", "1", "1"),
+    _case(8, _SHAPE, _end("RRR", (2, 3)), _end("RRR", (3, 2)), "1", "1", "1"),
+    _case(9, _SHAPE, _end("RS0R", (2, 4)), _end("RRS0", (2, 4)), "1/2", "3/4", "3/4"),
+)
+
+# From one device to all of a mesh, 1 GiB.
+ONE_TO_MANY = tuple(
+    Case(f"to {hosts}x{devices}", (2**28,), _end("R", (1, 1)), _end("R", (hosts, devices)), *[Fraction(1)] * 3)
+    for hosts, devices in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (3, 2), (4, 2))
+)
