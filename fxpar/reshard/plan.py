@@ -133,12 +133,20 @@ def make_plan(
     if strategy not in STRATEGIES:
         raise UnknownStrategyError(strategy, tuple(STRATEGIES))
     tasks = unit_tasks(source, destination)
-    planner = _Planner(tasks, itemsize, hosts, network, waves or {})
+    wholes = [whole_flow(task, itemsize, hosts) for task in tasks]
+    planner = _Planner(tasks, wholes, itemsize, hosts, network, waves or {})
     legs = list(planner.legs(strategy))
     slots = search([planner.flow(task, leg) for task, leg in legs], algorithm, seed=seed)
     relays = [*planner.inside_hosts(), *planner.between_hosts(legs, slots)]
-    bound = lower_bound([planner.whole(task) for task in tasks])
+    bound = lower_bound(wholes)
     return ReshardPlan(strategy, algorithm, itemsize, tuple(hosts), tasks, tuple(relays), Fraction(bound))
+
+
+def whole_flow(task: UnitTask, itemsize: int, hosts: Sequence[int]) -> Flow:
+    """A task as what must pass between hosts at the least: once into every host that has no holder."""
+    senders = {hosts[rank] for rank in task.senders}
+    receivers = {hosts[rank] for rank in task.receivers} - senders
+    return Flow(task.num_elements * itemsize, tuple(sorted(senders)), tuple(sorted(receivers)))
 
 
 class _Planner:
@@ -147,12 +155,13 @@ class _Planner:
     def __init__(
         self,
         tasks: Sequence[UnitTask],
+        wholes: Sequence[Flow],
         itemsize: int,
         hosts: Sequence[int],
         network: Network,
         waves: Mapping[int, int],
     ) -> None:
-        self._tasks, self._itemsize, self._hosts = tasks, itemsize, hosts
+        self._tasks, self._wholes, self._itemsize, self._hosts = tasks, wholes, itemsize, hosts
         self._network, self._waves = network, waves
         self._sent: Counter[int] = Counter()
         self._led: Counter[int] = Counter()
@@ -160,7 +169,7 @@ class _Planner:
     def legs(self, strategy: str) -> Iterator[tuple[int, Leg]]:
         """Task numbers with the legs that they take between hosts."""
         for number, task in enumerate(self._tasks):
-            holding = {self._hosts[rank] for rank in task.senders}
+            holding = self._wholes[number].senders
             needing = [rank for rank in task.receivers if self._hosts[rank] not in holding]
             if needing:
                 for together in self._by_wave(needing) if strategy in EXCHANGING else [needing]:
@@ -170,18 +179,12 @@ class _Planner:
     def flow(self, number: int, leg: Leg) -> Flow:
         """What the search sees of a leg."""
         ring = {self._hosts[group[0]]: None for cut in leg.cuts for group in cut.ring}
-        return Flow(leg.num_elements * self._itemsize, self.whole(self._tasks[number]).senders, tuple(ring))
-
-    def whole(self, task: UnitTask) -> Flow:
-        """A task as what must pass between hosts at the least: once into every host that has no holder."""
-        senders = {self._hosts[rank] for rank in task.senders}
-        receivers = {self._hosts[rank] for rank in task.receivers} - senders
-        return Flow(task.num_elements * self._itemsize, tuple(sorted(senders)), tuple(sorted(receivers)))
+        return Flow(leg.num_elements * self._itemsize, self._wholes[number].senders, tuple(ring))
 
     def inside_hosts(self) -> Iterator[Relay]:
         """What receivers read from holders on their own host."""
         for number, task in enumerate(self._tasks):
-            holding = {self._hosts[rank] for rank in task.senders}
+            holding = self._wholes[number].senders
             needing = [rank for rank in task.receivers if self._hosts[rank] in holding and rank not in task.senders]
             for group in self._groups(needing):
                 sender = self._least(self._sent, task, self._hosts[group[0]])
