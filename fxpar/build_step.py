@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from fxpar.agreement import check_agreement
 from fxpar.capture import Capture, example
-from fxpar.compiler import compile_stage, plan_stages
+from fxpar.compiler import compile_stage, join_stages, plan_stages
 from fxpar.config import Options
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.distribution import Distribution, distribution_of
+from fxpar.pipeline import Pipeline
 from fxpar.random import RANDOM_STATE
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.results import ResultSpec
 from fxpar.runtime.step import Step
-from fxpar.runtime.wiring import make_lending, make_traffic, stage_edges
-from fxpar.schedule import Program, Schedule, build_schedule, check_programs, forward_only, lower
+from fxpar.runtime.wiring import connect
+from fxpar.schedule import Edge, Program, Schedule, build_schedule, check_programs, forward_only, lower
 from fxpar.stage import PlannedStage, Port, PortKind
 
 
@@ -37,18 +39,20 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     loss = _loss(capture, capture.loss if with_backward else capture.first_scalar)
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
+    pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
     schedule = _schedule(distribution, options, with_backward=with_backward)
-    check_agreement(_facts(distribution, capture, stages, schedule))
-    program = _program(schedule, stages, mesh.coordinate["pipe"])
-    dump.text("schedule", str(schedule))
-    dump.text("program", str(program))
+    check_agreement(_facts(distribution, capture, stages, pipeline, schedule))
+    program = _program(schedule, pipeline.edges, mesh.coordinate["pipe"])
+    dump.text("schedule", schedule)
+    dump.text("program", program)
     stage = compile_stage(stages[program.rank], distribution, lowering_named(options.lowering), dump)
+    timeout = timedelta(seconds=options.transfer_timeout_s)
+    connections = connect(pipeline.reshards, stage, mesh, plan.microbatches, timeout)
     executor = Executor(
         mesh,
         program,
         stage,
-        make_traffic(stages, stage, mesh, plan.microbatches),
-        make_lending(stages, stage, distribution),
+        connections,
         plan.microbatches,
         {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0},
         loss,
@@ -77,22 +81,29 @@ def _schedule(distribution: Distribution, options: Options, *, with_backward: bo
     return schedule if with_backward else forward_only(schedule)
 
 
-def _program(schedule: Schedule, stages: Sequence[PlannedStage], pipe: int) -> Program:
-    edges = stage_edges(stages, with_backward=schedule.has_backward)
+def _program(schedule: Schedule, edges: Sequence[Edge], pipe: int) -> Program:
     programs = lower(schedule, edges)
     check_programs(programs, schedule, edges)
     return programs[pipe]
 
 
 def _facts(
-    distribution: Distribution, capture: Capture, stages: Sequence[PlannedStage], schedule: Schedule
+    distribution: Distribution,
+    capture: Capture,
+    stages: Sequence[PlannedStage],
+    pipeline: Pipeline,
+    schedule: Schedule,
 ) -> dict[str, str]:
     """What every rank must have derived alike, by name."""
     return {
         "the mesh": str(distribution.mesh),
+        "the hosts of ranks": str(distribution.mesh.hosts),
         "the captured forward": capture.signature(),
         "the plan": str(distribution.final_plan),
         "the layouts between stages": "\n".join(str(stage.border) for stage in stages),
+        "what moves between stages, and how": "\n".join(
+            f"{reshard.crossing} {reshard.plan.digest}" for reshard in pipeline.reshards
+        ),
         "the schedule": str(schedule),
     }
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fxpar.errors import InvalidOptionError, UnknownLoweringError, UnknownOptionError, UnknownScheduleError
+from fxpar.errors import (
+    InvalidOptionError,
+    UnknownAlgorithmError,
+    UnknownLoweringError,
+    UnknownOptionError,
+    UnknownScheduleError,
+    UnknownStrategyError,
+)
+from fxpar.reshard.search import ALGORITHMS
+from fxpar.reshard.strategies import STRATEGIES
 from fxpar.schedule import SCHEDULE_NAMES
 
 LOWERINGS = ("inductor", "aten")
@@ -21,33 +31,53 @@ class Options:
     dump: directory for numbered dumps of every pass (default: the environment variable FXPAR_DUMP, else none).
     lowering: what turns graphs into code; "inductor" or "aten" (the reference).
     schedule: another pipeline schedule than the one that `distribute` was given.
+    strategy: how values move between stages; "broadcast", "send_recv", "local_allgather" or "global_allgather".
+    algorithm: what chooses the senders and the order of what moves; "best", "greedy", "depth_first", "balance" or
+        "naive".
+    transfer_timeout_s: how long one message between stages may take, in seconds, before a PeerLostError says which.
     """
 
     dump: Path | None = None
     lowering: str = "inductor"
     schedule: str | None = None
+    strategy: str = "broadcast"
+    algorithm: str = "best"
+    transfer_timeout_s: float = 300.0
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
     """Check the user's options by name and value.
 
     Raises:
-        UnknownOptionError, InvalidOptionError, UnknownLoweringError, UnknownScheduleError
+        UnknownOptionError, InvalidOptionError, UnknownLoweringError, UnknownScheduleError, UnknownStrategyError,
+        UnknownAlgorithmError
     """
-    known = [field.name for field in fields(Options)]
     values = dict(given or {})
+    values.setdefault("dump", os.environ.get("FXPAR_DUMP"))
+    known = [field.name for field in fields(Options)]
     for name in values:
         if name not in known:
             raise UnknownOptionError(name, known)
-    if values.get("lowering", LOWERINGS[0]) not in LOWERINGS:
-        raise UnknownLoweringError(str(values["lowering"]), LOWERINGS)
-    dump = values.get("dump", os.environ.get("FXPAR_DUMP"))
-    if not isinstance(dump, str | Path | None):
-        raise InvalidOptionError("dump", dump, "a directory")
-    schedule = values.get("schedule")
-    if schedule is not None and schedule not in SCHEDULE_NAMES:
-        raise UnknownScheduleError(str(schedule), SCHEDULE_NAMES)
-    return Options(Path(dump) if dump else None, values.get("lowering", LOWERINGS[0]), schedule)
+    if not isinstance(values["dump"], str | Path | None):
+        raise InvalidOptionError("dump", values["dump"], "a directory")
+    values["dump"] = Path(values["dump"]) if values["dump"] else None
+    options = Options(**values)
+    _check_names(options)
+    timeout_s = options.transfer_timeout_s
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        raise InvalidOptionError("transfer_timeout_s", timeout_s, "seconds, more than none")
+    return options
+
+
+def _check_names(options: Options) -> None:
+    if options.lowering not in LOWERINGS:
+        raise UnknownLoweringError(str(options.lowering), LOWERINGS)
+    if options.schedule is not None and options.schedule not in SCHEDULE_NAMES:
+        raise UnknownScheduleError(str(options.schedule), SCHEDULE_NAMES)
+    if str(options.strategy) not in STRATEGIES:
+        raise UnknownStrategyError(str(options.strategy), tuple(STRATEGIES))
+    if options.algorithm not in ALGORITHMS:
+        raise UnknownAlgorithmError(str(options.algorithm), ALGORITHMS)
 
 
 def host_name() -> str | None:

@@ -46,9 +46,10 @@ class Dump:
         if self._directory is not None:
             self._write(name, stage, "py", format_graph(module))
 
-    def text(self, name: str, text: str) -> None:
-        """Write something that is no graph, such as a schedule."""
-        self._write(name, None, "txt", text)
+    def text(self, name: str, content: object) -> None:
+        """Write something that is no graph, such as a schedule, as it prints."""
+        if self._directory is not None:
+            self._write(name, None, "txt", str(content))
 
     def _write(self, name: str, stage: int | None, suffix: str, content: str) -> None:
         if self._directory is None:

@@ -62,7 +62,7 @@ class Crossing:
         return self._tile(self.target_layouts[self.targets.index(coordinate["pipe"])], mesh, coordinate)
 
     def planned(self, mesh: Mesh, network: Network, strategy: str = "broadcast", algorithm: str = "best") -> Reshard:
-        """How it moves; the arguments are those of `make_plan`.
+        """How it moves, where a target asks for its pieces before later ones do; arguments as of `make_plan`.
 
         Raises:
             UnknownStrategyError, UnknownAlgorithmError: no such name.
@@ -88,23 +88,6 @@ class Reshard:
 
     crossing: Crossing
     plan: ReshardPlan
-
-    @classmethod
-    def of(cls, crossing: Crossing, mesh: Mesh, *, strategy: str = "broadcast", algorithm: str = "best") -> Reshard:
-        """The reshard that `make_plan` plans with these names; a target asks for its pieces before later ones do.
-
-        Raises:
-            UnknownStrategyError, UnknownAlgorithmError: no such name.
-        """
-        source = {mesh.rank_at(at): crossing.held(mesh, at) for at in mesh.stage_coordinates(crossing.source)}
-        destination, waves = {}, {}
-        for stage in crossing.targets:
-            for coordinate in mesh.stage_coordinates(stage):
-                rank = mesh.rank_at(coordinate)
-                destination[rank], waves[rank] = crossing.needed(mesh, coordinate), stage
-        size, hosts = crossing.dtype.itemsize, mesh.hosts
-        plan = make_plan(source, destination, size, hosts, strategy=strategy, algorithm=algorithm, waves=waves)
-        return cls(crossing, plan)
 
 
 @dataclass(frozen=True, slots=True)

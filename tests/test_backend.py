@@ -19,9 +19,11 @@ from fxpar.errors import (
     InvalidOptionError,
     MicrobatchError,
     NoLossError,
+    UnknownAlgorithmError,
     UnknownLoweringError,
     UnknownOptionError,
     UnknownScheduleError,
+    UnknownStrategyError,
 )
 
 
@@ -172,6 +174,9 @@ def test_a_batch_that_microbatches_do_not_divide_is_an_error(mesh: fxpar.Mesh) -
         ({"dump": 3}, InvalidOptionError, "'dump' is 3: expected a directory"),
         ({"lowering": "atn"}, UnknownLoweringError, "unknown lowering 'atn'.*did you mean 'aten'"),
         ({"schedule": "zigzag"}, UnknownScheduleError, "unknown schedule 'zigzag'"),
+        ({"strategy": "broadkast"}, UnknownStrategyError, "unknown resharding strategy 'broadkast'.*'broadcast'"),
+        ({"algorithm": "gredy"}, UnknownAlgorithmError, "unknown algorithm 'gredy'.*did you mean 'greedy'"),
+        ({"transfer_timeout_s": 0}, InvalidOptionError, "'transfer_timeout_s' is 0: expected seconds, more than none"),
     ],
 )
 def test_bad_options_are_refused(
@@ -199,6 +204,7 @@ def test_dumps_are_numbered_in_the_order_of_the_passes(mesh: fxpar.Mesh, tmp_pat
         "logical_random",
         "decompose_for_sharding",
         "propagate_layouts",
+        "insert_reshards",
         "schedule",
         "program",
         "insert_collectives",

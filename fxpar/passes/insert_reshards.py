@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -63,15 +62,16 @@ def insert_reshards(
 
     Args:
         owners: by name, the stage that has each parameter, and how it lies there.
-        strategy, algorithm: as of `Reshard.of`.
+        strategy, algorithm: as of `make_plan`.
 
     Raises:
         UnknownStrategyError, UnknownAlgorithmError: no such name.
     """
-
     network = default_prices(mesh.device_type).network
 
-    plan = partial(Reshard.of, mesh=mesh, strategy=strategy, algorithm=algorithm)
+    def plan(crossing: Crossing) -> Reshard:
+        return crossing.planned(mesh, network, strategy, algorithm)
+
     return _Builder([StageNodes.of(stage) for stage in stages], owners, plan, PipelineGraph(mesh)).build()
 
 

@@ -22,6 +22,7 @@ from fxpar.reshard.tile import Tile, tiles_of_placements
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.routes import Move, open_routes
 from fxpar.runtime.side import Side
+from fxpar.runtime.transport import TAG_KINDS
 from fxpar.runtime.way import Way
 
 AxisSpec: TypeAlias = Sequence[str | Sequence[str] | None]
@@ -168,7 +169,9 @@ def _routes(request: _Request, timeout_s: float, world: dist.ProcessGroup) -> tu
     name = f"a tensor of shape {request.shape} from {request.source} to {request.destination}"
     move = Move(request.plan(discover_hosts()), Side(name, rank, held, needed, request.dtype))
     buffers = Buffers(torch.device(request.destination.mesh.device_type))
-    (route,) = open_routes([move], buffers, _FIRST_TAG + 2 * _routes.cache_info().misses, timedelta(seconds=timeout_s))
+    (route,) = open_routes(
+        [move], buffers, _FIRST_TAG + TAG_KINDS * _routes.cache_info().misses, timedelta(seconds=timeout_s)
+    )
     return route, needed
 
 

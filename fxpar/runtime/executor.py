@@ -5,40 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxpar._torch import add_to_each
 from fxpar.mesh import Mesh
+from fxpar.runtime.buffers import Piece
 from fxpar.runtime.gradients import own_memory, reduce_over_batch, reduce_partial
-from fxpar.runtime.lending import Lending
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
-from fxpar.runtime.transport import Piece, Receipt, Shipment, complete_all
+from fxpar.runtime.stage_way import StageWay
+from fxpar.runtime.wiring import Connections
 from fxpar.schedule import Action, Compute, Free, Instruction, PostReceive, Program, Send, Transfer, Wait
 from fxpar.stage import CompiledStage, Port, PortKind
-
-
-class Way(Protocol):
-    """How one message gets from the ranks of its source stage to those of every target; each does its own part."""
-
-    def send(self, value: Tensor, microbatch: int) -> list[Shipment]:
-        """Begin to send this rank's piece, which must not change before all is complete."""
-
-    def post_receive(self, piece: Piece, microbatch: int) -> Receipt:
-        """Begin to receive this rank's piece."""
-
-    def wait(self, receipt: Receipt) -> Tensor:
-        """This rank's piece, once it has arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """The way of one message, and how the piece lies that this rank receives (None on the sending side)."""
-
-    way: Way
-    piece: Piece | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +41,13 @@ class _State:
     arguments: list[Tensor]
     buffers: Mapping[str, Tensor]
     inputs: Mapping[str, Sequence[Tensor]]
-    posted: dict[Transfer, Receipt] = field(default_factory=dict)
+    posted: dict[Transfer, Any] = field(default_factory=dict)
     arrived: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
     leaving: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     returning: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
     results: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    sent: dict[tuple[str, int], list[Shipment]] = field(default_factory=dict)
+    sent: dict[tuple[str, int], Any] = field(default_factory=dict)
     gradients: list[Tensor] = field(default_factory=list)
 
 
@@ -77,9 +57,7 @@ class Executor:
     Args:
         program: this rank's instructions.
         stage: the compiled stage that they run.
-        traffic: the way of what each (edge, stage) sends, of those that this rank takes part in: the value's if the
-            stage makes the edge, a gradient's if it reads it.
-        lending: parameters that this stage lends to others, or borrows.
+        connections: what this rank exchanges with other stages.
         microbatches: how many of them a step has.
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
         loss: the loss, if there is one.
@@ -90,16 +68,15 @@ class Executor:
         mesh: Mesh,
         program: Program,
         stage: CompiledStage,
-        traffic: Mapping[tuple[str, int], Traffic],
-        lending: Lending,
+        connections: Connections,
         microbatches: int,
         batch_dims: Mapping[str, int],
         loss: Loss | None,
     ) -> None:
         self._mesh = mesh
         self._stage = stage
-        self._traffic = traffic
-        self._lending = lending
+        self._traffic = connections.traffic
+        self._lending = connections.lending
         self._microbatches = microbatches
         self._batch_dims = batch_dims
         self._loss = loss
@@ -118,12 +95,11 @@ class Executor:
         returned = {i.transfer.edge for i in program.instructions if isinstance(i, Send) and i.transfer.is_backward}
         self._returning = [port for port in stage.inputs if port.kind is PortKind.EDGE and port.name in returned]
         # The source waits for a gradient from every reader, also from one whose results do not depend on the value.
-        pieces = zip(stage.inputs, stage.input_pieces, strict=True)
-        self._undifferentiated = [
-            (port.name, Piece.like(piece))
-            for port, piece in pieces
+        self._zeros = {
+            port.name: Piece.like(piece).empty().zero_()
+            for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)
             if port in self._returning and port not in stage.gradients
-        ]
+        }
         self._code = [self._bind(instruction) for instruction in program.instructions]
         self._state = _State([], {}, {})
 
@@ -135,18 +111,28 @@ class Executor:
         Raises:
             PeerLostError: another rank died.
         """
-        borrowed = self._lending.exchange(parameters)
-        held = {PortKind.PARAMETER: {**parameters, **borrowed}, PortKind.BUFFER: buffers}
-        arguments = [held[port.kind][port.name] if port.kind in held else self._gap for port in self._stage.inputs]
-        self._state = _State(arguments, buffers, self._split(inputs))
-        for instruction in self._code:
-            instruction()
+        try:
+            borrowed = self._lending.exchange(parameters)
+            held = {PortKind.PARAMETER: {**parameters, **borrowed}, PortKind.BUFFER: buffers}
+            arguments = [held[port.kind][port.name] if port.kind in held else self._gap for port in self._stage.inputs]
+            self._state = _State(arguments, buffers, self._split(inputs))
+            for instruction in self._code:
+                instruction()
+            return self._finish()
+        finally:
+            self._state = _State([], {}, {})  # also of a step that failed, nothing is kept
+
+    def _finish(self) -> StepResult:
+        """What the step gives, once all that this rank sends or passes on has left."""
         state, self._state = self._state, _State([], {}, {})
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)
         gradients = self._finish_gradients(state.gradients)
-        for shipments in state.sent.values():
-            complete_all(shipments)
+        for (edge, _), shipment in state.sent.items():
+            self._traffic[edge, self._stage.index].complete(shipment)
+        for way in self._traffic.values():
+            way.finish()
+        self._lending.finish()
         return StepResult(None if loss is None else loss.value(), results, gradients)
 
     def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Sequence[Tensor]]:
@@ -162,13 +148,11 @@ class Executor:
     def _bind(self, instruction: Instruction) -> Callable[[], Any]:
         match instruction:
             case PostReceive(transfer):
-                traffic = self._traffic[transfer.edge, transfer.source]
-                assert traffic.piece is not None, f"{transfer} is not received here"
-                return partial(self._post, transfer, traffic.way, traffic.piece)
+                return partial(self._post, transfer, self._traffic[transfer.edge, transfer.source])
             case Wait(transfer):
-                return partial(self._wait, transfer, self._traffic[transfer.edge, transfer.source].way)
+                return partial(self._wait, transfer, self._traffic[transfer.edge, transfer.source])
             case Send(transfer):
-                return partial(self._send, transfer, self._traffic[transfer.edge, transfer.source].way)
+                return partial(self._send, transfer, self._traffic[transfer.edge, transfer.source])
             case Compute(Action(kind="F", microbatch=microbatch)):
                 return partial(self._forward, microbatch)
             case Compute(Action(kind="B", microbatch=microbatch)):
@@ -177,14 +161,14 @@ class Executor:
                 return partial(self._free, action)
         raise AssertionError(f"no way to run {instruction}")
 
-    def _post(self, transfer: Transfer, way: Way, piece: Piece) -> None:
-        self._state.posted[transfer] = way.post_receive(piece, transfer.microbatch)
+    def _post(self, transfer: Transfer, way: StageWay) -> None:
+        self._state.posted[transfer] = way.post_receive(transfer.microbatch)
 
-    def _wait(self, transfer: Transfer, way: Way) -> None:
+    def _wait(self, transfer: Transfer, way: StageWay) -> None:
         piece = way.wait(self._state.posted.pop(transfer))
         self._state.arrived.setdefault((transfer.edge, transfer.microbatch), []).append(piece)
 
-    def _send(self, transfer: Transfer, way: Way) -> None:
+    def _send(self, transfer: Transfer, way: StageWay) -> None:
         made = self._state.returning if transfer.is_backward else self._state.leaving
         sent = transfer.edge, transfer.microbatch
         self._state.sent[sent] = way.send(made[sent], transfer.microbatch)
@@ -223,8 +207,8 @@ class Executor:
                 returning.append(gradient)
             else:
                 terms.append(gradient)
-        for name, piece in self._undifferentiated:
-            state.returning[name, microbatch] = piece.empty().zero_()
+        for name, zeros in self._zeros.items():
+            state.returning[name, microbatch] = zeros
         if state.gradients:
             add_to_each(state.gradients, terms)
         else:
@@ -256,7 +240,7 @@ class Executor:
             return
         for edge in self._differentiated:
             del state.arrived[edge, microbatch]
-            complete_all(state.sent.pop((edge, microbatch)))
+            self._traffic[edge, self._stage.index].complete(state.sent.pop((edge, microbatch)))
         for port in self._returning:
             del state.returning[port.name, microbatch]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from fxpar.reshard.plan import Relay, ReshardPlan
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.packing import Landing, packed
-from fxpar.runtime.route import complete
 from fxpar.runtime.side import Side
+from fxpar.runtime.transport import complete
 
 
 def make_groups(plan: ReshardPlan, timeout: timedelta) -> dict[tuple[int, ...], dist.ProcessGroup]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxpar.runtime.transport import Piece, Route, complete_all
+from fxpar.pipeline import Crossing
+from fxpar.runtime.stage_way import StageWay
+from fxpar.stage import Port
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """One parameter on loan from its owner's stage to one other, seen from a rank of either of the two.
+    """One parameter on loan from its owner's stage to others, seen from a rank of one of these stages.
 
-    There is no way `back` if the borrower has no gradient for it.
+    `there` takes it to all borrowers. `back` are the ways of gradients that this rank returns or gets: a borrower has
+    one, if it has a gradient, and the owner has those of all borrowers.
     """
 
     name: str
-    piece: Piece
     is_borrower: bool
-    there: Route
-    back: Route | None
+    there: StageWay
+    back: tuple[StageWay, ...]
 
 
 class Lending:
@@ -30,22 +33,50 @@ class Lending:
     def __init__(self, loans: Sequence[Loan]) -> None:
         self._loans = loans
 
+    @classmethod
+    def of(cls, ways: Sequence[tuple[Crossing, StageWay]], stage: int) -> Lending:
+        """What ranks of `stage` lend and borrow, by the ways that parameters and their gradients cross."""
+        back: defaultdict[Port, list[StageWay]] = defaultdict(list)
+        for crossing, way in ways:
+            if crossing.is_gradient:
+                back[crossing.port].append(way)
+        there = [(crossing, way) for crossing, way in ways if not crossing.is_gradient]
+        return cls([Loan(c.port.name, stage != c.source, way, tuple(back[c.port])) for c, way in there])
+
     def exchange(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Hand out what is lent; the borrowed pieces by name."""
-        posted = [(loan, loan.there.post_receive(loan.piece, 0)) for loan in self._loans if loan.is_borrower]
-        sent = [loan.there.send(parameters[loan.name], 0) for loan in self._loans if not loan.is_borrower]
+        """Hand out what is lent; the borrowed pieces by name.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
+        posted = [(loan, loan.there.post_receive(0)) for loan in self._loans if loan.is_borrower]
+        sent = [(loan, loan.there.send(parameters[loan.name], 0)) for loan in self._loans if not loan.is_borrower]
         borrowed = {loan.name: loan.there.wait(receipt) for loan, receipt in posted}
-        for shipments in sent:
-            complete_all(shipments)
+        for loan, shipment in sent:
+            loan.there.complete(shipment)
         return borrowed
 
     def settle(self, gradients: dict[str, Tensor]) -> None:
-        """Give gradients of what was borrowed back to the owner, who adds them to its own; none is partial any more."""
-        returning = [(loan, loan.back) for loan in self._loans if loan.back is not None]
-        posted = [(loan, way, way.post_receive(loan.piece, 0)) for loan, way in returning if not loan.is_borrower]
-        sent = [way.send(gradients.pop(loan.name), 0) for loan, way in returning if loan.is_borrower]
+        """Give gradients of what was borrowed back to the owner, who adds them to its own; none is partial any more.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
+        returning = [(loan, way) for loan in self._loans for way in loan.back]
+        posted = [(loan, way, way.post_receive(0)) for loan, way in returning if not loan.is_borrower]
+        sent = [(way, way.send(gradients.pop(loan.name), 0)) for loan, way in returning if loan.is_borrower]
         for loan, way, receipt in posted:
             received, own = way.wait(receipt), gradients.get(loan.name)
             gradients[loan.name] = received if own is None else own + received
-        for shipments in sent:
-            complete_all(shipments)
+        for way, shipment in sent:
+            way.complete(shipment)
+
+    def finish(self) -> None:
+        """Wait until all that this rank passes on to other borrowers has left.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
+        for loan in self._loans:
+            for way in (loan.there, *loan.back):
+                way.finish()

@@ -10,8 +10,8 @@ from fxpar.reshard.plan import ReshardPlan
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import ChannelRequest, Channels, open_channels
 from fxpar.runtime.group_route import GroupRoute, make_groups
-from fxpar.runtime.route import Route, RouteChannels
 from fxpar.runtime.side import Side
+from fxpar.runtime.transport import TAG_KINDS, Route, RouteChannels
 from fxpar.runtime.way import Way
 
 
@@ -33,7 +33,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
 
     Args:
         buffers: of the device on which values lie. Between GPUs it is for NCCL to move them.
-        first_tag: of the messages; two from there on are taken for each microbatch of each move.
+        first_tag: of the messages; `TAG_KINDS` from there on are taken for each microbatch of each move.
         timeout: how long one message may take.
     """
     if buffers.device.type == "cuda":
@@ -44,7 +44,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
         own = _channels(move, channels)
         tags = tag, move.microbatches
         routes.append(Route(move.plan, move.side, own, buffers, *tags, timeout, move.in_turn))
-        tag += 2 * move.microbatches  # messages, and their answers
+        tag += TAG_KINDS * move.microbatches
     return routes
 
 

@@ -1,108 +1,61 @@
-"""Connect the stages: the edges between them, the ways of what crosses, and the parameters they share."""
+"""Connect the stages: this rank's ways of all that crosses between them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
-from torch import Tensor
+import torch
 
-from fxpar.layout import Layout
 from fxpar.mesh import Mesh
-from fxpar.model.distribution import Distribution
-from fxpar.runtime.executor import Traffic
-from fxpar.runtime.lending import Lending, Loan
-from fxpar.runtime.transport import Piece, Receipt, Route, Shipment
-from fxpar.schedule import Edge
-from fxpar.stage import CompiledStage, PlannedStage, Port, PortKind
-
-_LENDING_TAGS = 1 << 20
-"""Tags from here on belong to parameters on loan; edges use the ones below."""
-
-
-def stage_edges(stages: Sequence[PlannedStage], *, with_backward: bool) -> tuple[Edge, ...]:
-    """Every value that some stage makes and later ones use, in the order of the stages."""
-    edges = []
-    for source in stages:
-        for port in source.joint.outputs:
-            if port.kind is PortKind.EDGE:
-                readers = tuple(stage.joint.index for stage in stages if port in stage.joint.inputs)
-                differentiable = with_backward and port in source.joint.tangents
-                edges.append(Edge(port.name, source.joint.index, readers, differentiable))
-    return tuple(edges)
+from fxpar.pipeline import Crossing, Reshard
+from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.lending import Lending
+from fxpar.runtime.stage_way import StageWay, open_stage_ways
+from fxpar.stage import CompiledStage
 
 
 @dataclass(frozen=True, slots=True)
-class _RoutePerTarget:
-    """The way of a multicast: on its source a route to each target, on a target the one that ends there."""
+class Connections:
+    """What a rank exchanges with other stages.
 
-    routes: tuple[Route, ...]
-
-    def send(self, value: Tensor, microbatch: int) -> list[Shipment]:
-        return [shipment for route in self.routes for shipment in route.send(value, microbatch)]
-
-    def post_receive(self, piece: Piece, microbatch: int) -> Receipt:
-        (route,) = self.routes
-        return route.post_receive(piece, microbatch)
-
-    def wait(self, receipt: Receipt) -> Tensor:
-        (route,) = self.routes
-        return route.wait(receipt)
-
-
-def make_traffic(
-    stages: Sequence[PlannedStage], own: CompiledStage, mesh: Mesh, microbatches: int
-) -> dict[tuple[str, int], Traffic]:
-    """The way of what each (edge, stage) sends, of those that `own` takes part in.
-
-    The stage that makes an edge sends its value to all readers, and each reader its own gradient back.
+    traffic: the way of what each (edge, stage) sends, of those that this rank takes part in: the value's if the stage
+        makes the edge, a gradient's if it reads it.
+    lending: parameters that this stage lends to others, or borrows.
+    buffers: the memory into which all of that arrives.
     """
-    traffic: dict[tuple[str, int], Traffic] = {}
-    pieces = {port: Piece.like(piece) for port, piece in zip(own.inputs, own.input_pieces, strict=True)}
-    gradient_pieces = {port: Piece.like(piece) for port, piece in zip(own.tangents, own.tangent_pieces, strict=True)}
-    tag = 0
-    for edge in stage_edges(stages, with_backward=True):
-        port, made = Port(PortKind.EDGE, edge.name), stages[edge.source].border
-        values = []
-        for reader in edge.targets:
-            tag += 2
-            if own.index not in (edge.source, reader):
-                continue
-            read = stages[reader].border
-            ends = (edge.source, made.outputs[port]), (reader, read.inputs[port])
-            values.append(Route(_described("value", edge, *ends), tag, mesh, *ends, microbatches))
-            if edge.differentiable:
-                # A reader whose results do not depend on the value sends zeros, as the value lies there.
-                ends = (reader, read.gradients.get(port, read.inputs[port])), (edge.source, made.tangents[port])
-                back = Route(_described("gradient", edge, *ends), tag + 1, mesh, *ends, microbatches)
-                traffic[edge.name, reader] = Traffic(back, gradient_pieces.get(port))
-        if values:
-            traffic[edge.name, edge.source] = Traffic(_RoutePerTarget(tuple(values)), pieces.get(port))
-    return traffic
+
+    traffic: Mapping[tuple[str, int], StageWay]
+    lending: Lending
+    buffers: Buffers
 
 
-def _described(what: str, edge: Edge, source: tuple[int, Layout], target: tuple[int, Layout]) -> str:
-    return f"the {what} of edge {edge.name} from stage {source[0]} to stage {target[0]}"
+def connect(
+    reshards: Sequence[Reshard], own: CompiledStage, mesh: Mesh, microbatches: int, timeout: timedelta
+) -> Connections:
+    """The connections of stage `own` on this rank; a collective of all ranks, with the same `reshards`.
+
+    Args:
+        timeout: how long one message may take.
+    """
+    buffers = Buffers(torch.device(mesh.device_type))
+    ways = open_stage_ways(reshards, mesh, microbatches, lambda crossing: _piece(crossing, own, mesh), buffers, timeout)
+    traffic = {(crossing.port.name, crossing.source): way for crossing, way in ways if not crossing.is_of_parameter}
+    lending = Lending.of([(crossing, way) for crossing, way in ways if crossing.is_of_parameter], own.index)
+    return Connections(traffic, lending, buffers)
 
 
-def make_lending(stages: Sequence[PlannedStage], own: CompiledStage, distribution: Distribution) -> Lending:
-    """The loans of parameters that several stages use; each lies alike on all of them."""
-    mesh = distribution.mesh
-    pieces = dict(zip(own.inputs, own.input_pieces, strict=True))
-    loans = []
-    tag = _LENDING_TAGS
-    for name, planned in distribution.final_plan.parameters.items():
-        port = Port(PortKind.PARAMETER, name)
-        for borrower in stages:
-            if port not in borrower.joint.inputs or borrower.joint.index == planned.stage:
-                continue
-            tag += 2
-            if own.index not in (planned.stage, borrower.joint.index):
-                continue
-            owner, user = (planned.stage, planned.layout), (borrower.joint.index, borrower.border.inputs[port])
-            there = Route(f"parameter {name} on loan to stage {user[0]}", tag, mesh, owner, user, 1)
-            back = None
-            if port in borrower.border.gradients:
-                back = Route(f"the gradient of parameter {name} from stage {user[0]}", tag + 1, mesh, user, owner, 1)
-            loans.append(Loan(name, Piece.like(pieces[port]), own.index == user[0], there, back))
-    return Lending(loans)
+def _piece(crossing: Crossing, own: CompiledStage, mesh: Mesh) -> Piece:
+    """How what this rank receives lies in its memory: as the stage was compiled for."""
+    if crossing.is_gradient and not crossing.is_of_parameter:
+        expected = dict(zip(own.tangents, own.tangent_pieces, strict=True))
+    else:
+        expected = dict(zip(own.inputs, own.input_pieces, strict=True))
+    _, *shape = crossing.needed(mesh, mesh.coordinate).shape
+    if crossing.port not in expected:  # the gradient of a parameter that its owner lends but does not use
+        return Piece.like(torch.empty(shape, dtype=crossing.dtype, device=mesh.device_type))
+    piece = Piece.like(expected[crossing.port])
+    planned = f"{tuple(shape)} and {crossing.dtype}"
+    assert f"{piece.shape} and {piece.dtype}" == planned, f"{crossing.name}: {planned} are planned, not {piece}"
+    return piece

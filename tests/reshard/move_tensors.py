@@ -86,6 +86,21 @@ def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
     return num_checked
 
 
+def gather_by_rings(times: int) -> None:
+    """Each of three ranks sends its shard to the others, and passes on to each what comes from the other one."""
+    rank = dist.get_rank()
+    live_on(rank)
+    mesh = device_mesh_without_groups("cpu", torch.arange(3), ("x",))
+    for number in range(times):
+        whole = torch.arange(35.0).view(5, 7) + 100 * number
+        held = tiles_of_placements((5, 7), mesh, [Shard(1)])[rank]
+        tensor = DTensor.from_local(
+            taken(whole, held), mesh, [Shard(1)], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+        moved = fxpar.reshard(tensor, mesh, [Replicate()], strategy="global_allgather", timeout_s=30)
+        assert torch.equal(moved.to_local(), whole), f"time {number}: {moved.to_local()}"
+
+
 def move_other_things() -> str:
     """Each rank would reshard another tensor; gives its error."""
     mesh = device_mesh_without_groups("cpu", torch.arange(2), ("x",))

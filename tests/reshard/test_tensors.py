@@ -14,7 +14,7 @@ from fxpar._torch import device_mesh_without_groups
 from fxpar.errors import ReshardError, UnknownAlgorithmError, UnknownStrategyError
 from fxpar.launch import run_ranks
 from tests.fake_mesh import fake_mesh
-from tests.reshard.move_tensors import lose_a_rank, move_other_things, reshard_at_random
+from tests.reshard.move_tensors import gather_by_rings, lose_a_rank, move_other_things, reshard_at_random
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 3, 8])
@@ -22,6 +22,10 @@ def test_every_strategy_moves_random_tensors_bit_for_bit(ranks_per_host: int) ->
     """Between hosts by sockets, inside hosts by shared memory."""
     checked = run_ranks(8, reshard_at_random, ranks_per_host, 12, ranks_per_host, timeout_s=200)
     assert all(count > 0 for count in checked)
+
+
+def test_what_is_passed_on_is_not_taken_for_what_is_sent() -> None:
+    run_ranks(3, gather_by_rings, 50, timeout_s=100)
 
 
 @pytest.fixture

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.layout import Layout, Shard
 from fxpar.mesh import Mesh, init_mesh
-from fxpar.runtime.lending import Lending, Loan
-from fxpar.runtime.transport import Piece, Route
+from fxpar.pipeline import Crossing
+from fxpar.reshard.network import LOOPBACK
+from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.lending import Lending
+from fxpar.runtime.stage_way import StageWay, open_stage_ways
+from fxpar.stage import Port, PortKind
 from fxpar.tiles import shard_of
+from tests.reshard.move_tensors import live_on
 
 NAMES = ("used by all", "frozen", "without gradient at its owner")
 WHOLE = Layout((4, 3))
@@ -29,32 +37,37 @@ def gradient(stage: int) -> float:
     return 10.0**stage
 
 
-def lend(sizes: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def lend(sizes: dict[str, int], ranks_per_host: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Stage 0 owns all, in columns, and the others borrow them whole: what is borrowed, and the final gradients."""
+    live_on(dist.get_rank() // ranks_per_host)
     mesh = init_mesh(**sizes)
     stage = mesh.coordinate["pipe"]
     layout = owned_layout(mesh)
     owned = {name: shard_of(whole_parameter(name), layout, mesh.coordinate) for name in NAMES} if stage == 0 else {}
-    lending = Lending(_loans(mesh, stage))
+    lending = Lending.of(_ways(mesh), stage)
     borrowed = lending.exchange(owned)
     gradients = {name: torch.full_like(piece, gradient(stage)) for name, piece in {**owned, **borrowed}.items()}
     del gradients["frozen"]
     if stage == 0:
         del gradients["without gradient at its owner"]
     lending.settle(gradients)
+    lending.finish()
     return borrowed, gradients
 
 
-def _loans(mesh: Mesh, stage: int) -> list[Loan]:
-    loans = []
-    for borrower in range(1, mesh.pipe):
-        for position, name in enumerate(NAMES):
-            tag = 2 * (borrower * len(NAMES) + position)
-            ends = (0, owned_layout(mesh)), (borrower, WHOLE)
-            there = Route(name, tag, mesh, ends[0], ends[1], 1)
-            back = None if name == "frozen" else Route(name, tag + 1, mesh, ends[1], ends[0], 1)
-            if stage in (0, borrower):
-                _, layout = ends[0 if stage == 0 else 1]
-                piece = Piece.like(torch.empty(layout.local_shape(mesh.coordinate)))
-                loans.append(Loan(name, piece, stage == borrower, there, back))
-    return loans
+def _ways(mesh: Mesh) -> list[tuple[Crossing, StageWay]]:
+    """Each parameter to all later stages, and but for the frozen one a gradient from each of them."""
+    borrowers, owned = tuple(range(1, mesh.pipe)), owned_layout(mesh)
+    crossings = []
+    for name in NAMES:
+        port = Port(PortKind.PARAMETER, name)
+        crossings.append(Crossing(port, False, 0, borrowers, owned, (WHOLE,) * len(borrowers), torch.float32))
+        returned = [Crossing(port, True, stage, (0,), WHOLE, (owned,), torch.float32) for stage in borrowers]
+        crossings += returned if name != "frozen" else []
+
+    def piece_of(crossing: Crossing) -> Piece:
+        layout = owned if crossing.is_gradient else WHOLE
+        return Piece.like(torch.empty(layout.local_shape(mesh.coordinate)))
+
+    reshards = [crossing.planned(mesh, LOOPBACK) for crossing in crossings]
+    return open_stage_ways(reshards, mesh, 1, piece_of, Buffers(torch.device("cpu")), timedelta(seconds=30))

@@ -1,28 +1,34 @@
-"""What ranks do to move values between two stages; apart from the tests, so that they start without their libraries."""
+"""What ranks do to move values between stages; apart from the tests, so that they start without their libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.errors import PeerLostError
+from fxpar.errors import PeerLostError, ReshardError
 from fxpar.layout import Layout
 from fxpar.mesh import Mesh, init_mesh
-from fxpar.runtime.transport import Piece, Route, complete_all
+from fxpar.pipeline import Crossing
+from fxpar.reshard.network import LOOPBACK
+from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.stage_way import StageWay, open_stage_ways
+from fxpar.stage import Port, PortKind
 from fxpar.tiles import shard_of
+from tests.reshard.move_tensors import live_on
 from tests.runtime.toy_pipeline import as_columns
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value of some dtype, from one layout to another; in column order on either side, if so said."""
+    """A value of stage 0, and how it shall lie on each later stage; in column order there or here, if so said."""
 
     source: Layout
-    target: Layout
+    targets: tuple[Layout, ...]
     dtype: torch.dtype = torch.float32
     columns: tuple[bool, bool] = (False, False)
 
@@ -33,60 +39,77 @@ def whole_value(move: Move, microbatch: int, batch_shard: int = 0) -> Tensor:
     return torch.randint(0, 100, move.source.shape, generator=generator).to(move.dtype)
 
 
-def carry_out(moves: Sequence[Move], sizes: dict[str, int], microbatches: int) -> list[list[Tensor]]:
-    """Each move of each microbatch from pipe index 0 to 1, sent in another order than it is received in."""
+def carry_out(
+    moves: Sequence[Move], sizes: dict[str, int], hosts: Sequence[int], microbatches: int, strategy: str
+) -> list[list[Tensor]]:
+    """Each move of each microbatch; the moves are sent in another order than they are received in."""
+    live_on(hosts[dist.get_rank()])
     mesh = init_mesh(**sizes)
-    routes = [
-        Route(f"move {i}", i, mesh, (0, move.source), (1, move.target), microbatches) for i, move in enumerate(moves)
-    ]
-    if mesh.coordinate["pipe"] == 1:
-        return _receive(moves, routes, mesh, microbatches)
-    shipments = []
-    for microbatch in reversed(range(microbatches)):
-        for move, route in reversed(list(zip(moves, routes, strict=True))):
+    ways = open_ways(moves, mesh, microbatches, strategy)
+    if mesh.coordinate["pipe"] > 0:
+        received = []
+        for way in ways:
+            receipts = [way.post_receive(microbatch) for microbatch in range(microbatches)]
+            received.append([way.wait(receipt) for receipt in receipts])
+        for way in ways:
+            way.finish()
+        return received
+    sent = []
+    for microbatch in range(microbatches):
+        for move, way in reversed(list(zip(moves, ways, strict=True))):
             value = whole_value(move, microbatch, mesh.coordinate["data"])
             piece = shard_of(value, move.source, mesh.coordinate)
-            shipments += route.send(as_columns(piece) if move.columns[0] else piece, microbatch)
-    complete_all(shipments)
+            sent.append((way, way.send(as_columns(piece) if move.columns[0] else piece, microbatch)))
+    for way, shipment in sent:
+        way.complete(shipment)
     return []
 
 
-def _receive(moves: Sequence[Move], routes: Sequence[Route], mesh: Mesh, microbatches: int) -> list[list[Tensor]]:
-    received = []
-    for move, route in zip(moves, routes, strict=True):
-        like = torch.empty(move.target.local_shape(mesh.coordinate), dtype=move.dtype)
-        piece = Piece.like(as_columns(like) if move.columns[1] else like)
-        receipts = [route.post_receive(piece, microbatch) for microbatch in range(microbatches)]
-        received.append([route.wait(receipt) for receipt in receipts])
-    return received
+def open_ways(
+    moves: Sequence[Move], mesh: Mesh, microbatches: int, strategy: str = "broadcast", timeout_s: float = 30
+) -> list[StageWay]:
+    """The ways of all moves, which every rank takes part in."""
+    reshards, by_name = [], {}
+    for number, move in enumerate(moves):
+        port, targets = Port(PortKind.EDGE, f"toy {number}"), tuple(range(1, 1 + len(move.targets)))
+        crossing = Crossing(port, False, 0, targets, move.source, move.targets, move.dtype)
+        reshards.append(crossing.planned(mesh, LOOPBACK, strategy))
+        by_name[crossing.name] = move
+
+    def piece_of(crossing: Crossing) -> Piece:
+        layout = crossing.target_layouts[mesh.coordinate["pipe"] - 1]
+        like = torch.empty(layout.local_shape(mesh.coordinate), dtype=crossing.dtype)
+        return Piece.like(as_columns(like) if by_name[crossing.name].columns[1] else like)
+
+    buffers, timeout = Buffers(torch.device("cpu")), timedelta(seconds=timeout_s)
+    return [way for _, way in open_stage_ways(reshards, mesh, microbatches, piece_of, buffers, timeout)]
 
 
-def send_another_shape() -> str:
+def send_another_piece(piece: Tensor) -> str:
     """Rank 0 sends a piece that is not the planned one; gives its complaint."""
     mesh = init_mesh(pipe=2)
-    layout = Layout((4, 2))
-    route = Route("the toy", 1, mesh, (0, layout), (1, layout), 1)
+    (way,) = open_ways([Move(Layout((4, 2)), (Layout((4, 2)),))], mesh, 1)
     if mesh.rank == 1:
         return ""
     try:
-        route.send(torch.zeros(2, 4), 0)
-    except AssertionError as error:
+        way.send(piece, 0)
+    except ReshardError as error:
         return str(error)
     return "sent"
 
 
-def lose_the_sender() -> str:
+def lose_the_sender(hosts: Sequence[int]) -> str:
     """Rank 0 leaves while rank 1 waits for it; gives the latter's error."""
+    live_on(hosts[dist.get_rank()])
     mesh = init_mesh(pipe=2)
-    layout = Layout((4,))
-    route = Route("the value of edge toy", 1, mesh, (0, layout), (1, layout), 1)
-    receipt = route.post_receive(Piece.like(torch.empty(4)), 0) if mesh.rank == 1 else None
+    (way,) = open_ways([Move(Layout((4,)), (Layout((4,)),))], mesh, 1, timeout_s=1)
+    receipt = way.post_receive(0) if mesh.rank == 1 else None
     dist.barrier()
     if receipt is None:
         dist.destroy_process_group()
         return ""
     try:
-        route.wait(receipt)
+        way.wait(receipt)
     except PeerLostError as error:
         return str(error)
     return "received"

@@ -27,10 +27,10 @@ def every_schedule(pipe: int, counts: Sequence[int] = (2, 4)) -> list[Schedule]:
     return [build_schedule(name, pipe, microbatches) for name, microbatches in product(SCHEDULE_NAMES, counts)]
 
 
-def check(toy: Toy, sizes: Mapping[str, int], schedules: Sequence[Schedule]) -> None:
+def check(toy: Toy, sizes: Mapping[str, int], schedules: Sequence[Schedule], ranks_per_host: int = 8) -> None:
     """Two steps by each schedule: the second one meets what the first one left behind."""
     mesh, steps = Mesh(**sizes), 2
-    outcomes = run_ranks(mesh.num_ranks, train, toy, sizes, schedules, steps, timeout_s=100)
+    outcomes = run_ranks(mesh.num_ranks, train, toy, sizes, schedules, steps, ranks_per_host, timeout_s=100)
     for position, schedule in enumerate(schedules):
         values = whole_values(toy, ROWS * schedule.num_microbatches * mesh.data)
         expected = run_alone(toy, values, mesh.data, schedule.num_microbatches)
@@ -77,18 +77,21 @@ def test_one_rank() -> None:
     check(Toy([WHOLE]), {}, every_schedule(1))
 
 
+@pytest.mark.parametrize("ranks_per_host", [8, 2, 1])
 @pytest.mark.parametrize("pipe", [2, 3, 4])
-def test_a_pipeline_with_skips_shared_values_and_a_lent_parameter(pipe: int) -> None:
-    check(Toy([WHOLE] * pipe), {"pipe": pipe}, every_schedule(pipe, (1, 2, 4, 8)))
+def test_a_pipeline_with_skips_shared_values_and_a_lent_parameter(pipe: int, ranks_per_host: int) -> None:
+    check(Toy([WHOLE] * pipe), {"pipe": pipe}, every_schedule(pipe, (1, 2, 4, 8)), ranks_per_host)
 
 
+@pytest.mark.parametrize("ranks_per_host", [8, 2, 1])
 @pytest.mark.parametrize("first", [RAGGED_ROWS, COLUMNS, INSIDE], ids=str)
-def test_stages_whose_layouts_differ(first: Layout) -> None:
-    check(Toy([first, WHOLE]), {"pipe": 2, "x": 2}, every_schedule(2))
+def test_stages_whose_layouts_differ(first: Layout, ranks_per_host: int) -> None:
+    check(Toy([first, WHOLE]), {"pipe": 2, "x": 2}, every_schedule(2), ranks_per_host)
 
 
-def test_batch_shards() -> None:
-    check(Toy([WHOLE] * 2), {"pipe": 2, "data": 2}, every_schedule(2))
+@pytest.mark.parametrize("ranks_per_host", [8, 2, 1])
+def test_batch_shards(ranks_per_host: int) -> None:
+    check(Toy([WHOLE] * 2), {"pipe": 2, "data": 2}, every_schedule(2), ranks_per_host)
     check(Toy([WHOLE]), {"data": 3}, every_schedule(1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fxpar.launch import run_ranks
@@ -9,10 +10,10 @@ from fxpar.mesh import Mesh
 from tests.runtime.lend_parameters import NAMES, gradient, lend, owned_layout, whole_parameter
 
 
-def check(sizes: dict[str, int]) -> None:
+def check(sizes: dict[str, int], ranks_per_host: int) -> None:
     mesh = Mesh(**sizes)
     borrowers = sum(gradient(stage) for stage in range(1, mesh.pipe))
-    for rank, (borrowed, gradients) in enumerate(run_ranks(mesh.num_ranks, lend, sizes)):
+    for rank, (borrowed, gradients) in enumerate(run_ranks(mesh.num_ranks, lend, sizes, ranks_per_host)):
         at = mesh.coordinate_of(rank)
         if at["pipe"] > 0:
             assert all(torch.equal(borrowed[name], whole_parameter(name)) for name in NAMES)
@@ -25,9 +26,15 @@ def check(sizes: dict[str, int]) -> None:
         assert torch.equal(gradients["without gradient at its owner"], torch.full(shape, borrowers))
 
 
-def test_two_borrowers() -> None:
-    check({"pipe": 3})
+@pytest.mark.parametrize("ranks_per_host", [8, 2, 1])
+def test_two_borrowers(ranks_per_host: int) -> None:
+    check({"pipe": 3}, ranks_per_host)
 
 
-def test_borrowers_with_another_layout() -> None:
-    check({"pipe": 2, "x": 2})
+@pytest.mark.parametrize("ranks_per_host", [8, 2, 1])
+def test_borrowers_with_another_layout(ranks_per_host: int) -> None:
+    check({"pipe": 3, "x": 2}, ranks_per_host)
+
+
+def test_batch_shards_return_gradients_of_their_own() -> None:
+    check({"pipe": 2, "data": 2}, 2)

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar.hints import Hints
+from fxpar.annotate import set_value
 from fxpar.layout import Layout, Partial, Shard
 from fxpar.mesh import Mesh
-from fxpar.model.distribution import Distribution
-from fxpar.plan import Plan, PlannedParameter
+from fxpar.passes.insert_reshards import insert_reshards
+from fxpar.plan import PlannedParameter
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
-from fxpar.runtime.wiring import make_lending, make_traffic, stage_edges
+from fxpar.runtime.wiring import Connections, connect
 from fxpar.schedule import Schedule, check_programs, lower
 from fxpar.stage import CompiledStage, JointGraph, PlannedStage, Port, PortKind, StageBorder
 from fxpar.tiles import shard_of
@@ -145,10 +146,26 @@ def planned_stages(toy: Toy, *, with_backward: bool) -> list[PlannedStage]:
             {port: toy.layout(port, index) for port in tangents},
             {port: toy.gradient_layout(port, index) for port in gradients},
         )
-        empty = fx.GraphModule(nn.Module(), fx.Graph())
-        joint = JointGraph(index, empty, tuple(inputs), tuple(outputs), tuple(tangents), tuple(gradients))
+        joint = _joint_graph(index, inputs, outputs, tangents, gradients, toy)
         stages.append(PlannedStage(joint, border))
     return stages
+
+
+def _joint_graph(
+    index: int, inputs: list[Port], outputs: list[Port], tangents: list[Port], gradients: list[Port], toy: Toy
+) -> JointGraph:
+    """One that has the right borders, and computes nothing."""
+    graph = fx.Graph()
+
+    def noted(node: fx.Node, port: Port) -> fx.Node:
+        set_value(node, torch.empty(toy.layout(port, index).shape, dtype=dtype(port), device="meta"))
+        return node
+
+    for number, port in enumerate([*inputs, *tangents]):
+        noted(graph.placeholder(f"value_{number}"), port)
+    graph.output(tuple(noted(graph.call_function(torch.empty, ((),)), port) for port in [*outputs, *gradients]))
+    module = fx.GraphModule(nn.Module(), graph)
+    return JointGraph(index, module, tuple(inputs), tuple(outputs), tuple(tangents), tuple(gradients))
 
 
 def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
@@ -189,8 +206,12 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
     )
 
 
+def dtype(port: Port) -> torch.dtype:
+    return torch.long if port == MASK else torch.double
+
+
 def _empty(port: Port, layout: Layout, coordinate: Mapping[str, int]) -> Tensor:
-    return torch.empty(layout.local_shape(coordinate), dtype=torch.long if port == MASK else torch.double)
+    return torch.empty(layout.local_shape(coordinate), dtype=dtype(port))
 
 
 def as_columns(value: Tensor) -> Tensor:
@@ -204,19 +225,15 @@ def compiled_stage(toy: Toy, mesh: Mesh, schedule: Schedule) -> CompiledStage:
     return compile_stage(toy, stages[mesh.coordinate["pipe"]], mesh)
 
 
-def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage) -> Executor:
+def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage) -> tuple[Executor, Connections]:
     """This rank's executor of its stage, wired as a compiled model's is."""
     microbatches = schedule.num_microbatches
-    stages = planned_stages(toy, with_backward=schedule.has_backward)
-    edges = stage_edges(stages, with_backward=schedule.has_backward)
-    programs = lower(schedule, edges)
-    check_programs(programs, schedule, edges)
-    program = programs[own.index]
-    distribution = Distribution(nn.Module(), mesh, Hints({}, {}), {}, microbatches, {})
-    distribution.plan = Plan((), mesh.sizes, microbatches, schedule.name, owners(toy))
-    traffic = make_traffic(stages, own, mesh, microbatches)
-    lending = make_lending(stages, own, distribution)
-    return Executor(mesh, program, own, traffic, lending, microbatches, {"0": 0}, Loss(0, torch.double))
+    pipeline = insert_reshards(planned_stages(toy, with_backward=schedule.has_backward), mesh, owners(toy))
+    programs = lower(schedule, pipeline.edges)
+    check_programs(programs, schedule, pipeline.edges)
+    connections = connect(pipeline.reshards, own, mesh, microbatches, timedelta(seconds=60))
+    loss = Loss(0, torch.double)
+    return Executor(mesh, programs[own.index], own, connections, microbatches, {"0": 0}, loss), connections
 
 
 def owners(toy: Toy) -> dict[str, PlannedParameter]:

@@ -6,10 +6,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.mesh import Mesh, init_mesh
 from fxpar.schedule import Schedule
+from tests.reshard.move_tensors import live_on
 from tests.runtime.toy_pipeline import ROWS, Toy, compiled_stage, make_executor, run_step, whole_values
 
 
@@ -23,14 +25,17 @@ class Outcome:
     count: Tensor
 
 
-def train(toy: Toy, sizes: Mapping[str, int], schedules: Sequence[Schedule], steps: int) -> list[Outcome]:
+def train(
+    toy: Toy, sizes: Mapping[str, int], schedules: Sequence[Schedule], steps: int, ranks_per_host: int
+) -> list[Outcome]:
     """Some steps by each schedule, each step from the same values."""
+    live_on(dist.get_rank() // ranks_per_host)
     mesh = init_mesh(**sizes)
     return [_train(toy, mesh, schedule, steps) for schedule in schedules]
 
 
 def _train(toy: Toy, mesh: Mesh, schedule: Schedule, steps: int) -> Outcome:
-    executor = make_executor(toy, mesh, schedule, compiled_stage(toy, mesh, schedule))
+    executor, _ = make_executor(toy, mesh, schedule, compiled_stage(toy, mesh, schedule))
     values = whole_values(toy, ROWS * schedule.num_microbatches * mesh.data)
     count = values["count"].clone()
     done = []
@@ -56,7 +61,7 @@ def most_alive(toy: Toy, sizes: Mapping[str, int], schedule: Schedule) -> int:
 
     stage = compiled_stage(toy, mesh, schedule)
     forward = stage.forward
-    executor = make_executor(toy, mesh, schedule, replace(stage, forward=watched))
+    executor, _ = make_executor(toy, mesh, schedule, replace(stage, forward=watched))
     values = whole_values(toy, ROWS * schedule.num_microbatches)
     run_step(toy, executor, mesh, values, values["count"].clone())
     return peak

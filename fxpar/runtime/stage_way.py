@@ -1,0 +1,101 @@
+"""The way of a value as one rank of a stage takes it: its batch shard's slice, into memory that is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+
+from fxpar.mesh import Mesh
+from fxpar.pipeline import Crossing, Reshard
+from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.routes import Move, open_routes
+from fxpar.runtime.side import Side
+from fxpar.runtime.way import Way
+
+_FIRST_TAG = 0
+"""Steps of one world use the same tags: no message of one is under way when the next begins."""
+
+
+class StageWay:
+    """A `way` that moves what all batch shards have, each a slice of its dim 0, which pieces are handed over without.
+
+    Args:
+        piece: how what this rank receives lies in its memory; None if it only sends.
+        buffers: where that memory comes from.
+    """
+
+    def __init__(self, way: Way, piece: Piece | None, buffers: Buffers) -> None:
+        self._way, self._piece, self._buffers = way, piece, buffers
+
+    def send(self, value: Tensor, microbatch: int) -> Any:
+        """Begin to send this rank's piece, which must not change before `complete` of what this gives."""
+        return self._way.send(value.unsqueeze(0), microbatch)
+
+    def post_receive(self, microbatch: int) -> Any:
+        """Begin to receive this rank's piece; `wait` for what this gives."""
+        assert self._piece is not None, "this rank receives nothing"
+        memory = self._buffers.take(self._piece.num_bytes)
+        return self._way.post_receive(self._piece.over(memory).unsqueeze(0), microbatch)
+
+    def wait(self, receipt: Any) -> Tensor:
+        """This rank's piece, once it has arrived.
+
+        Raises:
+            PeerLostError: a sender has died, or took too long.
+        """
+        return self._way.wait(receipt).squeeze(0)
+
+    def complete(self, shipment: Any) -> None:
+        """Wait until the next ranks have all of a shipment.
+
+        Raises:
+            PeerLostError: one of them has died, or took too long.
+        """
+        self._way.complete(shipment)
+
+    def finish(self) -> None:
+        """Wait until all that this rank passes on to others has left.
+
+        Raises:
+            PeerLostError: one of them has died, or took too long.
+        """
+        self._way.finish()
+
+
+def open_stage_ways(
+    reshards: Sequence[Reshard],
+    mesh: Mesh,
+    microbatches: int,
+    piece_of: Callable[[Crossing], Piece],
+    buffers: Buffers,
+    timeout: timedelta,
+) -> list[tuple[Crossing, StageWay]]:
+    """The ways that this rank takes part in; a collective of all ranks, with the same `reshards` in the same order.
+
+    Args:
+        microbatches: how many of them a step has; lent parameters and their gradients move once per step.
+        piece_of: how what this rank receives shall lie in its memory.
+        timeout: how long one message may take.
+    """
+    if not reshards:
+        return []
+    routes = open_routes([_move(reshard, mesh, microbatches) for reshard in reshards], buffers, _FIRST_TAG, timeout)
+    stage, ways = mesh.coordinate["pipe"], []
+    for crossing, route in zip([reshard.crossing for reshard in reshards], routes, strict=True):
+        if stage == crossing.source or stage in crossing.targets:
+            piece = None if stage == crossing.source else piece_of(crossing)
+            ways.append((crossing, StageWay(route, piece, buffers)))
+    return ways
+
+
+def _move(reshard: Reshard, mesh: Mesh, microbatches: int) -> Move:
+    crossing, at = reshard.crossing, mesh.coordinate
+    held = crossing.held(mesh, at) if at["pipe"] == crossing.source else None
+    needed = crossing.needed(mesh, at) if at["pipe"] in crossing.targets else None
+    side = Side(crossing.name, mesh.rank, held, needed, crossing.dtype)
+    # A stage may ask for its microbatches long after another: who sends to both must not wait for one of them.
+    in_turn = len(crossing.targets) == 1
+    return Move(reshard.plan, side, 1 if crossing.is_of_parameter else microbatches, in_turn)
