@@ -18,6 +18,11 @@ class Network:
     def __post_init__(self) -> None:
         assert self.bytes_per_us > 0 and self.chunk_us > 0, f"nothing is free: {self}"
 
+    @property
+    def ahead_bytes(self) -> int:
+        """How much may be under way at once, so that an interface is busy while news of arrivals travels back."""
+        return int(self.bytes_per_us * 20_000)
+
     def time_us(self, num_bytes: float) -> float:
         """How long the interface is busy with `num_bytes`."""
         return num_bytes / self.bytes_per_us

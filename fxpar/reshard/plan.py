@@ -63,6 +63,7 @@ class ReshardPlan:
     tasks: tuple[UnitTask, ...]
     relays: tuple[Relay, ...]
     bound_bytes: Fraction
+    network: Network
 
     @property
     def makespan_bytes(self) -> int:
@@ -139,7 +140,7 @@ def make_plan(
     slots = search([planner.flow(task, leg) for task, leg in legs], algorithm, seed=seed)
     relays = [*planner.inside_hosts(), *planner.between_hosts(legs, slots)]
     bound = lower_bound(wholes)
-    return ReshardPlan(strategy, algorithm, itemsize, tuple(hosts), tasks, tuple(relays), Fraction(bound))
+    return ReshardPlan(strategy, algorithm, itemsize, tuple(hosts), tasks, tuple(relays), Fraction(bound), network)
 
 
 def whole_flow(task: UnitTask, itemsize: int, hosts: Sequence[int]) -> Flow:

@@ -12,6 +12,7 @@ from fxpar.runtime.channel import ChannelRequest, Channels, open_channels
 from fxpar.runtime.group_route import GroupRoute, make_groups
 from fxpar.runtime.side import Side
 from fxpar.runtime.transport import TAG_KINDS, Route, RouteChannels
+from fxpar.runtime.turns import Turns
 from fxpar.runtime.way import Way
 
 
@@ -38,12 +39,14 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     """
     if buffers.device.type == "cuda":
         return [GroupRoute(move.plan, move.side, make_groups(move.plan, timeout), buffers) for move in moves]
-    channels = open_channels([request for move in moves for _, request in _requests(move)])
+    turns = [Turns.of(move.plan) if move.in_turn else Turns({}) for move in moves]
+    requests = [(*_requests(move), *_turn_requests(move, own)) for move, own in zip(moves, turns, strict=True)]
+    channels = open_channels([request for asked in requests for _, request in asked])
     routes, tag = [], first_tag
-    for move in moves:
-        own = _channels(move, channels)
+    for move, own in zip(moves, turns, strict=True):
         tags = tag, move.microbatches
-        routes.append(Route(move.plan, move.side, own, buffers, *tags, timeout, move.in_turn))
+        opened = _channels(move, own, channels)
+        routes.append(Route(move.plan, move.side, opened, buffers, *tags, timeout, own))
         tag += TAG_KINDS * move.microbatches
     return routes
 
@@ -56,12 +59,27 @@ def _requests(move: Move) -> Iterator[tuple[int, ChannelRequest]]:
                 yield number, ChannelRequest(f"relay {number} of {move.side.name} from rank {writer}", writer, readers)
 
 
-def _channels(move: Move, channels: Channels) -> RouteChannels:
-    """This rank's channels of a move, by relay: of each relay it has one at most."""
+def _turn_requests(move: Move, turns: Turns) -> Iterator[tuple[int, ChannelRequest]]:
+    """For each relay that other ranks of its host wait for, the channel in which its sender tells them."""
+    relays = move.plan.relays
+    for number in sorted(set(turns.before.values())):
+        sender = relays[number].path[0]
+        waiting = {relays[later].path[0] for later in turns.after(number)} - {sender}
+        if waiting:
+            name = f"the turn after relay {number} of {move.side.name}"
+            yield number, ChannelRequest(name, sender, tuple(sorted(waiting)))
+
+
+def _channels(move: Move, turns: Turns, channels: Channels) -> RouteChannels:
+    """This rank's channels of a move, by relay: of each relay it has one at most, and one of its turn."""
     found = RouteChannels()
-    for number, request in _requests(move):
-        if request.name in channels.writers:
-            found.writers[number] = channels.writers[request.name]
-        if request.name in channels.readers:
-            found.readers[number] = channels.readers[request.name]
+    for requests, writers, readers in (
+        (_requests(move), found.writers, found.readers),
+        (_turn_requests(move, turns), found.turn_writers, found.turn_readers),
+    ):
+        for number, request in requests:
+            if request.name in channels.writers:
+                writers[number] = channels.writers[request.name]
+            if request.name in channels.readers:
+                readers[number] = channels.readers[request.name]
     return found

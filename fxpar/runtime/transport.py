@@ -22,16 +22,14 @@ from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import Arrival, ChannelReader, ChannelWriter, Message
 from fxpar.runtime.packing import Landing, pack, packed
 from fxpar.runtime.side import Side
+from fxpar.runtime.turns import Turns
 from fxpar.runtime.worker import Worker
 
-_WINDOW = 8
-"""How many chunks a rank that serves several peers in turn hands to the network before the first has left."""
-
-TAG_KINDS = 4
-"""A microbatch has a tag for what is sent, one for what is passed on, and one for the answers to each."""
+TAG_KINDS = 5
+"""A microbatch has a tag for what is sent, one for what is passed on, one for the answers to each, one for turns."""
 
 _ANSWER = torch.zeros(1, dtype=torch.uint8)
-"""What a rank sends back that has received all of a relay."""
+"""What a rank sends back that has received all of a relay, or so much that the next has its turn."""
 
 
 def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timedelta | None = None) -> None:
@@ -48,10 +46,15 @@ def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timed
 
 @dataclass(frozen=True, slots=True)
 class RouteChannels:
-    """By relay, the channel in which this rank lets others of its host read, and the one in which it reads."""
+    """By relay, the channel in which this rank lets others of its host read, and the one in which it reads.
+
+    In the channel of a relay's turn, its sender tells others of its host that theirs has come.
+    """
 
     writers: dict[int, ChannelWriter] = field(default_factory=dict)
     readers: dict[int, ChannelReader] = field(default_factory=dict)
+    turn_writers: dict[int, ChannelWriter] = field(default_factory=dict)
+    turn_readers: dict[int, ChannelReader] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class _Inflow:
     In `message`, others of this host read it.
     """
 
+    number: int
     relay: Relay
     landing: Landing
     memory: Tensor
@@ -74,10 +78,12 @@ class Shipment:
     """A send that has begun; it keeps alive what is being sent.
 
     `acknowledged` are receives of what peers answer when they have all of it. When a peer dies, gloo lets receives
-    fail at once, but not what it was writing.
+    fail at once, but not what it was writing. `turns` are receives of what peers answer, by relay, when the next may
+    have its turn.
     """
 
     acknowledged: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
+    turns: dict[int, tuple[dist.Work, int, Tensor]] = field(default_factory=dict)
     works: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
     handed_over: Future[None] | None = None
 
@@ -106,8 +112,8 @@ class Route:
         channels: through the memory of this host.
         tag: of the first microbatch's messages; `TAG_KINDS` times `num_tags` from there on are this route's own.
         timeout: how long one message may take.
-        in_turn: whether peers are served one after another, as planned. For that someone has to wait in between, so
-            it must not be where one peer may post its receive long after another.
+        turns: whose turn it is, where the ranks of a host serve several peers one after another, as planned. For that
+            they wait for each other, so it must not be where one peer may post its receive long after another.
     """
 
     def __init__(
@@ -119,19 +125,22 @@ class Route:
         tag: int,
         num_tags: int,
         timeout: timedelta,
-        in_turn: bool,
+        turns: Turns,
     ) -> None:
         self._plan, self._side, self._name, self._rank = plan, side, side.name, side.rank
         rank = side.rank
         self._writers, self._readers, self._buffers = channels.writers, channels.readers, buffers
+        self._turns, self._turn_writers, self._turn_readers = turns, channels.turn_writers, channels.turn_readers
         self._tag, self._num_tags, self._timeout = tag, num_tags, timeout
         numbered = list(enumerate(plan.relays))
         self._published = [(i, relay) for i, relay in numbered if relay.path[0] == rank and relay.readers[0]]
-        self._sent = [relay for _, relay in numbered if relay.path[0] == rank and relay.num_hops]
+        self._sent = [(i, relay) for i, relay in numbered if relay.path[0] == rank and relay.num_hops]
         self._passed = [(i, relay) for i, relay in numbered if rank in relay.path[1:]]
         self._read = [(i, relay) for i, relay in numbered if any(rank in group for group in relay.readers)]
-        self._serves_in_turn = in_turn and len({relay.path[1] for relay in self._sent}) > 1
-        self._passes_on = any(relay.path[-1] != rank or number in self._writers for number, relay in self._passed)
+        self._serves_in_turn = any(turns.concern(number) for number, _ in self._sent)
+        self._passes_on = any(
+            relay.path[-1] != rank or number in self._writers or turns.concern(number) for number, relay in self._passed
+        )
         self._sender, self._passer = Worker(f"send {side.name}"), Worker(f"pass on {side.name}")
         self._passed_on: list[Shipment] = []
 
@@ -149,13 +158,16 @@ class Route:
             message.publish(len(message.buffer))
         shipment, tag = Shipment(), self._tag_of(microbatch, passed_on=False)
         if self._sent:
-            for relay in self._sent:
-                self._expect_answer(shipment, relay.path[1], tag)
+            for number, relay in self._sent:
+                shipment.acknowledged.append(self._expect(relay.path[1], tag + self._num_tags))
+                if self._turns.after(number):
+                    turn = self._expect(relay.path[1], self._turn_tag(microbatch))
+                    shipment.turns[number] = turn
             loads = self._loads(value, held)
             if self._serves_in_turn:
-                shipment.handed_over = self._sender.submit(lambda: self._ship(loads, tag, shipment, _WINDOW))
+                shipment.handed_over = self._sender.submit(lambda: self._ship_in_turn(loads, tag, shipment))
             else:
-                self._ship(loads, tag, shipment, None)
+                self._ship(loads, tag, shipment)
         return shipment
 
     def post_receive(self, value: Tensor, microbatch: int) -> Receipt:
@@ -227,28 +239,55 @@ class Route:
         """
         return self._tag + 2 * passed_on * self._num_tags + microbatch % self._num_tags
 
-    def _loads(self, value: Tensor, held: Tile) -> list[tuple[Relay, Tensor]]:
+    def _turn_tag(self, microbatch: int) -> int:
+        """The tag by which a peer tells that the next relay has its turn."""
+        return self._tag + 4 * self._num_tags + microbatch % self._num_tags
+
+    def _loads(self, value: Tensor, held: Tile) -> list[tuple[int, Relay, Tensor]]:
         """The bytes of each relay that starts here, in order."""
         regions: dict[int, Tensor] = {}
         loads = []
-        for relay in self._sent:
+        for number, relay in self._sent:
             if relay.task not in regions:
                 regions[relay.task] = packed(value, held, self._plan.tasks[relay.task].region, self._buffers)
-            loads.append((relay, regions[relay.task][relay.start * value.itemsize : relay.stop * value.itemsize]))
+            part = regions[relay.task][relay.start * value.itemsize : relay.stop * value.itemsize]
+            loads.append((number, relay, part))
         return loads
 
-    def _ship(self, loads: Sequence[tuple[Relay, Tensor]], tag: int, shipment: Shipment, window: int | None) -> None:
-        for relay, memory in loads:
+    def _ship(self, loads: Sequence[tuple[int, Relay, Tensor]], tag: int, shipment: Shipment) -> None:
+        for _, relay, memory in loads:
             for chunk in _chunks(memory, relay.num_chunks):
-                if window is not None and len(shipment.works) >= window:
-                    work, peer, _ = shipment.works.popleft()
-                    complete(work, self._name, peer, self._timeout)
                 self._begin_send(shipment, chunk, relay.path[1], tag)
 
-    def _expect_answer(self, shipment: Shipment, peer: int, tag: int) -> None:
+    def _ship_in_turn(self, loads: Sequence[tuple[int, Relay, Tensor]], tag: int, shipment: Shipment) -> None:
+        """Send each relay when all that come before it on this host have arrived, or nearly so.
+
+        Nobody waits in a circle: before a rank waits for another's relay, it has told of its own earlier ones.
+        """
+        heard: set[int] = set()
+        for load in loads:
+            earlier = self._turns.before.get(load[0])
+            if earlier is not None:
+                self._tell_turns(shipment, earlier)
+                if earlier in self._turn_readers and earlier not in heard:
+                    heard.add(earlier)
+                    arrival = self._turn_readers[earlier].receive(1)
+                    arrival.wait(1, self._timeout.total_seconds())
+                    arrival.release()
+            self._ship([load], tag, shipment)
+        self._tell_turns(shipment, len(self._plan.relays))
+
+    def _tell_turns(self, shipment: Shipment, last: int) -> None:
+        """Wait for this rank's relays up to number `last`, and tell who waits for them on this host."""
+        for number in [number for number in shipment.turns if number <= last]:
+            work, peer, _ = shipment.turns.pop(number)
+            complete(work, self._name, peer, self._timeout)
+            if number in self._turn_writers:
+                self._turn_writers[number].begin(1).publish(1)
+
+    def _expect(self, peer: int, tag: int) -> tuple[dist.Work, int, Tensor]:
         answer = torch.empty(1, dtype=torch.uint8)
-        work = self._begin(dist.irecv, answer, peer, tag + self._num_tags)
-        shipment.acknowledged.append((work, peer, answer))
+        return self._begin(dist.irecv, answer, peer, tag), peer, answer
 
     def _begin_send(self, shipment: Shipment, chunk: Tensor, peer: int, tag: int) -> None:
         shipment.works.append((self._begin(dist.isend, chunk, peer, tag), peer, chunk))
@@ -274,10 +313,11 @@ class Route:
             message = self._writers[number].begin(relay.num_elements * receipt.value.itemsize)
         memory, (previous, following) = landing.memory(relay), _neighbours(relay, self._rank)
         if following is not None:
-            self._expect_answer(receipt.passing, following, self._tag_of(receipt.microbatch, passed_on=True))
+            onward = self._tag_of(receipt.microbatch, passed_on=True)
+            receipt.passing.acknowledged.append(self._expect(following, onward + self._num_tags))
         tag = self._tag_of(receipt.microbatch, passed_on=previous != relay.path[0])
         posted = [self._begin(dist.irecv, chunk, previous, tag) for chunk in _chunks(memory, relay.num_chunks)]
-        return _Inflow(relay, landing, memory, message, tag, posted)
+        return _Inflow(number, relay, landing, memory, message, tag, posted)
 
     def _take_in(self, receipt: Receipt) -> None:
         """Take what arrives, and pass it on; who reads it here learns when nothing more will come."""
@@ -293,7 +333,7 @@ class Route:
     def _take_in_one(self, inflow: _Inflow, receipt: Receipt) -> None:
         passing, onward = receipt.passing, self._tag_of(receipt.microbatch, passed_on=True)
         previous, following = _neighbours(inflow.relay, self._rank)
-        arrived = 0
+        arrived, turn_at = 0, self._turns.bytes_until_next(inflow.number, inflow.relay.num_chunks, len(inflow.memory))
         for work, chunk in zip(inflow.posted, _chunks(inflow.memory, inflow.relay.num_chunks), strict=True):
             complete(work, self._name, previous, self._timeout)
             if following is not None:
@@ -303,6 +343,9 @@ class Route:
                 inflow.message.buffer[arrived : arrived + len(chunk)].copy_(chunk)
                 inflow.message.publish(arrived + len(chunk))
             arrived += len(chunk)
+            if turn_at is not None and arrived >= turn_at and previous == inflow.relay.path[0]:
+                self._begin_send(passing, _ANSWER, previous, self._turn_tag(receipt.microbatch))
+                turn_at = None
         self._begin_send(passing, _ANSWER, previous, inflow.tag + self._num_tags)
         inflow.landing.deliver(inflow.relay, inflow.memory)
 

@@ -5,49 +5,61 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
-from fxpar.reshard.plan import Relay, ReshardPlan
-
-AHEAD_BYTES = 1 << 19
-"""How much of what a host sends may be under way, so that its interface is busy while the news of arrivals travels."""
+from fxpar.reshard.plan import ReshardPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Turns:
-    """For relays by their number in the plan, the one that must have arrived before, at least but for `AHEAD_BYTES`.
+    """For relays by their number in the plan, the one that must have arrived `before`, but for `ahead_bytes` at most.
 
-    Relays that nothing keeps waiting have none.
+    Relays that nothing keeps waiting are not there.
     """
 
     before: Mapping[int, int]
+    ahead_bytes: int = 0
 
     @classmethod
     def of(cls, plan: ReshardPlan) -> Turns:
-        """By the order in which each host sends."""
+        """By the order in which each host sends, where it sends to several peers or from several ranks."""
         sequences: dict[int, list[int]] = {}
         for number, relay in enumerate(plan.relays):
             if relay.num_hops:
                 sequences.setdefault(plan.hosts[relay.path[0]], []).append(number)
-        return cls({k: v for numbers in sequences.values() for k, v in _before(plan, numbers)})
+        ahead = plan.network.ahead_bytes
+        several = [numbers for numbers in sequences.values() if len({plan.relays[n].path[:2] for n in numbers}) > 1]
+        return cls({k: v for numbers in several for k, v in _before(plan, numbers, ahead)}, ahead)
 
-    def after(self, number: int) -> list[int]:
+    @cached_property
+    def _after(self) -> Mapping[int, list[int]]:
+        after: dict[int, list[int]] = {}
+        for later, earlier in self.before.items():
+            after.setdefault(earlier, []).append(later)
+        return after
+
+    def after(self, number: int) -> Sequence[int]:
         """The relays that wait for relay `number`."""
-        return [later for later, earlier in self.before.items() if earlier == number]
+        return self._after.get(number, ())
+
+    def concern(self, number: int) -> bool:
+        """Whether relay `number` waits for another, or another for it."""
+        return number in self.before or number in self._after
+
+    def bytes_until_next(self, number: int, num_chunks: int, num_bytes: int) -> int | None:
+        """How many of a relay's bytes have arrived when the next may have its turn; None if nothing waits for it."""
+        if number not in self._after:
+            return None
+        return num_bytes - self.ahead_bytes if num_bytes > self.ahead_bytes else num_bytes
 
 
-def _before(plan: ReshardPlan, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each relay of a host's sequence with the last one that ends `AHEAD_BYTES` before it starts, or the long one."""
+def _before(plan: ReshardPlan, numbers: Sequence[int], ahead: int) -> Iterator[tuple[int, int]]:
+    """Each relay of a host's sequence with the last one that ends `ahead` bytes before it starts, or the long one."""
     sizes = [plan.relays[number].num_elements * plan.itemsize for number in numbers]
     ends = list(accumulate(sizes))
     for place in range(1, len(numbers)):
-        if sizes[place - 1] > AHEAD_BYTES:
+        if sizes[place - 1] > ahead:
             yield numbers[place], numbers[place - 1]
-        elif (count := bisect_right(ends, ends[place - 1] - AHEAD_BYTES)) > 0:
+        elif (count := bisect_right(ends, ends[place - 1] - ahead)) > 0:
             yield numbers[place], numbers[count - 1]
-
-
-def turn_bytes(relay: Relay, itemsize: int) -> int:
-    """How many bytes of a relay have arrived when the next may have its turn."""
-    num_bytes = relay.num_elements * itemsize
-    return num_bytes - AHEAD_BYTES if num_bytes > AHEAD_BYTES else num_bytes

@@ -28,10 +28,14 @@ class Worker:
     def _work(self) -> None:
         while True:
             job, future = self._jobs.get()
+            failure: BaseException | None = None
             try:
                 job()
             except BaseException as error:
-                future.set_exception(error)
-            else:
+                failure = error
+            del job  # who waits for it may use again what it held
+            if failure is None:
                 future.set_result(None)
-            del job, future  # what they hold must not wait for the next job to be freed
+            else:
+                future.set_exception(failure)
+            del future, failure
