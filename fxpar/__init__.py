@@ -7,6 +7,7 @@ from fxpar.hints import Grouped
 from fxpar.markers import shard
 from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 from fxpar.plan import Plan
+from fxpar.reshard.network import Network
 from fxpar.reshard.tensors import plan_reshard, reshard
 from fxpar.rules import register_rule
 
@@ -16,6 +17,7 @@ __all__ = [
     "FxparError",
     "Grouped",
     "Mesh",
+    "Network",
     "Plan",
     "__version__",
     "batch_rank",

@@ -34,7 +34,7 @@ class Network:
         and K chunks cost K `chunk_us` more. The sum is least at the K given here; small messages stay whole.
         """
         best = math.sqrt(max(num_hops - 1, 0) * self.time_us(num_bytes) / self.chunk_us)
-        return max(1, min(MAX_CHUNKS, round(best)))
+        return max(1, min(MAX_CHUNKS, num_bytes, round(best)))
 
 
 LOOPBACK = Network(bytes_per_us=2e3, chunk_us=100.0)

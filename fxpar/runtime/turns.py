@@ -55,11 +55,12 @@ class Turns:
 
 
 def _before(plan: ReshardPlan, numbers: Sequence[int], ahead: int) -> Iterator[tuple[int, int]]:
-    """Each relay of a host's sequence with the last one that ends `ahead` bytes before it starts, or the long one."""
+    """Each relay of a host's sequence with the last one that ends `ahead` bytes before it starts, or the last long one."""
     sizes = [plan.relays[number].num_elements * plan.itemsize for number in numbers]
     ends = list(accumulate(sizes))
+    last = -1
     for place in range(1, len(numbers)):
-        if sizes[place - 1] > ahead:
-            yield numbers[place], numbers[place - 1]
-        elif (count := bisect_right(ends, ends[place - 1] - ahead)) > 0:
-            yield numbers[place], numbers[count - 1]
+        far = bisect_right(ends, ends[place - 1] - ahead) - 1
+        last = max(last, far, place - 1 if sizes[place - 1] > ahead else -1)
+        if last >= 0:
+            yield numbers[place], numbers[last]

@@ -19,6 +19,7 @@ from fxpar._torch import StridedShard, device_mesh_without_groups
 from fxpar.agreement import check_agreement
 from fxpar.errors import FxparError
 from fxpar.reshard import tensors
+from fxpar.reshard.request import make_request
 from fxpar.reshard.strategies import STRATEGIES
 from fxpar.reshard.tile import tiles_of_placements
 from tests.reshard.pieces import taken
@@ -77,8 +78,10 @@ def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
         tensor = DTensor.from_local(
             local, *ends[0], run_check=False, shape=torch.Size(case.shape), stride=whole.stride()
         )
+        # Where the network is slow, transfers are cut into chunks, and the ranks of a host take turns.
+        network = generator.choice([None, fxpar.Network(bytes_per_us=1e-4, chunk_us=1e4)])
         for strategy in STRATEGIES:
-            moved = fxpar.reshard(tensor, *ends[1], strategy=strategy, timeout_s=30)
+            moved = fxpar.reshard(tensor, *ends[1], strategy=strategy, network=network, timeout_s=30)
             assert moved.shape == whole.shape and moved.dtype == whole.dtype and moved.placements == ends[1][1]
             if needed is not None:
                 assert torch.equal(moved.to_local(), taken(whole, needed)), f"{case}, {strategy}"
@@ -135,7 +138,7 @@ def lose_a_rank(hosts: tuple[int, ...]) -> tuple[str, float]:
 
 def _die_in_the_midst(tensor: DTensor, destination: DeviceMesh) -> None:
     """Take part like every rank until the first byte has come."""
-    request = tensors._request(tensor, destination, [Replicate()], "broadcast", "best")
+    request = make_request(tensor, destination, [Replicate()], tensors._how(destination, "broadcast", "best", None))
     check_agreement(request.facts())
     route, needed = tensors._open(request, 20)
     assert needed is not None

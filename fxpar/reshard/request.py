@@ -1,0 +1,157 @@
+"""What `fxpar.reshard` is asked for, checked: a tensor, where it shall be, and how it shall get there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxpar._torch import StridedShard
+from fxpar.errors import ReshardError
+from fxpar.reshard.network import Network
+from fxpar.reshard.plan import ReshardPlan, make_plan
+from fxpar.reshard.tile import Tile, tiles_of_placements
+
+AxisSpec: TypeAlias = Sequence[str | Sequence[str] | None]
+"""For every dim of a tensor the mesh axis, or axes, that shard it."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """By which strategy, in which order, and over what network."""
+
+    strategy: str
+    algorithm: str
+    network: Network
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A mesh, and how a tensor lies on it."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+
+    def __str__(self) -> str:
+        return f"{self.mesh.mesh.tolist()} {self.mesh.mesh_dim_names or ''} {list(self.placements)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What shall be moved where; hashable, and checked."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    source: End
+    destination: End
+    how: How
+
+    @property
+    def holds(self) -> bool:
+        """Whether this rank has a piece to give."""
+        return self.source.mesh.get_coordinate() is not None
+
+    def facts(self) -> dict[str, str]:
+        """What every rank must ask for alike, by name."""
+        return {
+            "the shape": str(self.shape),
+            "the dtype": str(self.dtype),
+            "the source": str(self.source),
+            "the destination": str(self.destination),
+            "the way": str(self.how),
+        }
+
+    def tiles(self, end: End) -> dict[int, Tile]:
+        """What each rank holds at one end."""
+        return tiles_of_placements(self.shape, end.mesh, end.placements)
+
+    def plan(self, hosts: tuple[int, ...]) -> ReshardPlan:
+        """The plan, made once."""
+        return _plan(self, hosts)
+
+
+@lru_cache(maxsize=256)
+def _plan(request: Request, hosts: tuple[int, ...]) -> ReshardPlan:
+    ends = request.tiles(request.source), request.tiles(request.destination)
+    how = request.how
+    return make_plan(*ends, request.dtype.itemsize, hosts, how.strategy, how.algorithm, network=how.network)
+
+
+def make_request(
+    tensor: DTensor,
+    mesh: DeviceMesh,
+    layout: Sequence[Placement] | AxisSpec,
+    how: How,
+) -> Request:
+    """The request to move `tensor` to `mesh`.
+
+    Raises:
+        ReshardError: something does not fit.
+    """
+    if not isinstance(tensor, DTensor):
+        raise ReshardError(
+            f"expected a DTensor, found {type(tensor).__name__}; distribute_tensor makes one of a tensor"
+        )
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ReshardError(
+            f"the tensor has partial values ({list(tensor.placements)}): reduce them first, with tensor.redistribute"
+        )
+    for which, checked in (("the tensor's mesh", tensor.device_mesh), ("dst_mesh", mesh)):
+        _check_world(which, checked)
+    if mesh.device_type != tensor.device_mesh.device_type:
+        raise ReshardError(f"dst_mesh is of {mesh.device_type}, but the tensor is on {tensor.device_mesh.device_type}")
+    shape = tuple(tensor.shape)
+    source = End(tensor.device_mesh, tuple(tensor.placements))
+    return Request(shape, tensor.dtype, source, End(mesh, _placements(layout, mesh, shape)), how)
+
+
+def _check_world(which: str, mesh: DeviceMesh) -> None:
+    last = int(mesh.mesh.max())
+    if last >= dist.get_world_size():
+        raise ReshardError(
+            f"{which} has rank {last}, but this world has {dist.get_world_size()} ranks; both meshes must be of the "
+            "world that runs"
+        )
+
+
+def _placements(
+    layout: Sequence[Placement] | AxisSpec, mesh: DeviceMesh, shape: tuple[int, ...]
+) -> tuple[Placement, ...]:
+    given = tuple(layout)
+    placements = tuple(entry for entry in given if isinstance(entry, Placement))
+    if not placements:
+        return _from_axes([entry for entry in given if not isinstance(entry, Placement)], mesh, shape)
+    if len(placements) != len(given) or len(given) != mesh.ndim:
+        raise ReshardError(f"dst_layout is {given}: expected {mesh.ndim} placements, one for each axis of dst_mesh")
+    for placement in placements:
+        if isinstance(placement, Shard | StridedShard):
+            if not -len(shape) <= placement.dim < len(shape):
+                raise ReshardError(f"dst_layout has {placement}, but the tensor has {len(shape)} dims")
+        elif not isinstance(placement, Replicate):
+            raise ReshardError(f"dst_layout has {placement}: expected shards and replicas")
+    return placements
+
+
+def _from_axes(spec: AxisSpec, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[Placement, ...]:
+    names = mesh.mesh_dim_names or ()
+    if len(spec) != len(shape):
+        raise ReshardError(f"dst_layout is {tuple(spec)}: expected an entry for each of the tensor's {len(shape)} dims")
+    placements: list[Placement] = [Replicate()] * mesh.ndim
+    for dim, entry in enumerate(spec):
+        axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        for axis in axes:
+            if axis not in names:
+                raise ReshardError(f"dst_layout names axis {axis!r}: dst_mesh has {list(names) or 'no named axes'}")
+            if not isinstance(placements[names.index(axis)], Replicate):
+                raise ReshardError(f"dst_layout uses axis {axis!r} twice")
+            placements[names.index(axis)] = Shard(dim)
+        if list(axes) != sorted(axes, key=names.index):
+            raise ReshardError(f"dst_layout shards dim {dim} by {axes}: expected the order of dst_mesh, {names}")
+    return tuple(placements)
