@@ -99,6 +99,7 @@ class Timeline {
   Schedule schedule() const;
 
   void place(const Placement& placement);
+  void append(int class_index, int sender);  // places a flow at the earliest
   void undo();  // takes back the last placement
 
  private:

@@ -31,7 +31,9 @@ class DepthFirst {
     Time bound;  // on the makespan of whatever may follow
     Time load;   // the greatest of an interface that the flow occupies
 
-    auto rank() const { return std::make_tuple(bound, placement.start, -load, placement.class_index, placement.sender); }
+    auto rank() const {
+      return std::make_tuple(bound, placement.start, -load, placement.class_index, placement.sender);
+    }
   };
 
   // A host's twin is the last before it that may send just the same flows, where neither receives anything.

@@ -10,9 +10,9 @@
 namespace fxpar::reshard {
 namespace {
 
-constexpr int kFreshSets = 8;     // made anew, before
-constexpr int kChangedSets = 24;  // the best so far, with one flow forced in
-constexpr int kFewestSets = 3;    // weighed even where the first is good
+constexpr int kMostSets = 32;   // weighed at one time
+constexpr int kFreshSets = 8;   // of these are made anew; the rest are the best so far, with one flow forced in
+constexpr int kFewestSets = 3;  // weighed even where the first is good
 
 // SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators"): the same numbers on every machine.
 class Random {
@@ -83,11 +83,13 @@ using Set = std::vector<Placement>;
 // One schedule, from its start to its end.
 class Greedy {
  public:
-  Greedy(const Problem& problem, uint64_t seed, int64_t& budget)
-      : problem_(problem), budget_(budget), random_(seed), timeline_(problem), occupancy_(problem),
-        scale_(timeline_.bound()), kinds_(problem.kinds.size()), classes_of_(problem.kinds.size()) {
+  Greedy(const Problem& problem, uint64_t seed, int most_sets, int64_t& budget)
+      : problem_(problem), budget_(budget), random_(seed), most_sets_(most_sets), timeline_(problem),
+        occupancy_(problem), scale_(timeline_.bound()), kinds_(problem.kinds.size()),
+        classes_of_(problem.kinds.size()) {
     std::iota(kinds_.begin(), kinds_.end(), 0);
-    std::stable_sort(kinds_.begin(), kinds_.end(), [this](int one, int other) { return load_of(one) > load_of(other); });
+    const auto is_heavier = [this](int one, int other) { return load_of(one) > load_of(other); };
+    std::stable_sort(kinds_.begin(), kinds_.end(), is_heavier);
     for (size_t c = problem.classes.size(); c-- > 0;) classes_of_[problem.classes[c].kind].push_back(c);
     for (const Class& flows : problem.classes) left_.push_back(flows.count);
   }
@@ -131,11 +133,11 @@ class Greedy {
     budget_ -= kinds_.size() / 8;  // these steps are quick
   }
 
-  // The best of many maximal sets of candidates that do not conflict.
+  // The best of many maximal sets of candidates that do not conflict; a single one once the budget is spent.
   Set choose_set() {
     const Time bound = timeline_.bound();
     const bool has_choice = candidates_.size() > 1 || problem_.kinds[candidates_[0]].senders.size() > 1;
-    const int most = has_choice ? kFreshSets + kChangedSets : 1;
+    const int most = has_choice ? most_sets_ : 1;
     Set best = make_set(0, {});
     Score best_score = weigh();
     for (int i = 1; i < most && budget_ > 0 && (i < kFewestSets || best_score.bound > bound); ++i) {
@@ -274,6 +276,7 @@ class Greedy {
   const Problem& problem_;
   int64_t& budget_;
   Random random_;
+  const int most_sets_;
   Timeline timeline_;
   Occupancy occupancy_;
   const Time scale_;
@@ -290,8 +293,10 @@ class Greedy {
 
 Schedule search_greedily(const Problem& problem, Schedule incumbent, Time bound, int64_t budget, uint64_t seed) {
   Random seeds(seed);
-  while (incumbent.makespan > bound && budget > 0) {
-    Schedule found = Greedy(problem, seeds.next(), budget).run(incumbent.makespan);
+  for (int run = 0; incumbent.makespan > bound && budget > 0; ++run) {
+    // With fewer sets to choose from, every other run goes another way.
+    const int most_sets = run % 2 == 0 ? kMostSets : 1 + static_cast<int>(seeds.below(kMostSets));
+    Schedule found = Greedy(problem, seeds.next(), most_sets, budget).run(incumbent.makespan);
     const bool is_complete = static_cast<int>(found.placements.size()) == problem.num_flows;
     if (is_complete && found.makespan < incumbent.makespan) incumbent = std::move(found);
   }

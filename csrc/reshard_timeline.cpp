@@ -44,6 +44,10 @@ void Timeline::place(const Placement& placement) {
   steps_.push_back(step);
 }
 
+void Timeline::append(int class_index, int sender) {
+  place({class_index, sender, std::max(earliest(problem_.kind_of(class_index)), free_[sender])});
+}
+
 void Timeline::undo() {
   const Placement placement = steps_.back().placement;
   steps_.pop_back();
