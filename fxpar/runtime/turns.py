@@ -55,7 +55,7 @@ class Turns:
 
 
 def _before(plan: ReshardPlan, numbers: Sequence[int], ahead: int) -> Iterator[tuple[int, int]]:
-    """Each relay of a host's sequence with the last one that ends `ahead` bytes before it starts, or the last long one."""
+    """Each relay of a host's sequence with the last that is long, or that ends `ahead` bytes before it starts."""
     sizes = [plan.relays[number].num_elements * plan.itemsize for number in numbers]
     ends = list(accumulate(sizes))
     last = -1
