@@ -37,6 +37,11 @@ def at_most(name: str, value: float, goal: float) -> Bar:
     return Bar(f"{name}, at most", value, goal, value <= goal)
 
 
+def exactly(name: str, value: float, goal: float) -> Bar:
+    """A bar that is met by `goal` alone."""
+    return Bar(f"{name}, exactly", value, goal, value == goal)
+
+
 def describe_machine() -> str:
     """The processor, its cores, and the versions that figures depend on."""
     processor = platform.processor() or platform.machine()

@@ -47,20 +47,13 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A tensor of int32 that goes from one mesh to another one of other hosts.
-
-    Units of `bound`, `naive` and `balance` are the bytes of the whole tensor: the lower bound, which the best schedule
-    reaches, and how long the paper's two simple algorithms take.
-    """
+class Crossing:
+    """A tensor of int32 that goes from one mesh to another one of other hosts."""
 
     name: str
     shape: tuple[int, ...]
     source: End
     destination: End
-    bound: Fraction
-    naive: Fraction
-    balance: Fraction
 
     @property
     def num_bytes(self) -> int:
@@ -80,6 +73,19 @@ class Case:
         first = self.source.num_ranks
         needed = self.destination.tiles(self.shape, range(first, first + self.destination.num_ranks))
         return self.source.tiles(self.shape, range(first)), needed
+
+
+@dataclass(frozen=True, slots=True)
+class Case(Crossing):
+    """One that the paper measures.
+
+    Units of `bound`, `naive` and `balance` are the bytes of the whole tensor: the lower bound, which the best schedule
+    reaches, and how long the paper's two simple algorithms take.
+    """
+
+    bound: Fraction
+    naive: Fraction
+    balance: Fraction
 
 
 def _end(text: str, mesh: tuple[int, int]) -> End:
