@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 
@@ -15,12 +16,13 @@ from fxpar.mesh import Mesh
 from fxpar.schedule import SCHEDULE_NAMES, Schedule, build_schedule, forward_only, peak_in_flight
 from fxpar.tiles import assemble
 from tests.runtime.toy_pipeline import ROWS, WIDTH, Expected, Toy, owners, run_alone, whole_values
-from tests.runtime.train_toy import Outcome, most_alive, train
+from tests.runtime.train_toy import Outcome, lose_a_stage, memory_by_step, most_alive, train
 
 WHOLE = Layout((ROWS, WIDTH))
 RAGGED_ROWS = WHOLE.with_placement("x", Shard(0, 2))
 COLUMNS = WHOLE.with_placement("x", Shard(1, 2))
 INSIDE = WHOLE.with_placement("x", Shard(1, 2, outer=3))
+TWO_BY_TWO = {"pipe": 2, "x": 2}
 
 
 def every_schedule(pipe: int, counts: Sequence[int] = (2, 4)) -> list[Schedule]:
@@ -115,3 +117,17 @@ def test_what_a_microbatch_made_is_freed_with_its_backward(name: str) -> None:
     alive = run_ranks(3, most_alive, Toy([WHOLE] * 3), {"pipe": 3}, schedule)
     # The last stage keeps its losses and predictions, which users asked for.
     assert alive[:-1] == list(peak_in_flight(schedule))[:-1]
+
+
+@pytest.mark.parametrize("ranks_per_host", [8, 1])
+def test_steps_take_no_more_memory_after_warm_up(ranks_per_host: int) -> None:
+    for rank, by_step in enumerate(run_ranks(4, memory_by_step, Toy([INSIDE, WHOLE]), TWO_BY_TWO, 10, ranks_per_host)):
+        assert by_step[0].buffers > 0
+        assert by_step[2] == by_step[-1], f"rank {rank}: {by_step}"
+
+
+@pytest.mark.parametrize("ranks_per_host", [8, 1])
+def test_a_step_that_loses_a_stage_names_the_edge_and_keeps_nothing(ranks_per_host: int) -> None:
+    (message, num_kept), _ = run_ranks(2, lose_a_stage, Toy([WHOLE] * 2), {"pipe": 2}, ranks_per_host, timeout_s=100)
+    assert re.match(r"lost rank 1 while moving .*of edge \w+ from stage \d to stage \d", message), message
+    assert num_kept == 0

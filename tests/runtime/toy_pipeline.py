@@ -23,6 +23,7 @@ from fxpar.annotate import set_value
 from fxpar.layout import Layout, Partial, Shard
 from fxpar.mesh import Mesh
 from fxpar.passes.insert_reshards import insert_reshards
+from fxpar.pipeline import Pipeline
 from fxpar.plan import PlannedParameter
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
@@ -225,15 +226,26 @@ def compiled_stage(toy: Toy, mesh: Mesh, schedule: Schedule) -> CompiledStage:
     return compile_stage(toy, stages[mesh.coordinate["pipe"]], mesh)
 
 
-def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage) -> tuple[Executor, Connections]:
-    """This rank's executor of its stage, wired as a compiled model's is."""
-    microbatches = schedule.num_microbatches
-    pipeline = insert_reshards(planned_stages(toy, with_backward=schedule.has_backward), mesh, owners(toy))
-    programs = lower(schedule, pipeline.edges)
-    check_programs(programs, schedule, pipeline.edges)
-    connections = connect(pipeline.reshards, own, mesh, microbatches, timedelta(seconds=60))
+def pipeline(toy: Toy, mesh: Mesh, schedule: Schedule) -> Pipeline:
+    """The stages and what moves between them."""
+    return insert_reshards(planned_stages(toy, with_backward=schedule.has_backward), mesh, owners(toy))
+
+
+def make_connections(
+    toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage, timeout_s: float = 60
+) -> Connections:
+    """This rank's connections, wired as a compiled model's are."""
+    timeout = timedelta(seconds=timeout_s)
+    return connect(pipeline(toy, mesh, schedule).reshards, own, mesh, schedule.num_microbatches, timeout)
+
+
+def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage, connections: Connections) -> Executor:
+    """This rank's executor of its stage."""
+    edges = pipeline(toy, mesh, schedule).edges
+    programs = lower(schedule, edges)
+    check_programs(programs, schedule, edges)
     loss = Loss(0, torch.double)
-    return Executor(mesh, programs[own.index], own, connections, microbatches, {"0": 0}, loss), connections
+    return Executor(mesh, programs[own.index], own, connections, schedule.num_microbatches, {"0": 0}, loss)
 
 
 def owners(toy: Toy) -> dict[str, PlannedParameter]:

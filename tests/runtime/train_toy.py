@@ -5,14 +5,26 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from fxpar.errors import PeerLostError
 from fxpar.mesh import Mesh, init_mesh
-from fxpar.schedule import Schedule
+from fxpar.runtime.segments import share_memory
+from fxpar.runtime.stage_way import StageWay
+from fxpar.schedule import Schedule, build_schedule
 from tests.reshard.move_tensors import live_on
-from tests.runtime.toy_pipeline import ROWS, Toy, compiled_stage, make_executor, run_step, whole_values
+from tests.runtime.toy_pipeline import (
+    ROWS,
+    Toy,
+    compiled_stage,
+    make_connections,
+    make_executor,
+    run_step,
+    whole_values,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,8 @@ def train(
 
 
 def _train(toy: Toy, mesh: Mesh, schedule: Schedule, steps: int) -> Outcome:
-    executor, _ = make_executor(toy, mesh, schedule, compiled_stage(toy, mesh, schedule))
+    stage = compiled_stage(toy, mesh, schedule)
+    executor = make_executor(toy, mesh, schedule, stage, make_connections(toy, mesh, schedule, stage))
     values = whole_values(toy, ROWS * schedule.num_microbatches * mesh.data)
     count = values["count"].clone()
     done = []
@@ -61,7 +74,85 @@ def most_alive(toy: Toy, sizes: Mapping[str, int], schedule: Schedule) -> int:
 
     stage = compiled_stage(toy, mesh, schedule)
     forward = stage.forward
-    executor, _ = make_executor(toy, mesh, schedule, replace(stage, forward=watched))
+    connections = make_connections(toy, mesh, schedule, stage)
+    executor = make_executor(toy, mesh, schedule, replace(stage, forward=watched), connections)
     values = whole_values(toy, ROWS * schedule.num_microbatches)
     run_step(toy, executor, mesh, values, values["count"].clone())
     return peak
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a rank's transfers take after a step, in bytes: pool, and of the memory it shares what is there and used."""
+
+    buffers: int
+    committed: int
+    in_use: int
+
+
+class _Late:
+    """A way of `microbatches` per step, none of which is waited for before all have been sent."""
+
+    def __init__(self, way: StageWay, microbatches: int) -> None:
+        self._way, self._microbatches = way, microbatches
+        self.post_receive, self.complete, self.finish = way.post_receive, way.complete, way.finish
+        self._num_sent = self._num_awaited = 0
+
+    def send(self, value: Tensor, microbatch: int) -> Any:
+        shipment = self._way.send(value, microbatch)
+        self._num_sent += 1
+        if self._num_sent % self._microbatches == 0:
+            dist.barrier()
+        return shipment
+
+    def wait(self, receipt: Any) -> Tensor:
+        if self._num_awaited % self._microbatches == 0:
+            dist.barrier()
+        self._num_awaited += 1
+        return self._way.wait(receipt)
+
+
+def memory_by_step(toy: Toy, sizes: Mapping[str, int], steps: int, ranks_per_host: int) -> list[Memory]:
+    """Two stages, each of which receives as late as it can, so that every step has as much under way as can be."""
+    live_on(dist.get_rank() // ranks_per_host)
+    mesh, schedule = init_mesh(**sizes), build_schedule("gpipe", 2, 4)
+    stage = compiled_stage(toy, mesh, schedule)
+    connections = make_connections(toy, mesh, schedule, stage)
+    late = {key: _Late(way, schedule.num_microbatches) for key, way in connections.traffic.items()}
+    executor = make_executor(toy, mesh, schedule, stage, replace(connections, traffic=late))
+    values, heap, found = whole_values(toy, ROWS * schedule.num_microbatches), share_memory().own.heap, []
+    for _ in range(steps):
+        run_step(toy, executor, mesh, values, values["count"].clone())
+        found.append(Memory(connections.buffers.num_bytes, heap.committed_bytes, heap.bytes_in_use))
+    return found
+
+
+class _Left(Exception):
+    """A rank leaves in the midst of a step."""
+
+
+def lose_a_stage(toy: Toy, sizes: Mapping[str, int], ranks_per_host: int) -> tuple[str, int]:
+    """The last stage leaves in the midst of the second step: the first one's error, and how many values it keeps."""
+    live_on(dist.get_rank() // ranks_per_host)
+    mesh, schedule = init_mesh(**sizes), build_schedule("gpipe", 2, 4)
+    stage, made = compiled_stage(toy, mesh, schedule), list[weakref.ref[Tensor]]()
+
+    def watched(*inputs: Tensor) -> Sequence[Tensor]:
+        if mesh.coordinate["pipe"] == 1 and len(made) == 5:
+            raise _Left
+        values = stage.forward(*inputs)
+        made.append(weakref.ref(values[-1]))  # kept for the backward
+        return values
+
+    watched_stage = replace(stage, forward=watched)
+    connections = make_connections(toy, mesh, schedule, watched_stage, timeout_s=2)
+    executor = make_executor(toy, mesh, schedule, watched_stage, connections)
+    values, message = whole_values(toy, ROWS * schedule.num_microbatches), ""
+    try:
+        for _ in range(2):
+            run_step(toy, executor, mesh, values, values["count"].clone())
+    except PeerLostError as error:
+        message = str(error)
+    except _Left:
+        dist.destroy_process_group()
+    return message, sum(ref() is not None for ref in made)
