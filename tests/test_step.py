@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor
 import fxpar
 from fxpar.errors import PlanMismatchError
 from fxpar.launch import run_ranks
+from fxpar.reshard.strategies import STRATEGIES
 from tests.parity import SUBJECTS, stage_openers
+from tests.reshard.move_tensors import live_on
 
 ATEN = {"lowering": "aten"}
 
@@ -49,11 +51,12 @@ def build_wide(mesh: fxpar.Mesh, microbatches: int = 2) -> tuple[nn.Module, nn.M
     return model, alone, tokens
 
 
-def check_results(sizes: dict[str, int]) -> None:
+def check_results(sizes: dict[str, int], ranks_per_host: int = 8, options: dict[str, Any] = ATEN) -> None:
     """Loss, gradients of ragged shards, and results of the first and the last stage, with and without grad."""
+    live_on(dist.get_rank() // ranks_per_host)
     mesh = fxpar.init_mesh(**sizes)
     model, alone, tokens = build_wide(mesh)
-    step = torch.compile(model, backend="fxpar", options=ATEN)
+    step = torch.compile(model, backend="fxpar", options=options)
     mine = tokens.chunk(mesh.data)[fxpar.batch_rank(mesh)]
     expected = alone(tokens)
     with torch.no_grad():
@@ -81,6 +84,11 @@ def check_results(sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize("sizes", [{"pipe": 2, "x": 2}, {"data": 2, "x": 2}, {"pipe": 2, "data": 2}])
 def test_results_and_gradients_of_ragged_shards(sizes: dict[str, int]) -> None:
     run_ranks(4, check_results, sizes)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_moves_the_same_values_inside_hosts_and_between_them(strategy: str) -> None:
+    run_ranks(4, check_results, {"pipe": 2, "x": 2}, 3, {**ATEN, "strategy": strategy})
 
 
 def global_batch(sizes: dict[str, int]) -> None:
@@ -112,6 +120,25 @@ def test_ranks_that_derive_different_plans_say_what_differs() -> None:
     for message in run_ranks(2, different_models):
         assert "the captured forward (ranks 1)" in message
         assert "the mesh" not in message
+
+
+def different_strategies() -> str:
+    """Rank 1 would move values otherwise."""
+    live_on(dist.get_rank())
+    mesh = fxpar.init_mesh(pipe=2, x=2)
+    model, _, tokens = build_wide(mesh)
+    strategy = "send_recv" if mesh.rank == 1 else "broadcast"
+    step = torch.compile(model, backend="fxpar", options={**ATEN, "strategy": strategy})
+    try:
+        step(tokens)
+    except PlanMismatchError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_that_would_move_values_differently_say_so_before_any_byte_moves() -> None:
+    for message in run_ranks(4, different_strategies):
+        assert "these differ from rank 0: what moves between stages, and how (ranks 1)." in message
 
 
 def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]) -> list[str]:
