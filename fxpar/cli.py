@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -10,16 +11,27 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fxpar.bench import BENCHMARKS
+from fxpar.errors import FxparError
 
 if TYPE_CHECKING:
     from fxpar.bench.report import Report
 
+_WIDTH_OF_FILES = 200
+"""Where output is no terminal, whose width would be known, it is wide enough for every table."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with `arguments` (default: the process's own); gives the exit status."""
+    """Run the command with `arguments` (default: the process's own); gives the exit status.
+
+    That is 1 when a goal is missed that was to be checked, and 2 when the command cannot do what it was asked to.
+    """
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
-    return command(options)
+    try:
+        return command(options)
+    except FxparError as error:
+        print(f"fxpar: {error}", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,13 +62,17 @@ def _add_modes(parser: argparse.ArgumentParser, modes: Mapping[str, str]) -> Non
 
 def _bench(options: argparse.Namespace) -> int:
     from fxpar.bench.report import print_report, to_json
+    from fxpar.config import is_first_rank
 
     run: Callable[..., Report] = import_module(f"fxpar.bench.{options.name}").run
     chosen = {} if options.mode is None else {"mode": options.mode}
-    with Console(stderr=True).status(options.name) as status:
+    console, progress = Console(quiet=not is_first_rank()), Console(stderr=True, quiet=not is_first_rank())
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_FILES
+    with progress.status(options.name) as status:
         report = run(status.update, **chosen)
     if options.json:
-        print(to_json(report))
+        console.out(to_json(report), highlight=False)
     else:
-        print_report(report, Console())
+        print_report(report, console)
     return 1 if options.check and not report.met else 0

@@ -83,3 +83,8 @@ def _check_names(options: Options) -> None:
 def host_name() -> str | None:
     """What the environment variable FXPAR_HOST says this rank's host is; ranks of one name may share memory."""
     return os.environ.get("FXPAR_HOST") or None
+
+
+def is_first_rank() -> bool:
+    """Whether this is rank 0 of what a launcher started, or was started alone: who prints what all ranks know."""
+    return os.environ.get("RANK", "0") == "0"

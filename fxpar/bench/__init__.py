@@ -17,5 +17,12 @@ BENCHMARKS = {
     "step": Benchmark(
         "choosing layouts, compiling, executor overhead, and step time against torch.distributed.pipelining"
     ),
+    "reshard": Benchmark(
+        "moving tensors between meshes by all strategies, on the ranks that torchrun started or four of this machine",
+        {
+            "simulate": "only plan the cases of the paper, and time plans of many tasks",
+            "emulate": "run the cases of the paper on emulated hosts with links of 200 Mbit/s; some 7 minutes, as root",
+        },
+    ),
 }
 """Name -> what the benchmark is."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 Row: TypeAlias = Mapping[str, str | int | float | bool]
 """One configuration: raw figures whose names end in their units."""
@@ -72,15 +72,16 @@ def to_json(report: Report) -> str:
 
 
 def print_report(report: Report, console: Console) -> None:
-    """A table for each kind of row, and one for the bars."""
+    """A table for each kind of row, and one for the bars, if there are any."""
     for columns, rows in groupby(report.rows, key=tuple):
         console.print(_table(columns, rows))
-    console.print(_table(("name", "value", "goal", "met"), [asdict(bar) for bar in report.bars]))
+    if report.bars:
+        console.print(_table(("name", "value", "goal", "met"), [asdict(bar) for bar in report.bars]))
     console.print(report.machine, highlight=False)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
-    table = Table(*columns)
+    table = Table(*(Column(name, overflow="fold") for name in columns))
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
     return table

@@ -1,0 +1,106 @@
+"""Resharding measured on emulated hosts, whose links have a known rate: how close to the bound, how far from others."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from fxpar.bench.cluster import EmulatedCluster
+from fxpar.bench.report import Bar, Row, Say, at_most
+from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
+from fxpar.bench.transfers import Measured, Transfer, measured, time_transfers
+from fxpar.reshard.cases import ONE_TO_MANY
+from fxpar.reshard.network import Network
+from fxpar.reshard.strategies import STRATEGIES
+
+NETWORK = Network(bytes_per_us=25.0, chunk_us=150.0)
+"""200 Mbit/s, and what one message of gloo costs besides on two busy cores."""
+
+NUM_ELEMENTS = 6_250_000
+"""Of int32: one second of one link."""
+
+REPEATS = 5
+SECONDS_EACH = 5.0
+"""Other strategies than broadcast are repeated as often as fits into this, at least once."""
+
+GOAL_OVER_BOUND, GOAL_OVER_ONE_HOST = 1.15, 1.1
+
+_NEWS_S = 0.1
+
+
+def emulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
+    """The nine cases, then one device to many; some 7 minutes. The bars hold medians of broadcast."""
+    for problem in nine_cases(NUM_ELEMENTS):
+        say(f"case {problem.name} on emulated hosts")
+        yield from rows(measure([problem]))
+    say("from one device to many on emulated hosts")
+    found = measure(one_to_many(NUM_ELEMENTS))
+    yield from rows(found)
+    yield _by_hosts(found)
+
+
+def measure(problems: Sequence[Problem], network: Network = NETWORK) -> list[Measured]:
+    """All strategies of all problems, which have the same hosts, in turns of one run of all ranks.
+
+    Raises:
+        ClusterUnavailableError: this machine or user cannot emulate hosts.
+        RankFailedError: a transfer failed, or did not deliver what was sent.
+    """
+    transfers = [_transfer(problem, strategy, network) for problem in problems for strategy in STRATEGIES]
+    ranks_per_host = list(Counter(problems[0].hosts).values())
+    with EmulatedCluster(len(ranks_per_host), rate_mbit=8 * network.bytes_per_us) as cluster:
+        return measured(transfers, cluster.run(ranks_per_host, time_on_one_clock, transfers))
+
+
+def _transfer(problem: Problem, strategy: str, network: Network) -> Transfer:
+    plan = problem.plan(strategy, network)
+    fitting = int(SECONDS_EACH / (plan.time_us(network) / 1e6))
+    repeats = REPEATS if strategy == "broadcast" else max(1, min(REPEATS, fitting))
+    return Transfer(problem.name, problem.shape, problem.source, problem.destination, plan, repeats)
+
+
+def time_on_one_clock(transfers: Sequence[Transfer]) -> list[list[float]]:
+    """`time_transfers` on ranks that are all on this machine."""
+    return time_transfers(transfers, torch.device("cpu"), _meet_on_one_clock)
+
+
+def _meet_on_one_clock() -> float:
+    """Processes of one kernel share a clock, so they can go on at a time that they agree upon."""
+    start = torch.tensor([time.monotonic() + _NEWS_S], dtype=torch.float64)
+    dist.all_reduce(start, dist.ReduceOp.MAX)
+    time.sleep(max(0.0, start.item() - time.monotonic()))
+    return start.item()
+
+
+def rows(found: Sequence[Measured], network: Network = NETWORK) -> Iterator[tuple[Row, list[Bar]]]:
+    """Against the bound at the nominal rate, of which headers take 4.4%, and against broadcast in the same run."""
+    broadcasts = {each.transfer.name: each.median_s for each in found if each.strategy == "broadcast"}
+    for each in found:
+        name, plan = each.transfer.name, each.transfer.plan
+        bound_s = network.time_us(float(plan.bound_bytes)) / 1e6
+        over_bound = each.median_s / bound_s
+        row: Row = {
+            "case": name,
+            "strategy": each.strategy,
+            "bound_s": bound_s,
+            "predicted_s": plan.time_us(network) / 1e6,
+            **each.times(),
+            "median_over_bound": over_bound,
+            "median_over_broadcast": each.median_s / broadcasts[name],
+        }
+        bar = at_most(f"case {name}: broadcast over bound", over_bound, GOAL_OVER_BOUND)
+        yield row, [bar] if each.strategy == "broadcast" else []
+
+
+def _by_hosts(found: Sequence[Measured]) -> tuple[Row, list[Bar]]:
+    """Broadcast to more and more hosts of two devices each."""
+    broadcasts = {each.transfer.name: each.median_s for each in found if each.strategy == "broadcast"}
+    meshes = {case.destination.mesh: case.name for case in ONE_TO_MANY}
+    curve = {hosts: broadcasts[name] for (hosts, devices), name in meshes.items() if devices == 2}
+    row: Row = {"strategy": "broadcast", **{f"to_{hosts}_hosts_s": median_s for hosts, median_s in curve.items()}}
+    slowest = max(median_s / curve[1] for median_s in curve.values())
+    return row, [at_most(f"broadcast to up to {max(curve)} hosts over one", slowest, GOAL_OVER_ONE_HOST)]

@@ -1,0 +1,111 @@
+"""Resharding on the network that is there: from one half of the ranks to the other, by all strategies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from fxpar.bench.report import Bar, Row, Say, at_most
+from fxpar.bench.transfers import DTYPE, Measured, Transfer, measured, time_transfers
+from fxpar.errors import ReshardError
+from fxpar.hosts import discover_hosts
+from fxpar.launch import run_ranks
+from fxpar.reshard.plan import make_plan
+from fxpar.reshard.strategies import STRATEGIES
+from fxpar.reshard.tile import Tile
+
+SIZES = (1 << 20, 1 << 23, 1 << 26)
+"""Bytes."""
+
+REPEATS = 5
+RANKS_ALONE = 4
+GOAL = 1.0
+
+
+def measure_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
+    """On the ranks that torchrun started, all of which call this; started alone, on four ranks of this machine.
+
+    The bar holds broadcast against send_recv with the largest tensor, where they do not move the same bytes.
+
+    Raises:
+        ReshardError: torchrun started a single rank.
+    """
+    if dist.is_torchelastic_launched():
+        device = _join()
+        say("moving tensors between the halves of this world")
+        found = measure_halves(device)
+        dist.destroy_process_group()
+    else:
+        device = torch.device("cpu")
+        say(f"moving tensors between {RANKS_ALONE} ranks of this machine")
+        found, *_ = run_ranks(RANKS_ALONE, measure_halves, device)
+    by_strategy = {each.strategy: each for each in found}  # the largest tensor's come last
+    for each in found:
+        is_last = each is by_strategy["broadcast"]
+        yield _row(each, device), list(_bars(each, by_strategy["send_recv"])) if is_last else []
+
+
+def _join() -> torch.device:
+    """Form the world, and give the device of this rank."""
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", dist.get_node_local_rank())
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    return device
+
+
+def measure_halves(device: torch.device, sizes: Sequence[int] = SIZES) -> list[Measured]:
+    """A collective of this world, with tensors of `sizes` bytes on `device`; gives the same on every rank.
+
+    Raises:
+        ReshardError: the world has no halves.
+    """
+    if dist.get_world_size() < 2:
+        raise ReshardError("expected 2 ranks or more to move tensors between, but this world has 1: start more")
+    transfers = [_transfer(num_bytes, strategy) for num_bytes in sizes for strategy in STRATEGIES]
+    own = time_transfers(transfers, device, _meet)
+    by_rank = [own] * dist.get_world_size()
+    dist.all_gather_object(by_rank, own)
+    return measured(transfers, by_rank)
+
+
+def _transfer(num_bytes: int, strategy: str) -> Transfer:
+    """The first half of the ranks hold parts; each rank of the second needs them all."""
+    hosts = discover_hosts()
+    middle, size = len(hosts) // 2, num_bytes // DTYPE.itemsize
+    source = {rank: Tile((((size * rank // middle, size * (rank + 1) // middle),),)) for rank in range(middle)}
+    destination = {rank: Tile((((0, size),),)) for rank in range(middle, len(hosts))}
+    plan = make_plan(source, destination, DTYPE.itemsize, hosts, strategy)
+    return Transfer(f"{num_bytes} bytes", (size,), source, destination, plan, REPEATS)
+
+
+def _meet() -> float:
+    """Clocks of several machines differ: the time of each rank begins when it has heard of all the others."""
+    dist.all_reduce(torch.zeros(1))
+    return time.monotonic()
+
+
+def _row(each: Measured, device: torch.device) -> Row:
+    plan = each.transfer.plan
+    num_bytes = each.transfer.shape[0] * DTYPE.itemsize
+    return {
+        "device": device.type,
+        "hosts": max(plan.hosts) + 1,
+        "ranks": len(plan.hosts),
+        "tensor_bytes": num_bytes,
+        "strategy": each.strategy,
+        "bytes_between_hosts": plan.num_bytes,
+        **each.times(),
+        "tensor_mb_per_s": num_bytes / each.median_s / 1e6,
+    }
+
+
+def _bars(broadcast: Measured, send_recv: Measured) -> Iterator[Bar]:
+    if broadcast.transfer.plan.num_bytes < send_recv.transfer.plan.num_bytes:
+        name = f"{broadcast.transfer.name}: broadcast over send_recv"
+        yield at_most(name, broadcast.median_s / send_recv.median_s, GOAL)
