@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxpar
@@ -72,11 +74,18 @@ class Run:
     lowering: str = "aten"
     schedules: tuple[str, ...] = SCHEDULE_NAMES
     steps: int = 2
+    strategy: str = "broadcast"
 
 
 def stage_openers(layers: str, num_stages: int, num_layers: int = 4) -> list[str]:
     """Cut `num_layers` layers into stages of equal length."""
     return [f"{layers}.{stage * num_layers // num_stages}" for stage in range(1, num_stages)]
+
+
+def check_runs_between_hosts(runs: Sequence[Run], ranks_per_host: int) -> None:
+    """As `check_runs`, where ranks of different hosts do not use each other's memory. For `run_ranks`."""
+    os.environ["FXPAR_HOST"] = f"host {dist.get_rank() // ranks_per_host}"
+    check_runs(runs)
 
 
 def check_runs(runs: Sequence[Run]) -> None:
@@ -103,8 +112,9 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         microbatches=run.microbatches,
         example_inputs=mine[0],
     )
+    options = {"lowering": run.lowering, "strategy": run.strategy}
     compiled = {
-        schedule: torch.compile(model, backend="fxpar", options={"lowering": run.lowering, "schedule": schedule})
+        schedule: torch.compile(model, backend="fxpar", options={**options, "schedule": schedule})
         for schedule in run.schedules
     }
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, alone)]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fxpar.launch import run_ranks
-from tests.parity import SUBJECTS, Run, check_runs
+from tests.parity import SUBJECTS, Run, check_runs, check_runs_between_hosts
 
 MESHES = [
     {},
@@ -39,3 +39,25 @@ def test_training_equals_one_process_when_inductor_compiles(subject: str) -> Non
     sizes = INDUCTOR[subject]
     run = Run(subject, sizes, microbatches=2, lowering="inductor", schedules=("eager-1f1b",))
     run_ranks(math.prod(sizes.values()), check_runs, [run])
+
+
+def test_training_equals_one_process_where_every_stage_is_a_host() -> None:
+    runs = [Run(subject, {"pipe": 4}, microbatches=4, steps=1) for subject in SUBJECTS]
+    run_ranks(4, check_runs_between_hosts, runs, 1)
+
+
+BETWEEN_HOSTS = {
+    1: [("gpt", "broadcast"), ("gpt", "send_recv"), ("gpt", "global_allgather")],
+    2: [("llama", "broadcast"), ("gpt", "local_allgather")],
+}
+
+
+@pytest.mark.parametrize(("ranks_per_host", "kinds"), BETWEEN_HOSTS.items(), ids=map(str, BETWEEN_HOSTS))
+def test_training_equals_one_process_by_every_strategy_between_hosts(
+    ranks_per_host: int, kinds: list[tuple[str, str]]
+) -> None:
+    runs = [
+        Run(subject, {"pipe": 2, "x": 2}, 4, schedules=("eager-1f1b",), strategy=strategy)
+        for subject, strategy in kinds
+    ]
+    run_ranks(4, check_runs_between_hosts, runs, ranks_per_host)
