@@ -34,7 +34,8 @@ class Options:
     strategy: how values move between stages; "broadcast", "send_recv", "local_allgather" or "global_allgather".
     algorithm: what chooses the senders and the order of what moves; "best", "greedy", "depth_first", "balance" or
         "naive".
-    transfer_timeout_s: how long one message between stages may take, in seconds, before a PeerLostError says which.
+    transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
+        it, until a PeerLostError says which.
     """
 
     dump: Path | None = None
