@@ -32,6 +32,10 @@ class Crossing:
     target_layouts: tuple[Layout, ...]
     dtype: torch.dtype
 
+    def __post_init__(self) -> None:
+        layouts = self.source_layout, *self.target_layouts
+        assert not any(layout.is_partial for layout in layouts), f"{self.name} is not reduced: {layouts}"
+
     @property
     def name(self) -> str:
         """Says what is moved, for messages; unique in a pipeline."""
