@@ -12,6 +12,7 @@ import pytest
 from fxpar.bench import BENCHMARKS, Benchmark
 from fxpar.bench.report import Report, Say, at_most
 from fxpar.cli import main
+from fxpar.errors import ClusterUnavailableError
 
 COMMAND = str(Path(sys.executable).with_name("fxpar"))
 
@@ -68,6 +69,29 @@ def test_json_is_one_object_and_check_fails_on_a_missed_bar(
 def test_without_json_a_benchmark_prints_tables(missed_bar: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", missed_bar]) == 0
     assert "runs, at most" in capsys.readouterr().out
+
+
+def test_of_ranks_that_all_run_it_the_first_one_prints(
+    missed_bar: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(["bench", missed_bar, "--json"]) == 0
+    assert main(["bench", missed_bar, "--check"]) == 1, "all ranks end alike"
+    assert capsys.readouterr().out == ""
+
+
+def test_what_users_can_mend_is_an_error_and_no_traceback(
+    missed_bar: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(say: Say) -> Report:
+        raise ClusterUnavailableError("there is none")
+
+    monkeypatch.setattr(sys.modules["fxpar.bench.quick"], "run", run)
+    assert main(["bench", missed_bar, "--json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("fxpar: expected to make network namespaces")
+    assert "there is none" in shown.err
+    assert shown.out == ""
 
 
 @pytest.fixture

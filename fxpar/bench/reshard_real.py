@@ -28,7 +28,7 @@ GOAL = 1.0
 def measure_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
     """On the ranks that torchrun started, all of which call this; started alone, on four ranks of this machine.
 
-    The bar holds broadcast against send_recv with the largest tensor, where they do not move the same bytes.
+    The bars are for the largest tensor.
 
     Raises:
         ReshardError: torchrun started a single rank.
@@ -45,7 +45,7 @@ def measure_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
     by_strategy = {each.strategy: each for each in found}  # the largest tensor's come last
     for each in found:
         is_last = each is by_strategy["broadcast"]
-        yield _row(each, device), list(_bars(each, by_strategy["send_recv"])) if is_last else []
+        yield row(each, device), list(bars(each, by_strategy["send_recv"])) if is_last else []
 
 
 def _join() -> torch.device:
@@ -90,7 +90,8 @@ def _meet() -> float:
     return time.monotonic()
 
 
-def _row(each: Measured, device: torch.device) -> Row:
+def row(each: Measured, device: torch.device) -> Row:
+    """The figures of one tensor and strategy."""
     plan = each.transfer.plan
     num_bytes = each.transfer.shape[0] * DTYPE.itemsize
     return {
@@ -105,7 +106,8 @@ def _row(each: Measured, device: torch.device) -> Row:
     }
 
 
-def _bars(broadcast: Measured, send_recv: Measured) -> Iterator[Bar]:
+def bars(broadcast: Measured, send_recv: Measured) -> Iterator[Bar]:
+    """Broadcast takes no longer than send_recv, where it moves less between hosts."""
     if broadcast.transfer.plan.num_bytes < send_recv.transfer.plan.num_bytes:
         name = f"{broadcast.transfer.name}: broadcast over send_recv"
         yield at_most(name, broadcast.median_s / send_recv.median_s, GOAL)
