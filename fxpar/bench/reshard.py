@@ -19,6 +19,6 @@ MODES: Mapping[str, Callable[[Say], Iterable[tuple[Row, list[Bar]]]]] = {
 
 
 def run(say: Say, mode: str = "real") -> Report:
-    """Takes seconds, but 7 minutes to emulate."""
+    """Takes some seconds; half a minute to simulate, and 7 minutes to emulate."""
     found = list(MODES[mode](say))
     return Report([row for row, _ in found], [bar for _, bars in found for bar in bars])
