@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from fxpar.reshard.tile import Tile, Tiles
+from fxpar.reshard.tile import Interval, Tile, Tiles
+
+_Rows: TypeAlias = tuple[tuple[Interval, ...], ...]
+"""What a tile holds of the first dim; of a scalar, nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,23 @@ def unit_tasks(source: Tiles, destination: Tiles) -> tuple[UnitTask, ...]:
     """
     held = _holders(source)
     tasks = []
+    near: dict[_Rows, list[Tile]] = {}
     for needed, takers in _holders(destination).items():
-        for tile, holders in held.items():
+        rows = needed.ranges[:1]
+        if rows not in near:
+            near[rows] = _near(rows, held)
+        for tile in near[rows]:
             region = tile.intersect(needed)
             if region.num_elements:
-                tasks.append(UnitTask(region, tuple(holders), tuple(takers)))
+                tasks.append(UnitTask(region, tuple(held[tile]), tuple(takers)))
     return tuple(tasks)
+
+
+def _near(rows: _Rows, tiles: Collection[Tile]) -> list[Tile]:
+    """The tiles that hold some of `rows`: of as many tiles as there are batch shards, each meets few."""
+    distinct = {tile.ranges[:1]: None for tile in tiles}
+    meeting = {found for found in distinct if Tile(found).intersect(Tile(rows)).num_elements}
+    return [tile for tile in tiles if tile.ranges[:1] in meeting]
 
 
 def _holders(tiles: Tiles) -> dict[Tile, list[int]]:
