@@ -7,8 +7,8 @@ from fxpar.hints import Grouped
 from fxpar.markers import shard
 from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 from fxpar.plan import Plan
-from fxpar.reshard.network import Network
-from fxpar.reshard.tensors import plan_reshard, reshard
+from fxpar.resharding.network import Network
+from fxpar.resharding.tensors import plan_reshard, reshard
 from fxpar.rules import register_rule
 
 __version__ = "0.1.0"

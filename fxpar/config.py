@@ -17,8 +17,8 @@ from fxpar.errors import (
     UnknownScheduleError,
     UnknownStrategyError,
 )
-from fxpar.reshard.search import ALGORITHMS
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.search import ALGORITHMS
+from fxpar.resharding.strategies import STRATEGIES
 from fxpar.schedule import SCHEDULE_NAMES
 
 LOWERINGS = ("inductor", "aten")

@@ -10,9 +10,9 @@ from torch import fx
 
 from fxpar.layout import Layout
 from fxpar.mesh import Mesh
-from fxpar.reshard.network import Network
-from fxpar.reshard.plan import ReshardPlan, make_plan
-from fxpar.reshard.tile import Tile, tile_of
+from fxpar.resharding.network import Network
+from fxpar.resharding.plan import ReshardPlan, make_plan
+from fxpar.resharding.tile import Tile, tile_of
 from fxpar.schedule import Edge
 from fxpar.stage import Port, PortKind
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 import fxpar
 from fxpar.errors import PlanMismatchError
 from fxpar.launch import run_ranks
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.strategies import STRATEGIES
 from tests.parity import SUBJECTS, stage_openers
-from tests.reshard.move_tensors import live_on
+from tests.resharding.move_tensors import live_on
 
 ATEN = {"lowering": "aten"}
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from fxpar.bench.report import Bar, Row, Say, at_most
-from fxpar.reshard.cases import ITEMSIZE, Crossing, End
-from fxpar.reshard.plan import make_plan, whole_flow
-from fxpar.reshard.search import search
-from fxpar.reshard.units import unit_tasks
+from fxpar.resharding.cases import ITEMSIZE, Crossing, End
+from fxpar.resharding.plan import make_plan, whole_flow
+from fxpar.resharding.search import search
+from fxpar.resharding.units import unit_tasks
 
 T = TypeVar("T")
 

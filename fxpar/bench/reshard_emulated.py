@@ -13,9 +13,9 @@ from fxpar.bench.cluster import EmulatedCluster
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
 from fxpar.bench.transfers import Measured, Transfer, measured, time_transfers
-from fxpar.reshard.cases import ONE_TO_MANY
-from fxpar.reshard.network import Network
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.cases import ONE_TO_MANY
+from fxpar.resharding.network import Network
+from fxpar.resharding.strategies import STRATEGIES
 
 NETWORK = Network(bytes_per_us=25.0, chunk_us=150.0)
 """200 Mbit/s, and what one message of gloo costs besides on two busy cores."""

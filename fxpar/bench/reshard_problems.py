@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from fxpar.reshard.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
-from fxpar.reshard.network import Network
-from fxpar.reshard.plan import ReshardPlan, make_plan
-from fxpar.reshard.tile import Tiles
+from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
+from fxpar.resharding.network import Network
+from fxpar.resharding.plan import ReshardPlan, make_plan
+from fxpar.resharding.tile import Tiles
 
 
 @dataclass(frozen=True, slots=True)

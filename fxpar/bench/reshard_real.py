@@ -13,9 +13,9 @@ from fxpar.bench.transfers import DTYPE, Measured, Transfer, measured, time_tran
 from fxpar.errors import ReshardError
 from fxpar.hosts import discover_hosts
 from fxpar.launch import run_ranks
-from fxpar.reshard.plan import make_plan
-from fxpar.reshard.strategies import STRATEGIES
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.plan import make_plan
+from fxpar.resharding.strategies import STRATEGIES
+from fxpar.resharding.tile import Tile
 
 SIZES = (1 << 20, 1 << 23, 1 << 26)
 """Bytes."""

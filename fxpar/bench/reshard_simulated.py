@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fxpar.bench.report import Bar, Row, Say, exactly
-from fxpar.reshard.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
-from fxpar.reshard.plan import ReshardPlan, make_plan
-from fxpar.reshard.search import ALGORITHMS
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
+from fxpar.resharding.plan import ReshardPlan, make_plan
+from fxpar.resharding.search import ALGORITHMS
+from fxpar.resharding.strategies import STRATEGIES
 
 
 def simulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fxpar.bench.report import Row
 from fxpar.hosts import discover_hosts
-from fxpar.reshard.plan import ReshardPlan
-from fxpar.reshard.tile import Tile, Tiles
+from fxpar.resharding.plan import ReshardPlan
+from fxpar.resharding.tile import Tile, Tiles
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.routes import Move, open_routes
 from fxpar.runtime.side import Side

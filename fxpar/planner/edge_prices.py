@@ -9,7 +9,7 @@ import torch
 from fxpar.layout import Layout
 from fxpar.mesh import Mesh
 from fxpar.pipeline import Crossing
-from fxpar.reshard.network import Network
+from fxpar.resharding.network import Network
 from fxpar.stage import Port, StageBorder
 
 

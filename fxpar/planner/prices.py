@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxpar.passes.moves import StepKind
-from fxpar.reshard.network import LOOPBACK, Network
+from fxpar.resharding.network import LOOPBACK, Network
 
 
 @dataclass(frozen=True, slots=True)

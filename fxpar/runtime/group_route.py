@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.reshard.plan import Relay, ReshardPlan
+from fxpar.resharding.plan import Relay, ReshardPlan
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.packing import Landing, packed
 from fxpar.runtime.side import Side

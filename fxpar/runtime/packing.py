@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxpar.reshard.plan import Relay
-from fxpar.reshard.tile import Tile
-from fxpar.reshard.units import UnitTask
+from fxpar.resharding.plan import Relay
+from fxpar.resharding.tile import Tile
+from fxpar.resharding.units import UnitTask
 from fxpar.runtime.buffers import Buffers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from fxpar.reshard.plan import ReshardPlan
+from fxpar.resharding.plan import ReshardPlan
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import ChannelRequest, Channels, open_channels
 from fxpar.runtime.group_route import GroupRoute, make_groups

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fxpar.errors import ReshardError
-from fxpar.reshard.plan import ReshardPlan
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.plan import ReshardPlan
+from fxpar.resharding.tile import Tile
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.packing import packed, unpack
 

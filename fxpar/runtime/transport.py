@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.reshard.plan import Relay, ReshardPlan
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.plan import Relay, ReshardPlan
+from fxpar.resharding.tile import Tile
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import Arrival, ChannelReader, ChannelWriter, Message
 from fxpar.runtime.packing import Landing, pack, packed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from fxpar.reshard.plan import ReshardPlan
+from fxpar.resharding.plan import ReshardPlan
 
 
 @dataclass(frozen=True)

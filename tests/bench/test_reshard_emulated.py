@@ -7,8 +7,8 @@ import pytest
 from fxpar.bench.cluster import EmulatedCluster
 from fxpar.bench.reshard_emulated import REPEATS, measure, rows
 from fxpar.bench.reshard_problems import nine_cases, one_to_many
-from fxpar.reshard.network import Network
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.network import Network
+from fxpar.resharding.strategies import STRATEGIES
 
 FAST = Network(bytes_per_us=125.0, chunk_us=100.0)
 

@@ -12,7 +12,7 @@ import torch
 
 from fxpar.bench.reshard_real import REPEATS, bars, measure_halves, row
 from fxpar.launch import RankFailedError, run_ranks
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.strategies import STRATEGIES
 from tests.bench.time_on_ranks import measure_on_hosts
 
 FXPAR = str(Path(sys.executable).with_name("fxpar"))

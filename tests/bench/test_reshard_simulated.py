@@ -10,8 +10,8 @@ import pytest
 from fxpar.bench.planning_time import CROSSINGS, GOALS_S, time_plan
 from fxpar.bench.report import Row
 from fxpar.bench.reshard_simulated import simulate
-from fxpar.reshard.cases import NINE_CASES, Crossing
-from fxpar.reshard.units import unit_tasks
+from fxpar.resharding.cases import NINE_CASES, Crossing
+from fxpar.resharding.units import unit_tasks
 
 Rows: TypeAlias = dict[tuple[str, str], Row]
 """By case and strategy."""

@@ -8,12 +8,12 @@ import torch
 from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
 from fxpar.bench.transfers import Transfer, measured, numbered
 from fxpar.launch import RankFailedError, run_ranks
-from fxpar.reshard.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY
-from fxpar.reshard.network import LOOPBACK
-from fxpar.reshard.plan import make_plan
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY
+from fxpar.resharding.network import LOOPBACK
+from fxpar.resharding.plan import make_plan
+from fxpar.resharding.tile import Tile
 from tests.bench.time_on_ranks import send_wrong_values
-from tests.reshard.pieces import taken
+from tests.resharding.pieces import taken
 
 NUM_ELEMENTS = 6_250_000
 SOME, ALL = Tile((((0, 2),), ((1, 3), (5, 6)))), Tile((((0, 4),), ((0, 7),)))

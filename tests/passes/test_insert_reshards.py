@@ -23,7 +23,7 @@ from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.pipeline import Pipeline
 from fxpar.random import RANDOM_STATE, random_state
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.strategies import STRATEGIES
 from fxpar.stage import Port, PortKind
 from tests.fake_mesh import fake_mesh
 

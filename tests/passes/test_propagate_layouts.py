@@ -18,7 +18,7 @@ from fxpar.hints import Grouped, Spec
 from fxpar.layout import Layout, Shard
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.planner.prices import Prices
-from fxpar.reshard.network import Network
+from fxpar.resharding.network import Network
 from fxpar.stage import JointGraph, Port, PortKind, StageBorder
 from tests.fake_mesh import fake_mesh
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices

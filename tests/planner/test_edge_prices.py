@@ -10,7 +10,7 @@ import torch
 from fxpar.layout import Layout, Shard
 from fxpar.mesh import Mesh
 from fxpar.planner.edge_prices import EdgePrices
-from fxpar.reshard.network import Network
+from fxpar.resharding.network import Network
 from fxpar.stage import Port, PortKind, StageBorder
 
 EDGE = Port(PortKind.EDGE, "h")

@@ -11,13 +11,13 @@ from torch import Tensor
 from fxpar.layout import Layout, Shard
 from fxpar.mesh import Mesh, init_mesh
 from fxpar.pipeline import Crossing
-from fxpar.reshard.network import LOOPBACK
+from fxpar.resharding.network import LOOPBACK
 from fxpar.runtime.buffers import Buffers, Piece
 from fxpar.runtime.lending import Lending
 from fxpar.runtime.stage_way import StageWay, open_stage_ways
 from fxpar.stage import Port, PortKind
 from fxpar.tiles import shard_of
-from tests.reshard.move_tensors import live_on
+from tests.resharding.move_tensors import live_on
 
 NAMES = ("used by all", "frozen", "without gradient at its owner")
 WHOLE = Layout((4, 3))

@@ -14,12 +14,12 @@ from fxpar.errors import PeerLostError, ReshardError
 from fxpar.layout import Layout
 from fxpar.mesh import Mesh, init_mesh
 from fxpar.pipeline import Crossing
-from fxpar.reshard.network import LOOPBACK
+from fxpar.resharding.network import LOOPBACK
 from fxpar.runtime.buffers import Buffers, Piece
 from fxpar.runtime.stage_way import StageWay, open_stage_ways
 from fxpar.stage import Port, PortKind
 from fxpar.tiles import shard_of
-from tests.reshard.move_tensors import live_on
+from tests.resharding.move_tensors import live_on
 from tests.runtime.toy_pipeline import as_columns
 
 

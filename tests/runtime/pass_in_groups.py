@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from fxpar.layout import Layout, Shard
-from fxpar.reshard.plan import make_plan
-from fxpar.reshard.strategies import STRATEGIES
-from fxpar.reshard.tile import Tile, tile_of
+from fxpar.resharding.plan import make_plan
+from fxpar.resharding.strategies import STRATEGIES
+from fxpar.resharding.tile import Tile, tile_of
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.group_route import GroupRoute, make_groups
 from fxpar.runtime.side import Side

@@ -12,7 +12,7 @@ from torch import Tensor
 from fxpar.launch import run_ranks
 from fxpar.layout import Layout, Shard
 from fxpar.mesh import Mesh
-from fxpar.reshard.strategies import STRATEGIES
+from fxpar.resharding.strategies import STRATEGIES
 from fxpar.tiles import shard_of
 from tests.runtime.move_values import Move, carry_out, lose_the_sender, send_another_piece, whole_value
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpar.reshard.network import Network
-from fxpar.reshard.plan import ReshardPlan, make_plan
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.network import Network
+from fxpar.resharding.plan import ReshardPlan, make_plan
+from fxpar.resharding.tile import Tile
 from fxpar.runtime.turns import Turns
 
 

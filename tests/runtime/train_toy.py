@@ -15,7 +15,7 @@ from fxpar.mesh import Mesh, init_mesh
 from fxpar.runtime.segments import share_memory
 from fxpar.runtime.stage_way import StageWay
 from fxpar.schedule import Schedule, build_schedule
-from tests.reshard.move_tensors import live_on
+from tests.resharding.move_tensors import live_on
 from tests.runtime.toy_pipeline import (
     ROWS,
     Toy,

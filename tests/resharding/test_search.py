@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpar.errors import UnknownAlgorithmError
-from fxpar.reshard.bound import lower_bound
-from fxpar.reshard.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
-from fxpar.reshard.plan import make_plan
-from fxpar.reshard.search import ALGORITHMS, Flow, Slot, makespan, search
-from tests.reshard.random_flows import all_to_all, flows, interfaces, many_flows
+from fxpar.resharding.bound import lower_bound
+from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
+from fxpar.resharding.plan import make_plan
+from fxpar.resharding.search import ALGORITHMS, Flow, Slot, makespan, search
+from tests.resharding.random_flows import all_to_all, flows, interfaces, many_flows
 
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -148,7 +148,7 @@ def test_so_many_flows_are_left_to_greedy() -> None:
 
 def test_another_process_finds_the_same_slots() -> None:
     program = (
-        "from fxpar.reshard.search import search; from tests.reshard.random_flows import many_flows;"
+        "from fxpar.resharding.search import search; from tests.resharding.random_flows import many_flows;"
         "print(search(many_flows(64, 6), seed=5))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "77"}

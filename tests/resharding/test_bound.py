@@ -9,11 +9,11 @@ from itertools import chain, combinations
 import pytest
 from hypothesis import given
 
-from fxpar.reshard.bound import lower_bound
-from fxpar.reshard.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
-from fxpar.reshard.plan import make_plan
-from fxpar.reshard.search import Flow
-from tests.reshard.random_flows import flows, many_flows
+from fxpar.resharding.bound import lower_bound
+from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
+from fxpar.resharding.plan import make_plan
+from fxpar.resharding.search import Flow
+from tests.resharding.random_flows import flows, many_flows
 
 
 @pytest.mark.parametrize("case", [*NINE_CASES, *ONE_TO_MANY], ids=lambda case: case.name)

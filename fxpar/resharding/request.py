@@ -15,9 +15,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxpar._torch import StridedShard
 from fxpar.errors import ReshardError
-from fxpar.reshard.network import Network
-from fxpar.reshard.plan import ReshardPlan, make_plan
-from fxpar.reshard.tile import Tile, tiles_of_placements
+from fxpar.resharding.network import Network
+from fxpar.resharding.plan import ReshardPlan, make_plan
+from fxpar.resharding.tile import Tile, tiles_of_placements
 
 AxisSpec: TypeAlias = Sequence[str | Sequence[str] | None]
 """For every dim of a tensor the mesh axis, or axes, that shard it."""

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpar.errors import UnknownAlgorithmError, UnknownStrategyError
-from fxpar.reshard.network import MAX_CHUNKS, Network
-from fxpar.reshard.plan import Relay, ReshardPlan, make_plan
-from fxpar.reshard.search import ALGORITHMS
-from fxpar.reshard.strategies import STRATEGIES
-from fxpar.reshard.tile import Tile
-from tests.reshard.layouts import Case, cases
+from fxpar.resharding.network import MAX_CHUNKS, Network
+from fxpar.resharding.plan import Relay, ReshardPlan, make_plan
+from fxpar.resharding.search import ALGORITHMS
+from fxpar.resharding.strategies import STRATEGIES
+from fxpar.resharding.tile import Tile
+from tests.resharding.layouts import Case, cases
 
 NUM_RANKS = 24
 

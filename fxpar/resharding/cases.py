@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
-from fxpar.reshard.tile import Interval, Tile, Tiles
+from fxpar.resharding.tile import Interval, Tile, Tiles
 
 ITEMSIZE = 4
 """Bytes of an int32."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from hypothesis import strategies as st
 
 from fxpar.layout import Layout, Shard
-from fxpar.reshard.tile import Tile, tile_of
+from fxpar.resharding.tile import Tile, tile_of
 
 Places: TypeAlias = dict[int, dict[str, int]]
 """Rank -> its coordinate."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from fxpar.reshard.plan import ReshardPlan, make_plan
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.plan import ReshardPlan, make_plan
+from fxpar.resharding.tile import Tile
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,9 +13,9 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxpar._torch import StridedShard
-from fxpar.reshard.tile import tiles_of_placements
+from fxpar.resharding.tile import tiles_of_placements
 from tests.fake_mesh import fake_mesh
-from tests.reshard.pieces import taken
+from tests.resharding.pieces import taken
 
 
 @st.composite

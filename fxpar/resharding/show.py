@@ -13,7 +13,7 @@ from rich.table import Table
 from fxpar.report.timeline import Bar, Lane, draw
 
 if TYPE_CHECKING:
-    from fxpar.reshard.plan import Relay, ReshardPlan
+    from fxpar.resharding.plan import Relay, ReshardPlan
 
 _WIDTH = 120
 

@@ -14,7 +14,7 @@ from fxpar._torch import device_mesh_without_groups
 from fxpar.errors import ReshardError, UnknownAlgorithmError, UnknownStrategyError
 from fxpar.launch import run_ranks
 from tests.fake_mesh import fake_mesh
-from tests.reshard.move_tensors import gather_by_rings, lose_a_rank, move_other_things, reshard_at_random
+from tests.resharding.move_tensors import gather_by_rings, lose_a_rank, move_other_things, reshard_at_random
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 3, 8])

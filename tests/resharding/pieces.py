@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.tile import Tile
 
 
 def taken(whole: Tensor, tile: Tile) -> Tensor:

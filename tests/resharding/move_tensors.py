@@ -18,11 +18,11 @@ import fxpar
 from fxpar._torch import StridedShard, device_mesh_without_groups
 from fxpar.agreement import check_agreement
 from fxpar.errors import FxparError
-from fxpar.reshard import tensors
-from fxpar.reshard.request import make_request
-from fxpar.reshard.strategies import STRATEGIES
-from fxpar.reshard.tile import tiles_of_placements
-from tests.reshard.pieces import taken
+from fxpar.resharding import tensors
+from fxpar.resharding.request import make_request
+from fxpar.resharding.strategies import STRATEGIES
+from fxpar.resharding.tile import tiles_of_placements
+from tests.resharding.pieces import taken
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.float16, torch.uint8)
 

@@ -10,13 +10,13 @@ from fractions import Fraction
 from itertools import groupby, pairwise
 
 from fxpar.errors import UnknownStrategyError
-from fxpar.reshard.bound import lower_bound
-from fxpar.reshard.network import LOOPBACK, Network
-from fxpar.reshard.search import Flow, Slot, search
-from fxpar.reshard.show import table, timeline
-from fxpar.reshard.strategies import EXCHANGING, STRATEGIES, Cut, Group, Leg
-from fxpar.reshard.tile import Tiles
-from fxpar.reshard.units import UnitTask, unit_tasks
+from fxpar.resharding.bound import lower_bound
+from fxpar.resharding.network import LOOPBACK, Network
+from fxpar.resharding.search import Flow, Slot, search
+from fxpar.resharding.show import table, timeline
+from fxpar.resharding.strategies import EXCHANGING, STRATEGIES, Cut, Group, Leg
+from fxpar.resharding.tile import Tiles
+from fxpar.resharding.units import UnitTask, unit_tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from fxpar.reshard.search import Flow, Slot
+from fxpar.resharding.search import Flow, Slot
 
 
 @st.composite

@@ -16,10 +16,10 @@ from fxpar.agreement import check_agreement
 from fxpar.errors import ReshardError
 from fxpar.hosts import discover_hosts
 from fxpar.planner.prices import default_prices
-from fxpar.reshard.network import Network
-from fxpar.reshard.plan import ReshardPlan
-from fxpar.reshard.request import AxisSpec, How, Request, make_request
-from fxpar.reshard.tile import Tile
+from fxpar.resharding.network import Network
+from fxpar.resharding.plan import ReshardPlan
+from fxpar.resharding.request import AxisSpec, How, Request, make_request
+from fxpar.resharding.tile import Tile
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.routes import Move, open_routes
 from fxpar.runtime.side import Side

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fxpar.reshard.tile import Interval, Tile, Tiles
+from fxpar.resharding.tile import Interval, Tile, Tiles
 
 _Rows: TypeAlias = tuple[tuple[Interval, ...], ...]
 """What a tile holds of the first dim; of a scalar, nothing is said."""

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 
 from fxpar.layout import Layout, Shard
-from fxpar.reshard.tile import Tile
-from fxpar.reshard.units import unit_tasks
+from fxpar.resharding.tile import Tile
+from fxpar.resharding.units import unit_tasks
 from fxpar.tiles import shard_of
-from tests.reshard.layouts import Case, cases, places, tiles
+from tests.resharding.layouts import Case, cases, places, tiles
 
 
 @given(cases())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from fxpar.core.search import find_bound
-from fxpar.reshard.search import Flow, flow_columns
+from fxpar.resharding.search import Flow, flow_columns
 
 
 def lower_bound(flows: Sequence[Flow]) -> Fraction:
