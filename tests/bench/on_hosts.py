@@ -23,6 +23,16 @@ def own_address() -> tuple[int, str]:
     return dist.get_rank(), socket.inet_ntoa(found[20:24])
 
 
+def own_priority() -> tuple[int, bool]:
+    """How nice this process is to others, and whether it may be less so."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.nice(-1)
+    except PermissionError:
+        return niceness, False
+    return niceness, True
+
+
 def exchange(num_bytes: int) -> list[Tensor]:
     """Each rank sends its own value to every other; gives what this one received, in order of the senders."""
     own = dist.get_rank()

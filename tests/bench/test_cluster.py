@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from fxpar.bench.cluster import DEVICE, EmulatedCluster
 from fxpar.bench.namespace import NetworkNamespace
 from fxpar.errors import ClusterUnavailableError
 from fxpar.launch import run_ranks
-from tests.bench.on_hosts import exchange, make_cluster_as_nobody, own_address, time_to_send, value_of
+from tests.bench.on_hosts import exchange, make_cluster_as_nobody, own_address, own_priority, time_to_send, value_of
 from tests.killed_process import kill_and_await_end_of_all, next_line, running
 
 RANKS_PER_HOST = (2, 1)
@@ -47,6 +48,13 @@ def test_ranks_are_numbered_host_by_host_and_each_host_has_its_address(cluster: 
     assert cluster.run(RANKS_PER_HOST, own_address) == [(0, "10.0.0.1"), (1, "10.0.0.1"), (2, "10.0.0.2")]
     assert cluster.hosts_of_ranks(RANKS_PER_HOST) == [0, 0, 1]
     assert cluster.hosts_of_ranks(2) == [0, 0, 1, 1]
+
+
+def test_ranks_go_before_what_else_the_machine_runs(cluster: EmulatedCluster) -> None:
+    ((niceness, may_change_it),) = cluster.run((0, 1), own_priority)
+    if not may_change_it:
+        pytest.skip("a rank may not take a higher priority here (CAP_SYS_NICE)")
+    assert niceness < os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_ranks_for_another_number_of_hosts_are_refused() -> None:
