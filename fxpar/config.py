@@ -35,7 +35,7 @@ class Options:
     algorithm: what chooses the senders and the order of what moves; "best", "greedy", "depth_first", "balance" or
         "naive".
     transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
-        it, until a PeerLostError says which.
+        it, until a PeerLostError says which. The death of a rank is noticed at once.
     """
 
     dump: Path | None = None
@@ -43,7 +43,7 @@ class Options:
     schedule: str | None = None
     strategy: str = "broadcast"
     algorithm: str = "best"
-    transfer_timeout_s: float = 300.0
+    transfer_timeout_s: float = 1800.0
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
