@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from fxpar.bench.cluster import EmulatedCluster
+from fxpar.bench.processors import ProcessorUse, share_of_others
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
 from fxpar.bench.transfers import Measured, Transfer, measured, time_transfers
@@ -43,7 +45,20 @@ def emulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
     yield _by_hosts(found)
 
 
-def measure(problems: Sequence[Problem], network: Network = NETWORK) -> list[Measured]:
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """What one run found, and how much it was disturbed: the part of the processors that others took meanwhile."""
+
+    transfers: Sequence[Measured]
+    network: Network
+    others: float
+
+    def broadcasts(self) -> dict[str, float]:
+        """The median seconds of broadcast by case."""
+        return {each.transfer.name: each.median_s for each in self.transfers if each.strategy == "broadcast"}
+
+
+def measure(problems: Sequence[Problem], network: Network = NETWORK) -> Emulated:
     """All strategies of all problems, which have the same hosts, in turns of one run of all ranks.
 
     Raises:
@@ -53,7 +68,9 @@ def measure(problems: Sequence[Problem], network: Network = NETWORK) -> list[Mea
     transfers = [_transfer(problem, strategy, network) for problem in problems for strategy in STRATEGIES]
     ranks_per_host = list(Counter(problems[0].hosts).values())
     with EmulatedCluster(len(ranks_per_host), rate_mbit=8 * network.bytes_per_us) as cluster:
-        return measured(transfers, cluster.run(ranks_per_host, time_on_one_clock, transfers))
+        by_rank = cluster.run(ranks_per_host, time_on_one_clock, transfers)
+    seconds, used = zip(*by_rank, strict=True)
+    return Emulated(measured(transfers, seconds), network, share_of_others(used))
 
 
 def _transfer(problem: Problem, strategy: str, network: Network) -> Transfer:
@@ -63,9 +80,11 @@ def _transfer(problem: Problem, strategy: str, network: Network) -> Transfer:
     return Transfer(problem.name, problem.shape, problem.source, problem.destination, plan, repeats)
 
 
-def time_on_one_clock(transfers: Sequence[Transfer]) -> list[list[float]]:
-    """`time_transfers` on ranks that are all on this machine."""
-    return time_transfers(transfers, torch.device("cpu"), _meet_on_one_clock)
+def time_on_one_clock(transfers: Sequence[Transfer]) -> tuple[list[list[float]], ProcessorUse]:
+    """`time_transfers` on ranks that are all on this machine, and what that takes of its processors."""
+    before = ProcessorUse.now()
+    seconds = time_transfers(transfers, torch.device("cpu"), _meet_on_one_clock)
+    return seconds, ProcessorUse.now().since(before)
 
 
 def _meet_on_one_clock() -> float:
@@ -76,29 +95,30 @@ def _meet_on_one_clock() -> float:
     return start.item()
 
 
-def rows(found: Sequence[Measured], network: Network = NETWORK) -> Iterator[tuple[Row, list[Bar]]]:
+def rows(found: Emulated) -> Iterator[tuple[Row, list[Bar]]]:
     """Against the bound at the nominal rate, of which headers take 4.4%, and against broadcast in the same run."""
-    broadcasts = {each.transfer.name: each.median_s for each in found if each.strategy == "broadcast"}
-    for each in found:
+    broadcasts = found.broadcasts()
+    for each in found.transfers:
         name, plan = each.transfer.name, each.transfer.plan
-        bound_s = network.time_us(float(plan.bound_bytes)) / 1e6
+        bound_s = found.network.time_us(float(plan.bound_bytes)) / 1e6
         over_bound = each.median_s / bound_s
         row: Row = {
             "case": name,
             "strategy": each.strategy,
             "bound_s": bound_s,
-            "predicted_s": plan.time_us(network) / 1e6,
+            "predicted_s": plan.time_us(found.network) / 1e6,
             **each.times(),
             "median_over_bound": over_bound,
             "median_over_broadcast": each.median_s / broadcasts[name],
+            "processors_of_others": found.others,
         }
         bar = at_most(f"case {name}: broadcast over bound", over_bound, GOAL_OVER_BOUND)
         yield row, [bar] if each.strategy == "broadcast" else []
 
 
-def _by_hosts(found: Sequence[Measured]) -> tuple[Row, list[Bar]]:
+def _by_hosts(found: Emulated) -> tuple[Row, list[Bar]]:
     """Broadcast to more and more hosts of two devices each."""
-    broadcasts = {each.transfer.name: each.median_s for each in found if each.strategy == "broadcast"}
+    broadcasts = found.broadcasts()
     meshes = {case.destination.mesh: case.name for case in ONE_TO_MANY}
     curve = {hosts: broadcasts[name] for (hosts, devices), name in meshes.items() if devices == 2}
     row: Row = {"strategy": "broadcast", **{f"to_{hosts}_hosts_s": median_s for hosts, median_s in curve.items()}}
