@@ -54,7 +54,7 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
         UnknownAlgorithmError
     """
     values = dict(given or {})
-    values.setdefault("dump", os.environ.get("FXPAR_DUMP"))
+    values["dump"] = values.get("dump") or os.environ.get("FXPAR_DUMP")
     known = [field.name for field in fields(Options)]
     for name in values:
         if name not in known:
