@@ -137,13 +137,22 @@ def lose_a_rank(hosts: tuple[int, ...]) -> tuple[str, float]:
 
 
 def _die_in_the_midst(tensor: DTensor, destination: DeviceMesh) -> None:
-    """Take part like every rank until the first byte has come."""
+    """Take part like every rank until the first byte has come; as a reader, until it has asked."""
     request = make_request(tensor, destination, [Replicate()], tensors._how(destination, "broadcast", "best", None))
     check_agreement(request.facts())
     route, needed = tensors._open(request, 20)
     assert needed is not None
     piece = torch.zeros(needed.shape, dtype=tensor.dtype)
+
+    def die_at_the_first_byte() -> None:
+        while piece[0] == 0:
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if route._passes_on:
+        # Before the thread passes anything on: else it might be done by then.
+        route._passer.submit(die_at_the_first_byte)
+        route.post_receive(piece, 0)
+        signal.pause()
     route.post_receive(piece, 0)
-    while piece[0] == 0:
-        time.sleep(0)  # lets the thread run that passes on
     os.kill(os.getpid(), signal.SIGKILL)
