@@ -188,13 +188,13 @@ class _Planner:
             holding = self._wholes[number].senders
             needing = [rank for rank in task.receivers if self._hosts[rank] in holding and rank not in task.senders]
             for group in self._groups(needing):
-                sender = self._least(self._sent, task, self._hosts[group[0]])
+                sender = self._least(task, self._hosts[group[0]])
                 yield Relay(number, 0, task.num_elements, (sender,), (group,), 0, 0, 1)
 
     def between_hosts(self, legs: Sequence[tuple[int, Leg]], slots: Sequence[Slot]) -> Iterator[Relay]:
         """The relays of all legs, in the order of their slots."""
         for (number, leg), slot in sorted(zip(legs, slots, strict=True), key=lambda found: found[1].start):
-            sender = self._least(self._sent, self._tasks[number], slot.sender)
+            sender = self._least(self._tasks[number], slot.sender)
             self._sent[sender] += leg.num_elements
             for cut, (begin, end) in zip(leg.cuts, _shares(leg, slot), strict=True):
                 yield self._relay(number, cut, sender, begin, end)
@@ -226,9 +226,10 @@ class _Planner:
             groups.append((leader, *(rank for rank in members if rank != leader)))
         return groups
 
-    def _least(self, load: Counter[int], task: UnitTask, host: int) -> int:
+    def _least(self, task: UnitTask, host: int) -> int:
         """The rank of `host` that holds the task's region and has sent least."""
-        return min((rank for rank in task.senders if self._hosts[rank] == host), key=lambda rank: (load[rank], rank))
+        holders = (rank for rank in task.senders if self._hosts[rank] == host)
+        return min(holders, key=lambda rank: (self._sent[rank], rank))
 
 
 def _shares(leg: Leg, slot: Slot) -> Iterator[tuple[int, int]]:

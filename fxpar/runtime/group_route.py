@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fxpar.resharding.plan import Relay, ReshardPlan
 from fxpar.runtime.buffers import Buffers
-from fxpar.runtime.packing import Landing, packed
+from fxpar.runtime.packing import Landing, packed_relays
 from fxpar.runtime.side import Side
 from fxpar.runtime.transport import complete
 
@@ -70,10 +70,9 @@ class GroupRoute:
         """
         held = self._side.tile_to_send(value)
         shipment = GroupShipment()
-        for relay in self._sent:
-            memory = packed(value, held, self._plan.tasks[relay.task].region, self._buffers)
-            part = memory[relay.start * value.itemsize : relay.stop * value.itemsize]
-            shipment.works.append((self._broadcast(part, relay), part))
+        memories = packed_relays(self._sent, self._plan.tasks, value, held, self._buffers)
+        for relay, memory in zip(self._sent, memories, strict=True):
+            shipment.works.append((self._broadcast(memory, relay), memory))
         return shipment
 
     def post_receive(self, value: Tensor, microbatch: int) -> GroupReceipt:

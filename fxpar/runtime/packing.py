@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,19 @@ def packed(piece: Tensor, held: Tile, region: Tile, buffers: Buffers) -> Tensor:
     memory = buffers.take(region.num_elements * piece.itemsize)
     pack(piece, held, region, memory)
     return memory
+
+
+def packed_relays(
+    relays: Sequence[Relay], tasks: Sequence[UnitTask], piece: Tensor, held: Tile, buffers: Buffers
+) -> list[Tensor]:
+    """The bytes that each of `relays` takes of a piece; relays of one of `tasks` share its region, packed once."""
+    regions: dict[int, Tensor] = {}
+    memories = []
+    for relay in relays:
+        if relay.task not in regions:
+            regions[relay.task] = packed(piece, held, tasks[relay.task].region, buffers)
+        memories.append(regions[relay.task][relay.start * piece.itemsize : relay.stop * piece.itemsize])
+    return memories
 
 
 class Landing:

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from fxpar.errors import PeerLostError
 from fxpar.resharding.plan import Relay, ReshardPlan
-from fxpar.resharding.tile import Tile
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import Arrival, ChannelReader, ChannelWriter, Message
-from fxpar.runtime.packing import Landing, pack, packed
+from fxpar.runtime.packing import Landing, pack, packed_relays
 from fxpar.runtime.side import Side
 from fxpar.runtime.turns import Turns
 from fxpar.runtime.worker import Worker
@@ -161,9 +160,10 @@ class Route:
             for number, relay in self._sent:
                 shipment.acknowledged.append(self._expect(relay.path[1], tag + self._num_tags))
                 if self._turns.after(number):
-                    turn = self._expect(relay.path[1], self._turn_tag(microbatch))
-                    shipment.turns[number] = turn
-            loads = self._loads(value, held)
+                    shipment.turns[number] = self._expect(relay.path[1], self._turn_tag(microbatch))
+            relays = [relay for _, relay in self._sent]
+            memories = packed_relays(relays, self._plan.tasks, value, held, self._buffers)
+            loads = [(*sent, memory) for sent, memory in zip(self._sent, memories, strict=True)]
             if self._serves_in_turn:
                 shipment.handed_over = self._sender.submit(lambda: self._ship_in_turn(loads, tag, shipment))
             else:
@@ -242,17 +242,6 @@ class Route:
     def _turn_tag(self, microbatch: int) -> int:
         """The tag by which a peer tells that the next relay has its turn."""
         return self._tag + 4 * self._num_tags + microbatch % self._num_tags
-
-    def _loads(self, value: Tensor, held: Tile) -> list[tuple[int, Relay, Tensor]]:
-        """The bytes of each relay that starts here, in order."""
-        regions: dict[int, Tensor] = {}
-        loads = []
-        for number, relay in self._sent:
-            if relay.task not in regions:
-                regions[relay.task] = packed(value, held, self._plan.tasks[relay.task].region, self._buffers)
-            part = regions[relay.task][relay.start * value.itemsize : relay.stop * value.itemsize]
-            loads.append((number, relay, part))
-        return loads
 
     def _ship(self, loads: Sequence[tuple[int, Relay, Tensor]], tag: int, shipment: Shipment) -> None:
         for _, relay, memory in loads:
@@ -333,7 +322,7 @@ class Route:
     def _take_in_one(self, inflow: _Inflow, receipt: Receipt) -> None:
         passing, onward = receipt.passing, self._tag_of(receipt.microbatch, passed_on=True)
         previous, following = _neighbours(inflow.relay, self._rank)
-        arrived, turn_at = 0, self._turns.bytes_until_next(inflow.number, inflow.relay.num_chunks, len(inflow.memory))
+        arrived, turn_at = 0, self._turns.bytes_until_next(inflow.number, len(inflow.memory))
         for work, chunk in zip(inflow.posted, _chunks(inflow.memory, inflow.relay.num_chunks), strict=True):
             complete(work, self._name, previous, self._timeout)
             if following is not None:

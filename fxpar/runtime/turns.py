@@ -47,7 +47,7 @@ class Turns:
         """Whether relay `number` waits for another, or another for it."""
         return number in self.before or number in self._after
 
-    def bytes_until_next(self, number: int, num_chunks: int, num_bytes: int) -> int | None:
+    def bytes_until_next(self, number: int, num_bytes: int) -> int | None:
         """How many of a relay's bytes have arrived when the next may have its turn; None if nothing waits for it."""
         if number not in self._after:
             return None

@@ -34,8 +34,8 @@ def test_a_long_relay_lets_the_next_begin_shortly_before_its_end() -> None:
     turns = Turns.of(made)
     assert turns.before == {second: first}
     assert turns.after(first) == [second]
-    assert turns.bytes_until_next(first, 1, 1000) == 900
-    assert turns.bytes_until_next(second, 1, 1000) is None, "nothing comes after it"
+    assert turns.bytes_until_next(first, 1000) == 900
+    assert turns.bytes_until_next(second, 1000) is None, "nothing comes after it"
 
 
 def test_of_short_relays_several_are_under_way() -> None:
