@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar.annotate import tensor, value
 from fxpar.lowering.repeats import find_repeats
-from fxpar.passes.partition import may_run_twice
+from fxpar.passes.cut import may_run_twice
 from fxpar.strides import is_dense
 
 SMALLEST_REGION = 12

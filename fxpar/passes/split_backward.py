@@ -1,0 +1,106 @@
+"""Cut a stage's backward into I, the gradients that other stages wait for, and W, those that can wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxpar.passes.cut import cheapest_crossing, closure, has_effect, may_run_twice, operands, users
+from fxpar.passes.extract import check_nothing_runs_twice, copy_parts, extract, returned
+from fxpar.passes.partition import Partitioned, saved_ports
+from fxpar.stage import JointGraph, Port, PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBackward:
+    """`inputs` (I) and `weights` (W) together give what the whole backward gives.
+
+    `inputs(*(saved[i] for i in inputs_saved), *tangents)` gives the gradients of what comes from other stages (ports of
+    kind EDGE) in the order of `JointGraph.gradients`, then `num_carried` values.
+    `weights(*(saved[i] for i in weights_saved), *carried)` gives all other gradients, in order.
+
+    What is not in `weights_saved` can be freed when I has run; the rest, and what is carried, when W has.
+    """
+
+    inputs: fx.GraphModule
+    weights: fx.GraphModule
+    inputs_saved: tuple[int, ...]
+    weights_saved: tuple[int, ...]
+    num_carried: int
+
+
+def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
+    """Split the backward of `parts`, which `partition` made of `joint`, as zero-bubble schedules need it.
+
+    I does what the gradients of edges need, and has the effects that no weight's gradient needs. W does the rest. Views
+    are taken again in W rather than carried, and nothing else is done twice. Which values cross is a minimum cut of the
+    bytes that W waits for; parameters, buffers and inputs of the step cross for free.
+    Source: backward weight delaying (Zhuang et al., "On Optimizing the Communication of Model Parallelism", section 4)
+    and zero-bubble schedules (Qi et al., "Zero Bubble Pipeline Parallelism", section 2).
+
+    Before: `dx = aten.mm(dy, w); t = aten.t(dy); dw = aten.mm(t, x)`
+    After:  I `dx = aten.mm(dy, w)`, carrying `dy`; W `t = aten.t(dy); dw = aten.mm(t, x)`
+    """
+    assert parts.backward is not None, "a forward-only program has no backward to split"
+    backward = parts.backward
+    nodes = list(backward.graph.nodes)
+    borders = _Borders.of(joint, parts, backward)
+    crossing = _choose_crossing(nodes, borders)
+    kept = [node for node in borders.saved if node in set(crossing)]
+    carried = [node for node in crossing if node not in set(borders.saved)]
+    given = [*borders.edge_gradients, *carried]
+    needed = closure([*given, *borders.early_effects], operands)
+    taken = [node for node in borders.saved if node in needed]
+    inputs = extract(backward, nodes, [*taken, *borders.tangents], given, borders.early_effects)
+    weights = extract(backward, nodes, [*kept, *carried], borders.weight_gradients, [])
+    check_nothing_runs_twice(inputs, weights)
+    copy_parts(inputs, len(borders.edge_gradients))
+    return SplitBackward(inputs, weights, _positions(taken, borders), _positions(kept, borders), len(carried))
+
+
+@dataclass(frozen=True, slots=True)
+class _Borders:
+    """The nodes at the border of a backward graph; `resident` of what is saved is in memory for the whole step."""
+
+    saved: list[fx.Node]
+    resident: set[fx.Node]
+    tangents: list[fx.Node]
+    edge_gradients: list[fx.Node]
+    weight_gradients: list[fx.Node]
+    early_effects: list[fx.Node]
+
+    @staticmethod
+    def of(joint: JointGraph, parts: Partitioned, backward: fx.GraphModule) -> _Borders:
+        placeholders = backward.graph.find_nodes(op="placeholder")
+        gradients = list(zip(joint.gradients, returned(backward), strict=True))
+        late = [node for port, node in gradients if port.kind is not PortKind.EDGE]
+        for_weights = closure(late, operands)
+        return _Borders(
+            placeholders[: parts.num_saved],
+            {node for node, port in zip(placeholders, saved_ports(joint, parts), strict=False) if _is_resident(port)},
+            placeholders[parts.num_saved :],
+            [node for port, node in gradients if port.kind is PortKind.EDGE],
+            late,
+            [node for node in backward.graph.nodes if has_effect(node) and node not in for_weights],
+        )
+
+
+def _choose_crossing(nodes: Sequence[fx.Node], borders: _Borders) -> list[fx.Node]:
+    """The values that W takes: of what was saved, of the tangents, and of what I makes anyway."""
+    given = {*borders.saved, *borders.tangents}
+    early = given | closure([*borders.edge_gradients, *borders.early_effects], operands)
+    wanted = closure(borders.weight_gradients, operands)
+    late = closure((node for node in wanted - early if not may_run_twice(node)), users)
+    undecided = [node for node in nodes if node in wanted - late]
+    leaving = {*borders.weight_gradients, *(operand for node in wanted & late for operand in node.all_input_nodes)}
+    return cheapest_crossing(undecided, early, leaving, borders.resident)
+
+
+def _is_resident(port: Port | None) -> bool:
+    return port is not None and port.kind in (PortKind.PARAMETER, PortKind.BUFFER, PortKind.INPUT)
+
+
+def _positions(taken: Sequence[fx.Node], borders: _Borders) -> tuple[int, ...]:
+    return tuple(borders.saved.index(node) for node in taken)
