@@ -1,12 +1,23 @@
-"""The schedules that have a name: they differ in how many forwards a stage runs before its first backward."""
+"""The schedules that have a name.
+
+With one stage per rank they differ in two numbers for each stage: how many forwards it runs before its first backward,
+and by how many microbatches its weight gradients lag behind its input gradients, if they are apart at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import TypeAlias
 
-from fxpar.errors import UnknownScheduleError
+from fxpar.errors import InvalidScheduleError, UnknownScheduleError
 from fxpar.schedule.action import Action
 from fxpar.schedule.schedule import Schedule
+
+Count: TypeAlias = Callable[[int, int, int], int]
+"""Of a stage, by its number, the number of stages, and that of microbatches."""
 
 
 def gpipe_warm_up(stage: int, num_stages: int, num_microbatches: int) -> int:
@@ -26,31 +37,157 @@ def eager_one_f_one_b_warm_up(stage: int, num_stages: int, num_microbatches: int
     return min(num_microbatches, 2 * (num_stages - stage) - 1)
 
 
-_WARM_UPS: Mapping[str, Callable[[int, int, int], int]] = {
-    "gpipe": gpipe_warm_up,
-    "1f1b": one_f_one_b_warm_up,
-    "eager-1f1b": eager_one_f_one_b_warm_up,
+def zero_bubble_h1_delay(stage: int, num_stages: int, num_microbatches: int) -> int:
+    """As many as keep no more alive on any stage than 1F1B does on the first (Qi et al., Zero Bubble, section 2.1)."""
+    return stage
+
+
+def zero_bubble_h2_delay(stage: int, num_stages: int, num_microbatches: int) -> int:
+    """Twice as many: enough to fill the whole bubble (Qi et al., Zero Bubble, section 2.2)."""
+    return 2 * stage
+
+
+def one_hop_delay(stage: int, num_stages: int, num_microbatches: int) -> int:
+    """What `weight_delays` gives where a gradient's way to the stage before takes as long as weight gradients do."""
+    return stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """`delay` is None where the backward runs as one."""
+
+    warm_up: Count
+    delay: Count | None = None
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "gpipe": _Family(gpipe_warm_up),
+    "1f1b": _Family(one_f_one_b_warm_up),
+    "eager-1f1b": _Family(eager_one_f_one_b_warm_up),
+    "eager-1f1b-delayed": _Family(eager_one_f_one_b_warm_up, one_hop_delay),
+    "zb-h1": _Family(one_f_one_b_warm_up, zero_bubble_h1_delay),
+    "zb-h2": _Family(eager_one_f_one_b_warm_up, zero_bubble_h2_delay),
 }
-SCHEDULE_NAMES = tuple(_WARM_UPS)
+INTERLEAVED = "interleaved"
+DELAYED = "eager-1f1b-delayed"
+SCHEDULE_NAMES = (*_FAMILIES, INTERLEAVED)
 
 
-def build_schedule(name: str, num_stages: int, num_microbatches: int) -> Schedule:
+def build_schedule(
+    name: str,
+    num_stages: int,
+    num_microbatches: int,
+    *,
+    num_ranks: int | None = None,
+    delays: Sequence[int] | None = None,
+) -> Schedule:
     """The schedule called `name`, one of `SCHEDULE_NAMES`, for any count of stages and microbatches from 1.
 
-    Raises UnknownScheduleError for another name, InvalidScheduleError for a count below 1.
+    Args:
+        num_ranks: how many pipe ranks share the stages (default: each has one). "interleaved" gives stage s to rank
+            s modulo `num_ranks`; all others want a rank for every stage.
+        delays: for "eager-1f1b-delayed", by how many microbatches the weight gradients of each stage lag behind, as
+            `weight_delays` finds; by default stage s delays s of them.
+
+    Raises UnknownScheduleError for another name, InvalidScheduleError for counts below 1 or that do not fit together.
     """
-    if name not in _WARM_UPS:
+    if name not in SCHEDULE_NAMES:
         raise UnknownScheduleError(name, SCHEDULE_NAMES)
-    warm_ups = [_WARM_UPS[name](stage, num_stages, num_microbatches) for stage in range(num_stages)]
-    ranks = tuple(_alternate(stage, warm_up, num_microbatches) for stage, warm_up in enumerate(warm_ups))
-    return Schedule(name, num_stages, num_microbatches, ranks)
+    num_ranks = num_stages if num_ranks is None else num_ranks
+    _check_counts(name, num_stages, num_microbatches, num_ranks)
+    if name == INTERLEAVED:
+        ranks = [_interleaved(rank, num_ranks, num_stages, num_microbatches) for rank in range(num_ranks)]
+    else:
+        family = _FAMILIES[name]
+        ranks = [_of_family(family, stage, num_stages, num_microbatches, delays) for stage in range(num_stages)]
+    return Schedule(name, num_stages, num_microbatches, tuple(map(tuple, ranks)))
 
 
-def _alternate(stage: int, warm_up: int, num_microbatches: int) -> tuple[Action, ...]:
+def weight_delays(weights_us: Sequence[float], gradient_us: Sequence[float], num_microbatches: int) -> tuple[int, ...]:
+    """By how many microbatches to delay each stage's weight gradients, so that communication costs no time in the end.
+
+    When a stage has sent its last gradient back, that still has to pass all stages before it. The weight gradients that
+    the stage has left meanwhile cost nothing as long as they take no longer than that communication: these are the
+    fewest that cover it (backward weight delaying, Zhuang et al., section 4).
+
+    Args:
+        weights_us: the time of one microbatch's weight gradients on each stage.
+        gradient_us: the time in which a gradient gets from each stage to the one before it; 0 for the first.
+    """
+    delays, way_us = [], 0.0
+    for weight_us, hop_us in zip(weights_us, gradient_us, strict=True):
+        way_us += hop_us
+        needed = math.ceil(way_us / weight_us) if weight_us > 0 else 0
+        delays.append(min(needed, num_microbatches))
+    return tuple(delays)
+
+
+def _check_counts(name: str, num_stages: int, num_microbatches: int, num_ranks: int) -> None:
+    if min(num_stages, num_microbatches, num_ranks) < 1:
+        found = f"{num_stages} stages and {num_microbatches} microbatches on {num_ranks} pipe ranks"
+        raise InvalidScheduleError(f"{name}: {found}: expected at least 1 of each")
+    if name == INTERLEAVED and num_stages % num_ranks:
+        raise InvalidScheduleError(
+            f"{name}: {num_stages} stages on {num_ranks} pipe ranks: expected a multiple of {num_ranks} stages"
+        )
+    if name != INTERLEAVED and num_stages != num_ranks:
+        raise InvalidScheduleError(
+            f"{name}: {num_stages} stages on {num_ranks} pipe ranks: expected one stage per rank; "
+            f'for several stages on each rank there is "{INTERLEAVED}"'
+        )
+
+
+def _of_family(
+    family: _Family, stage: int, num_stages: int, num_microbatches: int, delays: Sequence[int] | None
+) -> Iterator[Action]:
+    warm_up = family.warm_up(stage, num_stages, num_microbatches)
+    if family.delay is None:
+        return _alternate(stage, warm_up, num_microbatches)
+    delay = family.delay(stage, num_stages, num_microbatches) if delays is None else delays[stage]
+    return _alternate_split(stage, warm_up, delay, num_microbatches)
+
+
+def _alternate(stage: int, warm_up: int, num_microbatches: int) -> Iterator[Action]:
     """`warm_up` forwards, then backward and forward in turn, then the backwards that are left."""
-    actions = [Action(stage, "F", microbatch) for microbatch in range(warm_up)]
+    forwards = iter([Action(stage, "F", microbatch) for microbatch in range(num_microbatches)])
+    yield from islice(forwards, warm_up)
     for microbatch in range(num_microbatches):
-        actions.append(Action(stage, "B", microbatch))
-        if warm_up + microbatch < num_microbatches:
-            actions.append(Action(stage, "F", warm_up + microbatch))
-    return tuple(actions)
+        yield Action(stage, "B", microbatch)
+        yield from islice(forwards, 1)
+
+
+def _alternate_split(stage: int, warm_up: int, delay: int, num_microbatches: int) -> Iterator[Action]:
+    """Likewise, with input gradients for backwards; behind each come the weight gradients of `delay` before it."""
+    forwards = iter([Action(stage, "F", microbatch) for microbatch in range(num_microbatches)])
+    yield from islice(forwards, warm_up)
+    for microbatch in range(num_microbatches):
+        yield Action(stage, "I", microbatch)
+        if microbatch >= delay:
+            yield Action(stage, "W", microbatch - delay)
+        yield from islice(forwards, 1)
+    for microbatch in range(max(num_microbatches - delay, 0), num_microbatches):
+        yield Action(stage, "W", microbatch)
+
+
+def _interleaved(rank: int, num_ranks: int, num_stages: int, num_microbatches: int) -> Iterator[Action]:
+    """1F1B over all stages of a rank (Narayanan et al., Megatron-LM, section 2.2).
+
+    Microbatches go through the first stages of all ranks in groups, of as many as there are ranks or a few more, then
+    through the second ones, and so on.
+    """
+    own = range(rank, num_stages, num_ranks)
+    groups = _even_groups(num_microbatches, max(1, num_microbatches // num_ranks))
+    order = [(stage, microbatch) for group in groups for stage in own for microbatch in group]
+    mirrored = {stage: num_stages - num_ranks + 2 * rank - stage for stage in own}
+    forwards = iter([Action(stage, "F", microbatch) for stage, microbatch in order])
+    largest = max(map(len, groups))
+    yield from islice(forwards, 2 * (num_ranks - 1 - rank) + (len(own) - 1) * largest + 1)
+    for stage, microbatch in order:
+        yield Action(mirrored[stage], "B", microbatch)
+        yield from islice(forwards, 1)
+
+
+def _even_groups(count: int, num_groups: int) -> list[range]:
+    """The numbers below `count` in groups that differ by one at most."""
+    bounds = [count * group // num_groups for group in range(num_groups + 1)]
+    return [range(*bound) for bound in pairwise(bounds)]

@@ -9,7 +9,8 @@ from itertools import zip_longest
 
 from fxpar.errors import InvalidScheduleError
 from fxpar.schedule.action import Action
-from fxpar.schedule.program import Compute, Free, Instruction, PostReceive, Program, Send, Wait
+from fxpar.schedule.instruction import Complete, Compute, Free, Instruction, PostReceive, Reduce, Send, Wait
+from fxpar.schedule.program import Program
 from fxpar.schedule.schedule import Schedule, marked
 from fxpar.schedule.transfer import Edge, Routes, Transfer
 
@@ -17,16 +18,17 @@ from fxpar.schedule.transfer import Edge, Routes, Transfer
 def check_programs(programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge]) -> None:
     """Match every receive with its send, then run the programs abstractly until all have ended.
 
-    Only waits block, each until its message was sent and every target before this rank has posted its receive, and
-    so passes the message on. Neither is ever undone, so the outcome holds under any timing.
+    A wait blocks until its message was sent and every rank before this one has posted its receive, and so passes the
+    message on; a completion blocks until all receivers have waited. None of that is ever undone, so the outcome holds
+    under any timing.
     Raises InvalidScheduleError at the first instruction that has no counterpart on another rank, computes out
     of the schedule's order, or uses what is not there, and where ranks block each other for good.
     """
-    assert [program.rank for program in programs] == list(range(schedule.num_stages)), "one program per rank"
-    _check_messages(programs)
-    routes = Routes(edges)
+    assert [program.rank for program in programs] == list(range(len(schedule.ranks))), "one program per rank"
+    routes = Routes(edges, schedule.placement)
+    _check_messages(programs, routes)
     machines = [_Machine(program, schedule.ranks[program.rank], routes) for program in programs]
-    network = _Network()
+    network = _Network(routes)
     while sum(machine.run(network) for machine in machines):
         pass
     if stuck := [machine.blocked(network) for machine in machines if not machine.has_ended]:
@@ -35,7 +37,7 @@ def check_programs(programs: Sequence[Program], schedule: Schedule, edges: Seque
         machine.check_end()
 
 
-def _check_messages(programs: Sequence[Program]) -> None:
+def _check_messages(programs: Sequence[Program], routes: Routes) -> None:
     """Between two ranks, the n-th receive posted takes the n-th message sent: they must be one transfer."""
     sends: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     posts: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
@@ -44,10 +46,11 @@ def _check_messages(programs: Sequence[Program]) -> None:
             if isinstance(instruction, Send | PostReceive):
                 transfer = instruction.transfer
                 is_send = isinstance(instruction, Send)
-                if program.rank not in ((transfer.source,) if is_send else transfer.targets):
+                source, targets = routes.source_rank(transfer), routes.target_ranks(transfer)
+                if program.rank not in ((source,) if is_send else targets):
                     raise _wrong(program, position, "is not this rank's to do")
-                for target in transfer.targets if is_send else (program.rank,):
-                    (sends if is_send else posts)[transfer.source, target].append(position)
+                for target in targets if is_send else (program.rank,):
+                    (sends if is_send else posts)[source, target].append(position)
     for source, target in sorted(sends.keys() | posts.keys()):
         _check_pair(programs[source], programs[target], sends[source, target], posts[source, target])
 
@@ -70,10 +73,12 @@ def _transfer(program: Program, position: int) -> Transfer:
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """What the ranks have done so far that others may wait for: sends, and receives posted, with their ranks."""
+    """What the ranks have done so far that others may wait for: sends, receives posted and waits, with their ranks."""
 
+    routes: Routes
     sent: set[Transfer] = field(default_factory=set)
     posted: set[tuple[Transfer, int]] = field(default_factory=set)
+    received: set[tuple[Transfer, int]] = field(default_factory=set)
 
     def reaches(self, transfer: Transfer, rank: int) -> bool:
         """Whether `transfer` was sent, and all that are to pass it on to `rank` are ready to."""
@@ -81,7 +86,12 @@ class _Network:
 
     def idle_before(self, transfer: Transfer, rank: int) -> list[int]:
         """The ranks that are to pass `transfer` on to `rank`, and have not posted their own receives."""
-        return [target for target in transfer.before(rank) if (transfer, target) not in self.posted]
+        ranks = self.routes.target_ranks(transfer)
+        return [before for before in ranks[: ranks.index(rank)] if (transfer, before) not in self.posted]
+
+    def missing(self, transfer: Transfer) -> list[int]:
+        """The ranks that have not waited for `transfer` yet."""
+        return [rank for rank in self.routes.target_ranks(transfer) if (transfer, rank) not in self.received]
 
 
 class _Machine:
@@ -95,7 +105,9 @@ class _Machine:
         self._posted: set[Transfer] = set()
         self._arrived: set[Transfer] = set()
         self._to_send: set[Transfer] = set()
+        self._sent: set[Transfer] = set()
         self._to_free: set[Action] = set()
+        self._to_reduce = {action.stage for action in actions if action.kind in ("B", "W")}
 
     @property
     def has_ended(self) -> bool:
@@ -105,8 +117,10 @@ class _Machine:
         """The wait that this rank is at, and who does not pass the message on, if it was sent."""
         located = _located(self._program, self._position)
         instruction = self._program.instructions[self._position]
-        assert isinstance(instruction, Wait), f"{located} cannot block"
+        assert isinstance(instruction, Wait | Complete), f"{located} cannot block"
         transfer = instruction.transfer
+        if isinstance(instruction, Complete):
+            return f"{located}, for which rank {', '.join(map(str, network.missing(transfer)))} has not waited"
         if transfer not in network.sent:
             return located
         idle = ", ".join(map(str, network.idle_before(transfer, self._program.rank)))
@@ -117,15 +131,20 @@ class _Machine:
         start = self._position
         while not self.has_ended:
             instruction = self._program.instructions[self._position]
-            if isinstance(instruction, Wait) and self._must_wait(instruction.transfer, network):
+            if self._must_wait(instruction, network):
                 break
             if problem := self._step(instruction, network):
                 raise _wrong(self._program, self._position, problem)
             self._position += 1
         return self._position - start
 
-    def _must_wait(self, transfer: Transfer, network: _Network) -> bool:
-        return transfer in self._posted and not network.reaches(transfer, self._program.rank)
+    def _must_wait(self, instruction: Instruction, network: _Network) -> bool:
+        match instruction:
+            case Wait(transfer):
+                return transfer in self._posted and not network.reaches(transfer, self._program.rank)
+            case Complete(transfer):
+                return transfer in self._sent and bool(network.missing(transfer))
+        return False
 
     def _step(self, instruction: Instruction, network: _Network) -> str | None:
         """Execute `instruction`; returns what is wrong with it, if anything is."""
@@ -138,13 +157,25 @@ class _Machine:
                     return "has no receive posted"
                 self._posted.remove(transfer)
                 self._arrived.add(transfer)
+                network.received.add((transfer, self._program.rank))
             case Compute(action):
                 return self._compute(action)
             case Send(transfer):
                 if transfer not in self._to_send:
                     return "has nothing to send: no computation made it, or it is sent already"
                 self._to_send.remove(transfer)
+                self._sent.add(transfer)
                 network.sent.add(transfer)
+            case Complete(transfer):
+                if transfer not in self._sent:
+                    return "has nothing to complete: it was not sent, or is completed already"
+                self._sent.remove(transfer)
+            case Reduce(stage):
+                if stage not in self._to_reduce:
+                    return "has nothing to reduce: the stage has no gradients here, or they are reduced already"
+                if any(action.stage == stage for action in self._to_compute):
+                    return "comes before the last action of the stage"
+                self._to_reduce.remove(stage)
             case Free(action):
                 if action not in self._to_free:
                     return "has nothing to free: it was not computed, or it is freed already"
@@ -161,14 +192,14 @@ class _Machine:
         for transfer in needed:
             if transfer not in self._arrived:
                 return f"needs {transfer}, for which nothing waited"
-        self._arrived.difference_update(needed)
         self._to_send.update(self._routes.sent(action))
         self._to_free.add(action)
         return None
 
     def check_end(self) -> None:
         """Raise InvalidScheduleError for what is not computed or freed; other omissions show earlier."""
-        for verb, left in (("computes", self._to_compute[-1:]), ("frees", self._to_free)):
+        missing = ("computes", self._to_compute[-1:]), ("frees", self._to_free), ("reduces stage", self._to_reduce)
+        for verb, left in missing:
             if left:
                 raise InvalidScheduleError(f"rank {self._program.rank} never {verb} {min(map(str, left))}")
 

@@ -1,10 +1,11 @@
 """Programs: a schedule with its communication, as one flat list of instructions per pipe rank.
 
 Around each action stand, in this order: the waits for what it needs, receives posted for later actions, the
-action, its sends, and a free. Nothing waits for a send before the step ends, so only `Wait` can block.
+action, its sends, and a free. Behind a wait, what it proves to have arrived elsewhere is completed. So only `Wait` can
+block. A stage's gradients are reduced behind its last action.
 
-A multicast has one send, on its source, and a receive and a wait on each target. A target passes it on to the next
-beside its own program, once its receive is posted.
+A multicast has one send, on its source, and a receive and a wait on each target's rank. That passes it on to the next
+beside its own program, once its receive is posted. What stays on a rank is sent and received there, too.
 """
 
 from __future__ import annotations
@@ -12,67 +13,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from fxpar.schedule.action import Action
+from fxpar.schedule.completion import insert_completions
+from fxpar.schedule.instruction import Compute, Free, Instruction, PostReceive, Reduce, Send, Wait
 from fxpar.schedule.schedule import Schedule, peak_in_flight
 from fxpar.schedule.transfer import Edge, Routes, Transfer
-
-
-@dataclass(frozen=True, slots=True)
-class PostReceive:
-    """Begin to receive, and to pass on what later targets need of it.
-
-    Messages between two ranks match in the order in which they are posted and sent.
-    """
-
-    transfer: Transfer
-
-    def __str__(self) -> str:
-        return f"post {self.transfer}"
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Block until the posted receive has arrived."""
-
-    transfer: Transfer
-
-    def __str__(self) -> str:
-        return f"wait {self.transfer}"
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Run a stage's graph on what was waited for."""
-
-    action: Action
-
-    def __str__(self) -> str:
-        return f"compute {self.action}"
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Begin to send what the last compute made; completed when the step ends."""
-
-    transfer: Transfer
-
-    def __str__(self) -> str:
-        return f"send {self.transfer}"
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Forget what the action received and sent and, if no other will use it, what was saved for backward."""
-
-    action: Action
-
-    def __str__(self) -> str:
-        return f"free {self.action}"
-
-
-Instruction: TypeAlias = PostReceive | Wait | Compute | Send | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +39,34 @@ def lower(schedule: Schedule, edges: Sequence[Edge], lookahead: int | None = Non
     default it is one more than the microbatches in flight on the rank, so that buffers grow only with what
     is in flight; with 0, a receive is posted right before its wait.
     """
-    routes = Routes(edges)
+    routes = Routes(edges, schedule.placement)
     queues = _queues(schedule, routes)
     lookaheads = [peak + 1 if lookahead is None else lookahead for peak in peak_in_flight(schedule)]
-    return tuple(
-        Program(rank, _lower_rank(actions, routes, _Inbox(queues[rank], lookaheads[rank])))
+    programs = [
+        _lower_rank(actions, routes, _Inbox(queues[rank], lookaheads[rank]))
         for rank, actions in enumerate(schedule.ranks)
-    )
+    ]
+    completed = insert_completions(programs, routes)
+    return tuple(Program(rank, tuple(instructions)) for rank, instructions in enumerate(completed))
 
 
-def _lower_rank(actions: Sequence[Action], routes: Routes, inbox: _Inbox) -> tuple[Instruction, ...]:
+def _lower_rank(actions: Sequence[Action], routes: Routes, inbox: _Inbox) -> list[Instruction]:
     program: list[Instruction] = [PostReceive(transfer) for transfer in inbox.post_ahead()]
+    last_of = {action.stage: action for action in actions}
     for action in actions:
         needed = routes.received(action)
         program.extend(PostReceive(transfer) for wanted in needed for transfer in inbox.post_until(wanted))
-        for transfer in needed:
-            program.append(Wait(transfer))
-            inbox.waited_for(transfer)
+        program.extend(Wait(transfer) for transfer in needed if inbox.wait_for(transfer))
         program.extend(PostReceive(transfer) for transfer in inbox.post_ahead())
         program.append(Compute(action))
-        program.extend(Send(transfer) for transfer in routes.sent(action))
+        for transfer in routes.sent(action):
+            if routes.stays(transfer):
+                program.append(inbox.post_own(transfer))
+            program.append(Send(transfer))
         program.append(Free(action))
-    return tuple(program)
+        if action.kind in ("B", "W") and last_of[action.stage] == action:
+            program.append(Reduce(action.stage))
+    return program
 
 
 def _queues(schedule: Schedule, routes: Routes) -> list[defaultdict[int, deque[Transfer]]]:
@@ -123,8 +75,9 @@ def _queues(schedule: Schedule, routes: Routes) -> list[defaultdict[int, deque[T
     for source, actions in enumerate(schedule.ranks):
         for action in actions:
             for transfer in routes.sent(action):
-                for target in transfer.targets:
-                    queues[target][source].append(transfer)
+                for target in routes.target_ranks(transfer):
+                    if target != source:
+                        queues[target][source].append(transfer)
     return queues
 
 
@@ -133,8 +86,10 @@ class _Inbox:
 
     def __init__(self, queues: Mapping[int, deque[Transfer]], lookahead: int) -> None:
         self._queues = queues
+        self._senders = {transfer: rank for rank, queue in queues.items() for transfer in queue}
         self._lookahead = lookahead
         self._posted: set[Transfer] = set()
+        self._arrived: set[Transfer] = set()
         self._outstanding: Counter[tuple[str, int]] = Counter()
 
     def post_ahead(self) -> Iterator[Transfer]:
@@ -145,11 +100,21 @@ class _Inbox:
 
     def post_until(self, wanted: Transfer) -> Iterator[Transfer]:
         """Post `wanted` and all before it, whatever the lookahead, because an action needs it now."""
-        while wanted not in self._posted:
-            yield self._post(self._queues[wanted.source])
+        while wanted in self._senders and wanted not in self._posted:
+            yield self._post(self._queues[self._senders[wanted]])
 
-    def waited_for(self, transfer: Transfer) -> None:
+    def post_own(self, transfer: Transfer) -> PostReceive:
+        """Post what this rank is about to send to itself."""
+        self._outstanding[transfer.edge, transfer.source] += 1
+        return PostReceive(transfer)
+
+    def wait_for(self, transfer: Transfer) -> bool:
+        """Whether it must be waited for: not if another stage of this rank has done so."""
+        if transfer in self._arrived:
+            return False
+        self._arrived.add(transfer)
         self._outstanding[transfer.edge, transfer.source] -= 1
+        return True
 
     def _post(self, queue: deque[Transfer]) -> Transfer:
         transfer = queue.popleft()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fxpar.errors import InvalidScheduleError
 from fxpar.schedule.action import Action, Kind, parse_action
@@ -14,11 +14,12 @@ _EXCLUDES: dict[Kind, Kind] = {"B": "I", "I": "B"}
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`ranks[r]` is what pipe rank r runs, in order; rank r runs stage r.
+    """`ranks[r]` is what pipe rank r runs, in order: all actions of one stage, or of several.
 
-    A schedule that exists is complete: every rank runs each microbatch's forward once and, unless there is no
-    backward anywhere, its backward once and later. Whether the ranks' orders fit together depends on what
-    the stages exchange, which `check_programs` proves. `str` gives one line per rank, which `parse` reads.
+    A schedule that exists is complete: each stage is on one rank, which runs its forward of each microbatch once and,
+    unless there is no backward anywhere, its backward once and later. Whether the ranks' orders fit together depends
+    on what the stages exchange, which `check_programs` proves. `str` gives one line per rank, which `parse` reads.
+    `placement[s]` is the rank that runs stage s.
 
     Raises InvalidScheduleError, which marks the first wrong action.
     """
@@ -27,16 +28,21 @@ class Schedule:
     num_stages: int
     num_microbatches: int
     ranks: tuple[tuple[Action, ...], ...]
+    placement: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.num_stages < 1 or self.num_microbatches < 1:
             found = f"{self.num_stages} stages and {self.num_microbatches} microbatches"
             raise InvalidScheduleError(f"{self.name}: {found}: expected at least 1 of each")
-        if len(self.ranks) != self.num_stages:
+        if len(self.ranks) > self.num_stages:
             found = f"{len(self.ranks)} pipe ranks for {self.num_stages} stages"
-            raise InvalidScheduleError(f"{self.name}: {found}: expected one rank per stage")
-        for rank in range(self.num_stages):
-            _check_rank(self, rank)
+            raise InvalidScheduleError(f"{self.name}: {found}: expected a stage or more for each rank")
+        homes: dict[int, int] = {}
+        for rank in range(len(self.ranks)):
+            _check_order(self, rank, homes)
+        object.__setattr__(self, "placement", tuple(homes.get(stage, 0) for stage in range(self.num_stages)))
+        for stage, rank in enumerate(self.placement):
+            _check_whole(self, stage, rank)
 
     def __str__(self) -> str:
         return "\n".join(" ".join(map(str, actions)) for actions in self.ranks)
@@ -48,6 +54,18 @@ class Schedule:
         Raises InvalidScheduleError for what is not an action and for an incomplete schedule.
         """
         return schedule_from_cells((line.split() for line in text.strip().splitlines()), name)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` runs, ascending."""
+        return tuple(stage for stage, home in enumerate(self.placement) if home == rank)
+
+    def splits(self, stage: int) -> bool:
+        """Whether the backward of `stage` runs in two parts, I and W, for some microbatch."""
+        return any(action.kind == "I" and action.stage == stage for action in self.ranks[self.placement[stage]])
+
+    def runs_whole(self, stage: int) -> bool:
+        """Whether the backward of `stage` runs as one, B, for some microbatch."""
+        return any(action.kind == "B" and action.stage == stage for action in self.ranks[self.placement[stage]])
 
     @property
     def has_backward(self) -> bool:
@@ -62,7 +80,8 @@ def schedule_from_cells(rows: Iterable[Iterable[str]], name: str) -> Schedule:
         for rank, row in enumerate(rows)
     )
     num_microbatches = max((action.microbatch + 1 for actions in ranks for action in actions), default=0)
-    return Schedule(name, len(ranks), num_microbatches, ranks)
+    num_stages = max((action.stage + 1 for actions in ranks for action in actions), default=0)
+    return Schedule(name, max(num_stages, len(ranks)), num_microbatches, ranks)
 
 
 def _parse_cell(cell: str, rank: int, position: int, name: str) -> Action:
@@ -79,7 +98,7 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Per rank, the most microbatches whose forward has begun and whose last action has not ended."""
+    """Per rank, the most forwards, of any stage, that have begun and whose microbatch's last action has not ended."""
     last_kinds: tuple[Kind, ...] = ("B", "W") if schedule.has_backward else ("F",)
     return tuple(_peak_of_rank(actions, last_kinds) for actions in schedule.ranks)
 
@@ -100,23 +119,25 @@ def marked(items: Sequence[object], position: int, separator: str = " ", around:
     return separator.join((["..."] if first else []) + shown + (["..."] if stop < len(items) else []))
 
 
-def _check_rank(schedule: Schedule, rank: int) -> None:
+def _check_order(schedule: Schedule, rank: int, homes: dict[int, int]) -> None:
+    """Every action of `rank` can run after those before it; `homes` learns whose stages are its."""
     actions = schedule.ranks[rank]
     done: set[Action] = set()
     for position, action in enumerate(actions):
-        if problem := _problem(schedule, rank, action, done):
+        if problem := _problem(schedule, rank, action, done, homes):
             where = f"{schedule.name}, rank {rank}, action {position}"
             raise InvalidScheduleError(f"{where}: {action} {problem}\n  {marked(actions, position)}")
+        homes[action.stage] = rank
         done.add(action)
-    if missing := _first_missing(schedule, rank, done):
-        raise InvalidScheduleError(f"{schedule.name}, rank {rank}: {missing} is missing")
 
 
-def _problem(schedule: Schedule, rank: int, action: Action, done: set[Action]) -> str | None:
+def _problem(schedule: Schedule, rank: int, action: Action, done: set[Action], homes: Mapping[int, int]) -> str | None:
     """Why `action` cannot run on `rank` after the actions that are `done`, if so."""
     stage, kind, microbatch = action.stage, action.kind, action.microbatch
-    if stage != rank:
-        return f"is of stage {stage}: expected stage {rank}, the one of this rank"
+    if stage >= schedule.num_stages:
+        return f"is of stage {stage}: expected one below {schedule.num_stages}"
+    if homes.get(stage, rank) != rank:
+        return f"is of stage {stage}, which rank {homes[stage]} runs: expected all actions of a stage on one rank"
     if microbatch >= schedule.num_microbatches:
         return f"is of microbatch {microbatch}: expected one below {schedule.num_microbatches}"
     if action in done:
@@ -128,12 +149,13 @@ def _problem(schedule: Schedule, rank: int, action: Action, done: set[Action]) -
     return None
 
 
-def _first_missing(schedule: Schedule, rank: int, done: set[Action]) -> Action | None:
-    has_backward = schedule.has_backward
+def _check_whole(schedule: Schedule, stage: int, rank: int) -> None:
+    """No action of `stage` is missing."""
+    done = {action for action in schedule.ranks[rank] if action.stage == stage}
     for microbatch in range(schedule.num_microbatches):
-        forward, whole, inputs, weights = (Action(rank, kind, microbatch) for kind in ("F", "B", "I", "W"))
-        if forward not in done:
-            return forward
-        if has_backward and (last := weights if inputs in done else whole) not in done:
-            return last
-    return None
+        forward, whole, inputs, weights = (Action(stage, kind, microbatch) for kind in ("F", "B", "I", "W"))
+        last = (weights if inputs in done else whole) if schedule.has_backward else forward
+        for needed in (forward, last):
+            if needed not in done:
+                where = f"{schedule.name}, rank {rank}" if done else schedule.name
+                raise InvalidScheduleError(f"{where}: {needed} is missing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -38,8 +38,8 @@ def chain(num_stages: int) -> tuple[Edge, ...]:
 class Transfer:
     """One message of one microbatch: the value of `edge` to all its readers or, on the way back, one's gradient.
 
-    Where there are several targets it is a multicast: the source sends once, and each target passes what it
-    receives on to the next one.
+    Where there are targets on several ranks it is a multicast: the source sends once, and each rank passes what it
+    receives on to the next one. What stays on a rank is a transfer, too.
     """
 
     edge: str
@@ -57,10 +57,6 @@ class Transfer:
         """Whether it moves a gradient; values only move to later stages."""
         return self.source > self.targets[0]
 
-    def before(self, target: int) -> tuple[int, ...]:
-        """The targets that pass it on before it reaches `target`."""
-        return self.targets[: self.targets.index(target)]
-
     def __str__(self) -> str:
         gradient = "gradient of " if self.is_backward else ""
         return f"{gradient}{self.edge}[{self.microbatch}] {self.source}->{','.join(map(str, self.targets))}"
@@ -74,16 +70,21 @@ _RouteTable: TypeAlias = defaultdict[tuple[int, Kind], list[_Route]]
 
 
 class Routes:
-    """The transfers that an action needs and makes, given the edges between the stages.
+    """The transfers that an action needs and makes, given the edges between the stages, and the rank of each stage.
 
-    An action's transfers are in the order of the edges, those of near stages first: they are needed soonest.
+    By default stage s is on rank s. An action's transfers are in the order of the edges, those of near stages first:
+    they are needed soonest.
     """
 
-    def __init__(self, edges: Sequence[Edge]) -> None:
+    def __init__(self, edges: Sequence[Edge], placement: Sequence[int] | None = None) -> None:
+        last = max([0, *(stage for edge in edges for stage in edge.targets)])
+        self._rank_of = tuple(range(last + 1)) if placement is None else tuple(placement)
         self._received: _RouteTable = defaultdict(list)
         self._sent: _RouteTable = defaultdict(list)
         for edge in edges:
-            self._add("F", (edge.name, edge.source, edge.targets))
+            home = self._rank_of[edge.source]
+            for targets in _partitioned(edge.targets, lambda stage, home=home: self._rank_of[stage] == home):
+                self._add("F", (edge.name, edge.source, targets))
             for reader in edge.targets if edge.differentiable else ():
                 self._add("B", (edge.name, reader, (edge.source,)))
                 self._add("I", (edge.name, reader, (edge.source,)))
@@ -103,6 +104,25 @@ class Routes:
     def sent(self, action: Action) -> list[Transfer]:
         """What leaves as soon as `action` has run."""
         return _transfers(self._sent, action)
+
+    def source_rank(self, transfer: Transfer) -> int:
+        """The rank that sends `transfer`."""
+        return self._rank_of[transfer.source]
+
+    def target_ranks(self, transfer: Transfer) -> tuple[int, ...]:
+        """The ranks that receive `transfer`, each once, in the order in which they pass it on."""
+        return tuple(dict.fromkeys(self._rank_of[target] for target in transfer.targets))
+
+    def stays(self, transfer: Transfer) -> bool:
+        """Whether it does not leave its rank."""
+        return self._rank_of[transfer.targets[0]] == self._rank_of[transfer.source]
+
+
+def _partitioned(stages: Sequence[int], is_home: Callable[[int], bool]) -> list[tuple[int, ...]]:
+    """Those that are not at home, and those that are, unless there are none."""
+    away = tuple(stage for stage in stages if not is_home(stage))
+    home = tuple(stage for stage in stages if is_home(stage))
+    return [part for part in (away, home) if part]
 
 
 def _distance(stage: int, route: _Route) -> int:
