@@ -9,6 +9,7 @@ from torch import fx
 
 from fxpar.passes.cut import cheapest_crossing, closure, has_effect, may_run_twice, operands, users
 from fxpar.passes.extract import check_nothing_runs_twice, copy_parts, extract, returned
+from fxpar.passes.part_convolutions import part_convolutions
 from fxpar.passes.partition import Partitioned, saved_ports
 from fxpar.stage import JointGraph, Port, PortKind
 
@@ -44,20 +45,29 @@ def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
     After:  I `dx = aten.mm(dy, w)`, carrying `dy`; W `t = aten.t(dy); dw = aten.mm(t, x)`
     """
     assert parts.backward is not None, "a forward-only program has no backward to split"
-    backward = parts.backward
-    nodes = list(backward.graph.nodes)
+    backward = _with_parted_ops(joint, parts, parts.backward)
     borders = _Borders.of(joint, parts, backward)
-    crossing = _choose_crossing(nodes, borders)
-    kept = [node for node in borders.saved if node in set(crossing)]
-    carried = [node for node in crossing if node not in set(borders.saved)]
+    crossing = _choose_crossing(backward, borders)
+    kept = [node for node in crossing if node in borders.saved]
+    carried = [node for node in crossing if node not in borders.saved]
     given = [*borders.edge_gradients, *carried]
     needed = closure([*given, *borders.early_effects], operands)
     taken = [node for node in borders.saved if node in needed]
+    nodes = list(backward.graph.nodes)
     inputs = extract(backward, nodes, [*taken, *borders.tangents], given, borders.early_effects)
     weights = extract(backward, nodes, [*kept, *carried], borders.weight_gradients, [])
     check_nothing_runs_twice(inputs, weights)
     copy_parts(inputs, len(borders.edge_gradients))
     return SplitBackward(inputs, weights, _positions(taken, borders), _positions(kept, borders), len(carried))
+
+
+def _with_parted_ops(joint: JointGraph, parts: Partitioned, backward: fx.GraphModule) -> fx.GraphModule:
+    """A copy of `backward` in which no op gives what I needs together with what it does not, if it can be helped."""
+    nodes = list(backward.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    copy = extract(backward, nodes, placeholders, returned(backward), [node for node in nodes if has_effect(node)])
+    part_convolutions(copy, _Borders.of(joint, parts, copy).early)
+    return copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +96,18 @@ class _Borders:
             [node for node in backward.graph.nodes if has_effect(node) and node not in for_weights],
         )
 
+    @property
+    def early(self) -> set[fx.Node]:
+        """All that I needs."""
+        return closure([*self.edge_gradients, *self.early_effects], operands)
 
-def _choose_crossing(nodes: Sequence[fx.Node], borders: _Borders) -> list[fx.Node]:
+
+def _choose_crossing(backward: fx.GraphModule, borders: _Borders) -> list[fx.Node]:
     """The values that W takes: of what was saved, of the tangents, and of what I makes anyway."""
-    given = {*borders.saved, *borders.tangents}
-    early = given | closure([*borders.edge_gradients, *borders.early_effects], operands)
+    early = borders.early | {*borders.saved, *borders.tangents}
     wanted = closure(borders.weight_gradients, operands)
     late = closure((node for node in wanted - early if not may_run_twice(node)), users)
-    undecided = [node for node in nodes if node in wanted - late]
+    undecided = [node for node in backward.graph.nodes if node in wanted - late]
     leaving = {*borders.weight_gradients, *(operand for node in wanted & late for operand in node.all_input_nodes)}
     return cheapest_crossing(undecided, early, leaving, borders.resident)
 
