@@ -37,6 +37,15 @@ def test_train_gpt_on_one_process_fails_when_the_loss_does_not_fall(tmp_path: Pa
     assert "the loss did not fall" in done.stderr
 
 
+def test_train_unet_in_two_stages_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    small = ("--image", "8", "--channels", "8", "16", "--batch", "8", "--microbatches", "4", "--lowering", "aten")
+    done = run(*TORCHRUN, "2", str(EXAMPLES / "train_unet.py"), *small, "--steps", "4", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "dump" / "unet.json").read_text())
+    assert report["max_loss_diff"] < 1e-5
+    assert report["images_per_s"] > 0
+
+
 def test_reshard_moves_a_tensor_and_shows_the_plan(tmp_path: Path) -> None:
     done = run(*TORCHRUN, "4", str(EXAMPLES / "reshard.py"), "--timeline", "plan.svg", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

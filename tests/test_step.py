@@ -16,7 +16,7 @@ import fxpar
 from fxpar.errors import PlanMismatchError
 from fxpar.launch import run_ranks
 from fxpar.resharding.strategies import STRATEGIES
-from tests.parity import SUBJECTS, stage_openers
+from tests.parity import SUBJECTS
 from tests.resharding.move_tensors import live_on
 
 ATEN = {"lowering": "aten"}
@@ -145,15 +145,14 @@ def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]
     """Save on one layout of the ranks, load into a fresh model on another, and compare what a step then gives."""
     subject = SUBJECTS["gpt2"]
     torch.manual_seed(0)
-    tokens = torch.randint(0, 96, (4, 12))
-    batch = dict.fromkeys(subject.arguments, tokens)
+    batch = subject.make_batch(4)
     names, losses = set(), []
     for seed, mesh_sizes in enumerate((sizes, others)):
         mesh = fxpar.init_mesh(**mesh_sizes)
         torch.manual_seed(seed)
         model = subject.build()
         names |= set(model.state_dict())
-        stages = stage_openers(subject.layers, mesh.pipe)
+        stages = subject.openers(mesh.pipe)
         fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, example_inputs=batch)
         if seed == 0:
             dcp.save(model.state_dict(), checkpoint_id=directory)
