@@ -41,6 +41,32 @@ class InvalidScheduleError(FxparError):
     """A schedule cannot be built, parsed, or run; the message marks the first wrong action."""
 
 
+class InvalidCostsError(FxparError):
+    """What a schedule is simulated with is incomplete, unreadable, or contradicts itself."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"costs: {problem}; {remedy}")
+
+
+class InvalidTimelineError(FxparError):
+    """A file is no trace that fxpar has written."""
+
+    def __init__(self, path: str, reason: object) -> None:
+        super().__init__(
+            f"expected a trace in {path} as `fxpar simulate --trace` or a recorded step writes it, but: {reason!r}"
+        )
+
+
+class MemoryBudgetError(FxparError):
+    """A rank's program keeps more in memory at once than it may."""
+
+    def __init__(self, found_mib: str, budget_mib: str, where: str, parts: str) -> None:
+        super().__init__(
+            f"{where}: {found_mib} MiB are in memory there: expected at most {budget_mib} MiB. They are, in MiB: {parts}. "
+            f'Fewer microbatches in flight ("1f1b"), more stages, smaller microbatches or more shards need less'
+        )
+
+
 class UnknownLoweringError(FxparError):
     """The lowering's name is not one that fxpar has."""
 

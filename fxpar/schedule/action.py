@@ -26,6 +26,11 @@ class Action:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
+def is_action(text: str) -> bool:
+    """Whether an action prints as `text`."""
+    return _ACTION.fullmatch(text) is not None
+
+
 def parse_action(text: str) -> Action:
     """The action that prints as `text`, such as `2F0`.
 

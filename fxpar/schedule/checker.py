@@ -7,27 +7,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+import numpy as np
+
 from fxpar.errors import InvalidScheduleError
 from fxpar.schedule.action import Action
+from fxpar.schedule.completion import Clock
 from fxpar.schedule.instruction import Complete, Compute, Free, Instruction, PostReceive, Reduce, Send, Wait
+from fxpar.schedule.message import Messages
 from fxpar.schedule.program import Program
 from fxpar.schedule.schedule import Schedule, marked
 from fxpar.schedule.transfer import Edge, Routes, Transfer
 
 
-def check_programs(programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge]) -> None:
+def check_programs(
+    programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge], messages: Messages | None = None
+) -> None:
     """Match every receive with its send, then run the programs abstractly until all have ended.
 
     A wait blocks until its message was sent and every rank before this one has posted its receive, and so passes the
-    message on; a completion blocks until all receivers have waited. None of that is ever undone, so the outcome holds
-    under any timing.
-    Raises InvalidScheduleError at the first instruction that has no counterpart on another rank, computes out
-    of the schedule's order, or uses what is not there, and where ranks block each other for good.
+    message on. Nothing else blocks, and none of that is ever undone, so the outcome holds under any timing. That a
+    completion is right under any timing, too, is proved by vector clocks (Fidge; Mattern): what this rank waited for
+    must tell that all receivers have waited.
+
+    Args:
+        messages: what the stages' graphs and the plans between them say of every message, to be held against each
+            other; without them, all are taken to fit.
+
+    Raises InvalidScheduleError at the first instruction that has no counterpart on another rank, or a different one,
+    computes out of the schedule's order, or uses what is not there, and where ranks block each other for good.
     """
     assert [program.rank for program in programs] == list(range(len(schedule.ranks))), "one program per rank"
     routes = Routes(edges, schedule.placement)
-    _check_messages(programs, routes)
-    machines = [_Machine(program, schedule.ranks[program.rank], routes) for program in programs]
+    _check_matches(programs, routes)
+    if messages is not None:
+        _check_messages(programs, edges, messages)
+    machines = [_Machine(program, schedule.ranks[program.rank], routes, len(programs)) for program in programs]
     network = _Network(routes)
     while sum(machine.run(network) for machine in machines):
         pass
@@ -37,7 +51,20 @@ def check_programs(programs: Sequence[Program], schedule: Schedule, edges: Seque
         machine.check_end()
 
 
-def _check_messages(programs: Sequence[Program], routes: Routes) -> None:
+def _check_messages(programs: Sequence[Program], edges: Sequence[Edge], messages: Messages) -> None:
+    """Whoever sends or receives, and what moves it, agree on every message."""
+    problems = messages.problems(edges)
+    for program in programs if problems else ():
+        for position, instruction in enumerate(program.instructions):
+            if isinstance(instruction, Send | Wait):
+                transfer = instruction.transfer
+                ends = (transfer.source,) if isinstance(instruction, Send) else transfer.targets
+                for stage in ends:
+                    if problem := problems.get((transfer.edge, stage, transfer.is_backward)):
+                        raise _wrong(program, position, problem)
+
+
+def _check_matches(programs: Sequence[Program], routes: Routes) -> None:
     """Between two ranks, the n-th receive posted takes the n-th message sent: they must be one transfer."""
     sends: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     posts: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
@@ -73,12 +100,17 @@ def _transfer(program: Program, position: int) -> Transfer:
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """What the ranks have done so far that others may wait for: sends, receives posted and waits, with their ranks."""
+    """What the ranks have done so far that others may wait for.
+
+    sent: the messages on their way or there, each with what its sender knew of all ranks when it sent it.
+    posted: receives, with their ranks.
+    waited: the positions of waits, by message and rank.
+    """
 
     routes: Routes
-    sent: set[Transfer] = field(default_factory=set)
+    sent: dict[Transfer, Clock] = field(default_factory=dict)
     posted: set[tuple[Transfer, int]] = field(default_factory=set)
-    received: set[tuple[Transfer, int]] = field(default_factory=set)
+    waited: dict[tuple[Transfer, int], int] = field(default_factory=dict)
 
     def reaches(self, transfer: Transfer, rank: int) -> bool:
         """Whether `transfer` was sent, and all that are to pass it on to `rank` are ready to."""
@@ -89,17 +121,19 @@ class _Network:
         ranks = self.routes.target_ranks(transfer)
         return [before for before in ranks[: ranks.index(rank)] if (transfer, before) not in self.posted]
 
-    def missing(self, transfer: Transfer) -> list[int]:
-        """The ranks that have not waited for `transfer` yet."""
-        return [rank for rank in self.routes.target_ranks(transfer) if (transfer, rank) not in self.received]
+    def unproved(self, transfer: Transfer, clock: Clock) -> list[int]:
+        """The ranks of which whoever has this `clock` cannot know that they have waited for `transfer`."""
+        ranks = self.routes.target_ranks(transfer)
+        return [rank for rank in ranks if self.waited.get((transfer, rank), clock[rank]) >= clock[rank]]
 
 
 class _Machine:
     """One rank in abstract execution: the instruction it is at, and what it has at hand there."""
 
-    def __init__(self, program: Program, actions: Sequence[Action], routes: Routes) -> None:
+    def __init__(self, program: Program, actions: Sequence[Action], routes: Routes, num_ranks: int) -> None:
         self._program = program
         self._position = 0
+        self._clock: Clock = np.zeros(num_ranks, np.int64)
         self._routes = routes
         self._to_compute = list(reversed(actions))
         self._posted: set[Transfer] = set()
@@ -117,13 +151,10 @@ class _Machine:
         """The wait that this rank is at, and who does not pass the message on, if it was sent."""
         located = _located(self._program, self._position)
         instruction = self._program.instructions[self._position]
-        assert isinstance(instruction, Wait | Complete), f"{located} cannot block"
-        transfer = instruction.transfer
-        if isinstance(instruction, Complete):
-            return f"{located}, for which rank {', '.join(map(str, network.missing(transfer)))} has not waited"
-        if transfer not in network.sent:
+        assert isinstance(instruction, Wait), f"{located} cannot block"
+        if instruction.transfer not in network.sent:
             return located
-        idle = ", ".join(map(str, network.idle_before(transfer, self._program.rank)))
+        idle = ", ".join(map(str, network.idle_before(instruction.transfer, self._program.rank)))
         return f"{located}, which is not passed on before its receive is posted on rank {idle}"
 
     def run(self, network: _Network) -> int:
@@ -133,18 +164,17 @@ class _Machine:
             instruction = self._program.instructions[self._position]
             if self._must_wait(instruction, network):
                 break
+            self._clock[self._program.rank] = self._position + 1
             if problem := self._step(instruction, network):
                 raise _wrong(self._program, self._position, problem)
             self._position += 1
         return self._position - start
 
     def _must_wait(self, instruction: Instruction, network: _Network) -> bool:
-        match instruction:
-            case Wait(transfer):
-                return transfer in self._posted and not network.reaches(transfer, self._program.rank)
-            case Complete(transfer):
-                return transfer in self._sent and bool(network.missing(transfer))
-        return False
+        if not isinstance(instruction, Wait):
+            return False
+        transfer = instruction.transfer
+        return transfer in self._posted and not network.reaches(transfer, self._program.rank)
 
     def _step(self, instruction: Instruction, network: _Network) -> str | None:
         """Execute `instruction`; returns what is wrong with it, if anything is."""
@@ -157,7 +187,8 @@ class _Machine:
                     return "has no receive posted"
                 self._posted.remove(transfer)
                 self._arrived.add(transfer)
-                network.received.add((transfer, self._program.rank))
+                network.waited[transfer, self._program.rank] = self._position
+                np.maximum(self._clock, network.sent[transfer], out=self._clock)
             case Compute(action):
                 return self._compute(action)
             case Send(transfer):
@@ -165,10 +196,12 @@ class _Machine:
                     return "has nothing to send: no computation made it, or it is sent already"
                 self._to_send.remove(transfer)
                 self._sent.add(transfer)
-                network.sent.add(transfer)
+                network.sent[transfer] = self._clock.copy()
             case Complete(transfer):
                 if transfer not in self._sent:
                     return "has nothing to complete: it was not sent, or is completed already"
+                if unproved := network.unproved(transfer, self._clock):
+                    return f"is not proved: rank {', '.join(map(str, unproved))} may not have waited for it yet"
                 self._sent.remove(transfer)
             case Reduce(stage):
                 if stage not in self._to_reduce:

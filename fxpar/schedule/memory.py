@@ -1,11 +1,17 @@
-"""What a step keeps in memory: the figures of a stage, and the peak that a program makes of them."""
+"""What a step keeps in memory: the figures of a stage, and the peak of a rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
+from fxpar.errors import MemoryBudgetError
 from fxpar.schedule.action import Kind
+
+Part: TypeAlias = Literal["parameters", "gradients", "optimizer", "saved", "received", "made", "results", "working"]
+"""What memory is for. Values of edges that are saved for the backward are "saved", whoever made them."""
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +22,15 @@ class StageMemory:
     saved_for_inputs: made by F and kept until B, or until I where the backward is split.
     saved_for_weights: made by F and kept until B, or until W.
     carried: made by I and kept until W.
+    results: made by F and kept to the end of the step.
     values, gradients_of: by edge, what one that this stage makes takes, and its gradient that comes back.
     read, returned: by edge, what one that this stage reads takes, and the gradient that it sends back.
-    read_until: edges read whose memory is itself saved, with the action that needs it last: "I" or "W". (A whole
-        backward needs all until B.) Their bytes are in `read` alone.
+    values_until, read_until: edges made or read whose memory is itself saved, with the action that needs it last: "I"
+        or "W". (A whole backward needs all until B.)
+    gradients_of_until, returned_until: edges whose gradient, received or returned, is itself carried until W.
+    working: by kind of action, the most that one takes while it runs, beyond what it is given and gives.
+
+    No byte is in two figures: what `*_until` name is in `values`, `read`, `gradients_of` and `returned` alone.
     """
 
     parameters: int = 0
@@ -28,8 +39,50 @@ class StageMemory:
     saved_for_inputs: int = 0
     saved_for_weights: int = 0
     carried: int = 0
+    results: int = 0
     values: Mapping[str, int] = field(default_factory=dict)
     gradients_of: Mapping[str, int] = field(default_factory=dict)
     read: Mapping[str, int] = field(default_factory=dict)
     returned: Mapping[str, int] = field(default_factory=dict)
+    values_until: Mapping[str, Kind] = field(default_factory=dict)
     read_until: Mapping[str, Kind] = field(default_factory=dict)
+    gradients_of_until: frozenset[str] = frozenset()
+    returned_until: frozenset[str] = frozenset()
+    working: Mapping[Kind, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The most that a rank's program has in memory at once, and where; prints as a row under `MEMORY_HEADER`.
+
+    `instruction`, at `position` of the program, is the first at which `peak_bytes` are taken, and `parts` what for.
+    saved_peak_bytes: the most of what is kept for the backward, which may be at another instruction.
+    """
+
+    rank: int
+    peak_bytes: int
+    saved_peak_bytes: int
+    position: int
+    instruction: str
+    parts: Mapping[Part, int]
+
+    def __str__(self) -> str:
+        figures = [self.peak_bytes, self.saved_peak_bytes, *(self.parts[part] for part in PARTS)]
+        return f"{self.rank:>4}" + "".join(f"{_mib(figure):>11}" for figure in figures) + f"  {self.instruction}"
+
+
+MEMORY_HEADER = "rank" + "".join(f"{title:>11}" for title in ("peak MiB", "peak saved", *PARTS)) + "  peak at"
+"""The head of a table of `RankMemory`: the peaks, then the parts of the first of them."""
+
+
+def check_memory(peaks: Sequence[RankMemory], budget_bytes: int) -> None:
+    """Raise MemoryBudgetError for the rank whose program needs most, if that is more than `budget_bytes`."""
+    worst = max(peaks, key=lambda peak: peak.peak_bytes)
+    if worst.peak_bytes > budget_bytes:
+        parts = ", ".join(f"{part} {_mib(worst.parts[part])}" for part in PARTS if worst.parts[part])
+        where = f"rank {worst.rank}, instruction {worst.position}: {worst.instruction}"
+        raise MemoryBudgetError(_mib(worst.peak_bytes), _mib(budget_bytes), where, parts)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f}"

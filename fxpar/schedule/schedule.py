@@ -38,7 +38,9 @@ class Schedule:
             found = f"{len(self.ranks)} pipe ranks for {self.num_stages} stages"
             raise InvalidScheduleError(f"{self.name}: {found}: expected a stage or more for each rank")
         homes: dict[int, int] = {}
-        for rank in range(len(self.ranks)):
+        for rank, actions in enumerate(self.ranks):
+            if not actions:
+                raise InvalidScheduleError(f"{self.name}, rank {rank} runs nothing: expected a stage or more for it")
             _check_order(self, rank, homes)
         object.__setattr__(self, "placement", tuple(homes.get(stage, 0) for stage in range(self.num_stages)))
         for stage, rank in enumerate(self.placement):

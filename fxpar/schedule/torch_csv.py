@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fxpar.schedule.schedule import Schedule, schedule_from_cells
+
+_OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 def write_csv(schedule: Schedule, path: Path) -> None:
@@ -20,9 +24,19 @@ def read_csv(path: Path) -> Schedule:
     Raises InvalidScheduleError for what is not an action and for an incomplete schedule.
     """
     with path.open(newline="") as file:
-        return schedule_from_cells([_actions_only(row) for row in csv.reader(file)], name=path.stem)
+        return schedule_from_cells([cells_of(row) for row in csv.reader(file)], name=path.stem)
 
 
-def _actions_only(row: list[str]) -> list[str]:
-    """Without idle ticks, and without torch's reduction of gradients, which here always ends the step."""
-    return [cell.strip() for cell in row if cell.strip() and not cell.strip().endswith("REDUCE_GRAD")]
+def cells_of(row: Iterable[str]) -> list[str]:
+    """The computations in a row: all cells but idle ticks and torch's reductions of gradients, which end a stage here.
+
+    A forward and a backward that torch overlaps, as in "(0F1;1B0)OVERLAP_F_B", run one after the other.
+    """
+    return [action for cell in row for action in _actions_of(cell.strip())]
+
+
+def _actions_of(cell: str) -> Iterator[str]:
+    if overlapped := _OVERLAPPED.fullmatch(cell):
+        yield from (part.strip() for part in overlapped.group(1).split(";") if part.strip())
+    elif cell and not cell.endswith("REDUCE_GRAD"):
+        yield cell

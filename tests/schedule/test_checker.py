@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from fxpar.errors import InvalidScheduleError
 from fxpar.schedule import (
+    INTERLEAVED,
     SCHEDULE_NAMES,
+    Complete,
     Edge,
     Instruction,
     PostReceive,
     Program,
+    Reduce,
     Schedule,
     Transfer,
     build_schedule,
@@ -27,19 +30,42 @@ from fxpar.schedule import (
 H = Edge("h", 0, (1,))
 
 
+SIZES = [*product(range(1, 9), (1, 2, 3, 5, 8, 13, 32))]
+
+
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_all_named_schedules_are_accepted_over_a_chain(name: str) -> None:
-    for num_stages, num_microbatches in product(range(1, 9), range(1, 33)):
+    for num_stages, num_microbatches in SIZES:
         schedule, edges = build_schedule(name, num_stages, num_microbatches), chain(num_stages)
         check_programs(lower(schedule, edges), schedule, edges)
 
 
+def _skipping(num_stages: int) -> list[Edge]:
+    """Neighbours, a U of skip connections, a multicast to all, and a value without gradient."""
+    across = [Edge(f"skip{s}", s, (num_stages - 1 - s,)) for s in range(num_stages // 2 - 1)]
+    rest = tuple(range(1, num_stages))
+    shared = [Edge("shared", 0, rest), Edge("mask", 0, rest[-2:], differentiable=False)] if rest else []
+    return [*chain(num_stages), *across, *shared]
+
+
+@pytest.mark.parametrize("lookahead", [None, 0, 1])
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
-def test_all_named_schedules_are_accepted_over_a_skip_connection_with_two_readers(name: str) -> None:
-    edges = [*chain(4), Edge("skip", 0, (1, 3))]
-    for num_microbatches in range(1, 9):
-        schedule = build_schedule(name, 4, num_microbatches)
-        check_programs(lower(schedule, edges), schedule, edges)
+def test_all_named_schedules_are_accepted_over_skip_connections_and_multicasts(
+    name: str, lookahead: int | None
+) -> None:
+    for num_stages, num_microbatches in product(range(1, 9), (1, 2, 3, 7, 16)):
+        schedule, edges = build_schedule(name, num_stages, num_microbatches), _skipping(num_stages)
+        check_programs(lower(schedule, edges, lookahead), schedule, edges)
+
+
+@pytest.mark.parametrize("lookahead", [None, 0, 1])
+@pytest.mark.parametrize("stages_per_rank", [1, 2, 3])
+def test_interleaved_stages_are_accepted(stages_per_rank: int, lookahead: int | None) -> None:
+    for num_ranks, num_microbatches in product((1, 2, 3, 4, 8), (1, 2, 3, 7, 16)):
+        num_stages = num_ranks * stages_per_rank
+        schedule = build_schedule(INTERLEAVED, num_stages, num_microbatches, num_ranks=num_ranks)
+        for edges in (chain(num_stages), _skipping(num_stages)):
+            check_programs(lower(schedule, edges, lookahead), schedule, edges)
 
 
 @st.composite
@@ -122,6 +148,11 @@ BROKEN: dict[str, tuple[int, Edit, str]] = {  # the rank whose program is edited
     "a wait is missing": (
         0,
         _without("wait gradient of h[0] 1->0"),
+        "rank 0, instruction 8: complete h[0] 0->1 is not proved: rank 1 may not have waited for it yet",
+    ),
+    "a wait and what it proves are missing": (
+        0,
+        _without("wait gradient of h[0] 1->0", "complete h[0] 0->1"),
         "rank 0, instruction 8: compute 0B0 needs gradient of h[0] 1->0, for which nothing waited",
     ),
     "a wait is doubled": (
@@ -152,16 +183,16 @@ BROKEN: dict[str, tuple[int, Edit, str]] = {  # the rank whose program is edited
     "a backward is missing": (
         0,
         _without("compute 0B0"),
-        "rank 0, instruction 9: free 0B0 has nothing to free",
+        "rank 0, instruction 10: free 0B0 has nothing to free",
     ),
     "a backward is doubled": (
         0,
         _doubled("compute 0B1"),
-        "rank 0, instruction 13: compute 0B1 is out of order: the schedule has the end here",
+        "rank 0, instruction 15: compute 0B1 is out of order: the schedule has the end here",
     ),
     "the last backward is missing": (
         0,
-        _without("compute 0B1", "free 0B1"),
+        _without("compute 0B1", "free 0B1", "reduce 0"),
         "rank 0 never computes 0B1",
     ),
     "a free is doubled": (
@@ -179,6 +210,41 @@ BROKEN: dict[str, tuple[int, Edit, str]] = {  # the rank whose program is edited
         _without("free 1F1"),
         "rank 1 never frees 1F1",
     ),
+    "a completion is before its proof": (
+        0,
+        _swapped("wait gradient of h[0] 1->0", "complete h[0] 0->1"),
+        "rank 0, instruction 8: complete h[0] 0->1 is not proved: rank 1 may not have waited for it yet",
+    ),
+    "a completion is before its send": (
+        0,
+        _swapped("send h[1] 0->1", "complete h[1] 0->1"),
+        "rank 0, instruction 6: complete h[1] 0->1 has nothing to complete",
+    ),
+    "a completion is doubled": (
+        0,
+        _doubled("complete h[0] 0->1"),
+        "rank 0, instruction 10: complete h[0] 0->1 has nothing to complete",
+    ),
+    "a reduction is before the last backward": (
+        0,
+        _swapped("compute 0B1", "reduce 0"),
+        "rank 0, instruction 14: reduce 0 comes before the last action of the stage",
+    ),
+    "a reduction is missing": (
+        1,
+        _without("reduce 1"),
+        "rank 1 never reduces stage 1",
+    ),
+    "a reduction is doubled": (
+        1,
+        _doubled("reduce 1"),
+        "rank 1, instruction 15: reduce 1 has nothing to reduce",
+    ),
+    "a reduction is of another rank's stage": (
+        1,
+        lambda program: [*program, Reduce(0)],
+        "rank 1, instruction 15: reduce 0 has nothing to reduce",
+    ),
 }
 
 
@@ -193,11 +259,13 @@ def test_a_broken_program_is_rejected_at_its_first_wrong_instruction(rank: int, 
 
 
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
-def test_no_instruction_can_be_left_out(name: str) -> None:
+def test_no_instruction_but_completions_can_be_left_out(name: str) -> None:
     schedule, edges = build_schedule(name, 3, 3), [*chain(3), Edge("skip", 0, (1, 2))]
     programs = lower(schedule, edges)
     for rank, program in enumerate(programs):
         for position, left_out in enumerate(program.instructions):
+            if isinstance(left_out, Complete):
+                continue  # it only frees memory earlier
             rest = program.instructions[:position] + program.instructions[position + 1 :]
             with pytest.raises(InvalidScheduleError):
                 check_programs([*programs[:rank], Program(rank, rest), *programs[rank + 1 :]], schedule, edges)

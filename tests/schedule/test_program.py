@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from fxpar.schedule import (
     SCHEDULE_NAMES,
+    Complete,
     Compute,
     Edge,
     Free,
     PostReceive,
     Program,
+    Reduce,
     Routes,
     Schedule,
     Send,
@@ -39,12 +41,15 @@ def test_the_programs_of_two_stages_and_two_microbatches() -> None:
         "send h[1] 0->1",
         "free 0F1",
         "wait gradient of h[0] 1->0",
+        "complete h[0] 0->1",
         "post gradient of h[1] 1->0",
         "compute 0B0",
         "free 0B0",
         "wait gradient of h[1] 1->0",
+        "complete h[1] 0->1",
         "compute 0B1",
         "free 0B1",
+        "reduce 0",
     ]
     assert str(last).splitlines() == [
         "post h[0] 0->1",
@@ -61,6 +66,7 @@ def test_the_programs_of_two_stages_and_two_microbatches() -> None:
         "compute 1B1",
         "send gradient of h[1] 1->0",
         "free 1B1",
+        "reduce 1",
     ]
 
 
@@ -80,6 +86,7 @@ def test_a_multicast_is_sent_once_and_received_by_each_target_and_its_gradients_
             f"compute {reader}B0",
             f"send gradient of h[0] {reader}->0",
             f"free {reader}B0",
+            f"reduce {reader}",
         ]
 
 
@@ -87,11 +94,12 @@ def test_a_multicast_is_sent_once_and_received_by_each_target_and_its_gradients_
 def test_computes_follow_the_schedule_each_between_its_waits_and_its_sends(name: str) -> None:
     schedule, routes = build_schedule(name, 4, 8), Routes(U_SHAPE)
     for program in lower(schedule, U_SHAPE):
-        groups = [str(i) for i in program.instructions if not isinstance(i, PostReceive)]
-        expected: list[Wait | Compute | Send | Free] = []
+        groups = [str(i) for i in program.instructions if not isinstance(i, PostReceive | Complete)]
+        expected: list[Wait | Compute | Send | Free | Reduce] = []
         for action in schedule.ranks[program.rank]:
             expected += [Wait(transfer) for transfer in routes.received(action)]
             expected += [Compute(action), *(Send(transfer) for transfer in routes.sent(action)), Free(action)]
+        expected.append(Reduce(program.rank))
         assert groups == [str(i) for i in expected]
 
 
@@ -149,4 +157,4 @@ def test_receives_are_posted_in_the_senders_order_whatever_the_receivers(
 
 def test_a_single_stage_exchanges_nothing() -> None:
     (program,) = lower(build_schedule("1f1b", 1, 1), [])
-    assert str(program) == "compute 0F0\nfree 0F0\ncompute 0B0\nfree 0B0"
+    assert str(program) == "compute 0F0\nfree 0F0\ncompute 0B0\nfree 0B0\nreduce 0"

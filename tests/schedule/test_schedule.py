@@ -46,12 +46,15 @@ BROKEN = {
     "weights before inputs": ("0F0 0W0 0I0", "rank 0, action 1: 0W0 runs before 0I0"),
     "inputs after the whole": ("0F0 0B0 0I0 0W0", "rank 0, action 2: 0I0 repeats a part of 0B0"),
     "the whole after inputs": ("0F0 0I0 0W0 0B0", "rank 0, action 3: 0B0 repeats a part of 0I0"),
-    "another rank's stage": ("0F0 0B0\n1F0 0B0", "rank 1, action 1: 0B0 is of stage 0: expected stage 1"),
+    "another rank's stage": (
+        "0F0 0B0\n1F0 0B0",
+        "rank 1, action 1: 0B0 is of stage 0, which rank 0 runs: expected all actions of a stage on one rank",
+    ),
     "a missing forward": ("0F0 0F1 0B0 0B1\n1F0 1B0", "rank 1: 1F1 is missing"),
     "a missing backward": ("0F0 0B0 0F1 0B1\n1F0 1B0 1F1", "rank 1: 1B1 is missing"),
     "missing weight gradients": ("0F0 0I0", "rank 0: 0W0 is missing"),
     "a rank without backward": ("0F0 0B0\n1F0", "rank 1: 1B0 is missing"),
-    "an empty rank": ("0F0 0B0\n\n2F0 2B0", "rank 1: 1F0 is missing"),
+    "an empty rank": ("0F0 0B0\n\n2F0 2B0", "rank 1 runs nothing"),
 }
 
 
@@ -73,6 +76,25 @@ def test_a_microbatch_beyond_the_count_is_rejected() -> None:
         Schedule("custom", 1, 2, actions)
 
 
-def test_a_schedule_for_another_number_of_stages_is_rejected() -> None:
-    with pytest.raises(InvalidScheduleError, match="2 pipe ranks for 3 stages"):
+def test_a_schedule_for_more_stages_than_it_runs_is_rejected() -> None:
+    with pytest.raises(InvalidScheduleError, match="custom: 2F0 is missing"):
         Schedule("custom", 3, 2, build_schedule("gpipe", 2, 2).ranks)
+
+
+def test_a_schedule_for_fewer_stages_than_it_runs_is_rejected() -> None:
+    with pytest.raises(InvalidScheduleError, match="rank 0, action 0: 1F0 is of stage 1: expected one below 1"):
+        Schedule("custom", 1, 1, (build_schedule("gpipe", 2, 1).ranks[1],))
+
+
+def test_a_schedule_with_more_ranks_than_stages_is_rejected() -> None:
+    with pytest.raises(InvalidScheduleError, match="3 pipe ranks for 2 stages: expected a stage or more for each"):
+        Schedule("custom", 2, 1, (*build_schedule("gpipe", 2, 1).ranks, ()))
+
+
+def test_a_rank_may_have_several_stages() -> None:
+    schedule = Schedule.parse("0F0 2F0 2I0 0B0 2W0\n1F0 1B0")
+    assert schedule.placement == (0, 1, 0)
+    assert [schedule.stages_of(rank) for rank in range(2)] == [(0, 2), (1,)]
+    assert [schedule.splits(stage) for stage in range(3)] == [False, False, True]
+    assert [schedule.runs_whole(stage) for stage in range(3)] == [True, True, False]
+    assert peak_in_flight(schedule) == (2, 1)

@@ -45,9 +45,37 @@ def test_a_transfer_prints_what_moves_between_which_stages() -> None:
     assert str(Transfer("h", 3, 3, (0,))) == "gradient of h[3] 3->0"
 
 
-def test_every_target_but_the_last_passes_a_multicast_on() -> None:
-    multicast = Transfer("h", 0, 0, (1, 3, 4))
-    assert [multicast.before(target) for target in multicast.targets] == [(), (1,), (1, 3)]
+TWO_RANKS = Routes([Edge("h", 0, (1, 2, 3, 4)), Edge("own", 1, (3,))], placement=(0, 1, 0, 1, 0))
+"""Even stages on rank 0, odd ones on rank 1."""
+
+
+def test_without_a_placement_every_stage_is_on_its_own_rank() -> None:
+    multicast = Transfer("skip", 0, 0, (1, 3))
+    assert ROUTES.source_rank(multicast) == 0
+    assert ROUTES.target_ranks(multicast) == (1, 3)
+    assert not ROUTES.stays(multicast)
+
+
+def test_a_value_goes_once_to_each_other_rank_and_apart_from_that_to_readers_on_its_own() -> None:
+    away, home = TWO_RANKS.sent(Action(0, "F", 7))
+    assert (away, home) == (Transfer("h", 7, 0, (1, 3)), Transfer("h", 7, 0, (2, 4)))
+    assert (TWO_RANKS.target_ranks(away), TWO_RANKS.stays(away)) == ((1,), False)
+    assert (TWO_RANKS.target_ranks(home), TWO_RANKS.stays(home)) == ((0,), True)
+
+
+def test_stages_of_one_rank_receive_the_same_message() -> None:
+    assert TWO_RANKS.received(Action(1, "F", 0)) == [Transfer("h", 0, 0, (1, 3))]
+    assert TWO_RANKS.received(Action(3, "F", 0)) == [Transfer("own", 0, 1, (3,)), Transfer("h", 0, 0, (1, 3))]
+
+
+def test_every_reader_returns_its_own_gradient_also_within_a_rank() -> None:
+    assert TWO_RANKS.received(Action(0, "B", 0)) == [Transfer("h", 0, reader, (0,)) for reader in (1, 2, 3, 4)]
+    assert [TWO_RANKS.stays(t) for t in TWO_RANKS.received(Action(0, "B", 0))] == [False, True, False, True]
+
+
+def test_passing_on_goes_from_rank_to_rank_in_the_order_of_the_stages() -> None:
+    routes = Routes([Edge("h", 0, (1, 2, 4, 5))], placement=(0, 1, 2, 0, 1, 2))
+    assert routes.target_ranks(Transfer("h", 0, 0, (1, 2, 4, 5))) == (1, 2)
 
 
 @pytest.mark.parametrize(("source", "targets"), [(0, ()), (1, (1,)), (0, (3, 1)), (1, (0, 2)), (3, (1, 0))])

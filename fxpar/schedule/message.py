@@ -1,0 +1,79 @@
+"""What the two ends of a message, and the plan that moves it, each believe that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from fxpar.schedule.transfer import Edge
+
+End: TypeAlias = tuple[str, int, bool]
+"""Edge, stage, and whether it is the edge's gradient: what a stage gives or takes there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One whole value of a microbatch, as one end of an edge has it; `layout` is whatever tells how it lies there."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: object
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"shape {list(self.shape)}, dtype {dtype}, layout {self.layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """What the stages' graphs give and take, and what each plan that starts or ends there does, by end."""
+
+    graphs: Mapping[End, Message]
+    plans: Mapping[End, Sequence[Message]]
+
+    def problems(self, edges: Sequence[Edge]) -> dict[End, str]:
+        """What is wrong at which end of the `edges`, in their order.
+
+        The graphs at both ends must agree on shape and dtype, each with its plan on the layout, too. What a graph
+        takes is held against what the other gives; so it is the receiving end that is wrong where they differ.
+        """
+        found: dict[End, str] = {}
+        for edge in edges:
+            for giving, taking in _ways(edge):
+                for end in (giving, taking):
+                    if end not in found and (problem := self._against_plan(end, gives=end is giving)):
+                        found[end] = problem
+                if taking not in found and (problem := self._against_other(giving, taking)):
+                    found[taking] = problem
+        return found
+
+    def _against_plan(self, end: End, *, gives: bool) -> str | None:
+        expected, plans = self.graphs[end], self.plans.get(end, ())
+        wrong = [plan for plan in plans if plan != expected]
+        if plans and not wrong:
+            return None
+        does = f"is planned as {wrong[0]}" if wrong else "has no plan that moves it"
+        return f"{does}: stage {end[1]} {'gives' if gives else 'takes'} {_named(end)} with {expected}"
+
+    def _against_other(self, giving: End, taking: End) -> str | None:
+        given, taken = self.graphs[giving], self.graphs[taking]
+        if (given.shape, given.dtype) == (taken.shape, taken.dtype):
+            return None
+        expects = f"stage {taking[1]} expects {_named(taking)} with {taken}"
+        return f"does not fit: {expects}, and found it with {given} from stage {giving[1]}"
+
+
+def _ways(edge: Edge) -> Iterator[tuple[End, End]]:
+    """From which end to which its values go, then its gradients."""
+    for target in edge.targets:
+        yield (edge.name, edge.source, False), (edge.name, target, False)
+    for target in edge.targets if edge.differentiable else ():
+        yield (edge.name, target, True), (edge.name, edge.source, True)
+
+
+def _named(end: End) -> str:
+    edge, _, is_gradient = end
+    return f"{'the gradient of ' if is_gradient else ''}edge {edge}"
