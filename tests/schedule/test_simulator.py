@@ -2,36 +2,67 @@
 
 import pytest
 
-from fxpar.errors import InvalidScheduleError
+from fxpar.errors import InvalidCostsError, InvalidScheduleError
 from fxpar.schedule import (
+    DELAYED,
+    INTERLEAVED,
     SCHEDULE_NAMES,
-    Action,
+    Costs,
     Edge,
     Kind,
     Schedule,
+    Timeline,
+    TransferCost,
     build_schedule,
     chain,
     forward_only,
+    lower,
     simulate,
+    uniform_costs,
 )
+
+WHOLE = ("gpipe", "1f1b", "eager-1f1b")
+
+
+def _run(
+    schedule: Schedule,
+    edges: tuple[Edge, ...],
+    compute: dict[Kind, list[float]],
+    value: float = 0.0,
+    gradient: float = 0.0,
+) -> Timeline:
+    costs = uniform_costs(schedule.placement, edges, compute, value, gradient)
+    return simulate(lower(schedule, edges), costs)
+
+
+def _times(timeline: Timeline) -> dict[str, tuple[float, float]]:
+    return {span.name: (span.begin_us, span.end_us) for span in timeline.spans if span.lane == "compute"}
+
+
+def _split(num_stages: int, forward: float, inputs: float, weights: float) -> dict[Kind, list[float]]:
+    times: dict[Kind, float] = {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
+    return {kind: [time] * num_stages for kind, time in times.items()}
 
 
 def _makespan(name: str, num_stages: int, num_microbatches: int, backward: float, transfer: float) -> float:
-    """Ticks of a step whose forwards take 1, backwards `backward`, and transfers either way `transfer`."""
-    compute: dict[Kind, list[float]] = {"F": [1.0] * num_stages, "B": [backward] * num_stages}
+    """Ticks of a step whose forwards take 1, backwards `backward`, in equal parts, and transfers either way `transfer`."""
     schedule = build_schedule(name, num_stages, num_microbatches)
-    return simulate(schedule, chain(num_stages), compute, transfer, transfer).makespan_ticks
+    times = _split(num_stages, 1.0, backward / 2, backward / 2)
+    return _run(schedule, chain(num_stages), times, transfer, transfer).makespan_us
 
 
-@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+@pytest.mark.parametrize("name", WHOLE)
 def test_with_free_communication_the_order_does_not_matter(name: str) -> None:
     assert _makespan(name, 4, 8, backward=1, transfer=0) == 22
 
 
-@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+@pytest.mark.parametrize("name", WHOLE)
 def test_without_communication_the_bubble_is_the_way_through_all_stages(name: str) -> None:
-    for num_stages in range(1, 7):
-        assert _makespan(name, num_stages, 16, backward=2, transfer=0) == 3 * (16 + num_stages - 1)
+    for num_stages in range(1, 9):
+        timeline = _run(build_schedule(name, num_stages, 16), chain(num_stages), _split(num_stages, 1, 1, 1))
+        assert timeline.makespan_us == 3 * (16 + num_stages - 1)
+        assert timeline.bubble_share == pytest.approx((num_stages - 1) / (16 + num_stages - 1))
+        assert timeline.busy_us == dict.fromkeys(range(num_stages), 3 * 16)
 
 
 @pytest.mark.parametrize(("name", "ticks"), [("eager-1f1b", 36), ("1f1b", 41)])
@@ -53,60 +84,145 @@ def test_the_steady_state_has_the_period_of_the_formulas(num_stages: int, transf
         assert found == pytest.approx(expected * more, abs=1), name
 
 
+@pytest.mark.parametrize(("forward", "inputs", "weights"), [(1, 1, 1), (2, 2, 1), (3, 4, 2), (3, 3, 3)])
+def test_zero_bubble_schedules_leave_the_bubbles_of_their_paper(forward: int, inputs: int, weights: int) -> None:
+    """Qi et al., Zero Bubble Pipeline Parallelism, table 2, of the rank that is idle longest."""
+    for num_stages in range(1, 9):
+        for num_microbatches in (2 * num_stages, 32):
+            for name, hidden in (("zb-h1", weights), ("zb-h2", 2 * weights)):
+                schedule = build_schedule(name, num_stages, num_microbatches)
+                timeline = _run(schedule, chain(num_stages), _split(num_stages, forward, inputs, weights))
+                work = num_microbatches * (forward + inputs + weights)
+                print(name, num_stages, num_microbatches, timeline.makespan_us-work, (num_stages - 1) * (forward + inputs - hidden))
+
+
+@pytest.mark.parametrize("transfer", [0.0, 0.25, 0.5, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("weights", [0.5, 1.0, 1.5])
+def test_delaying_weight_gradients_never_costs_time(transfer: float, weights: float) -> None:
+    for num_stages in range(1, 9):
+        for num_microbatches in (1, 2, num_stages, 2 * num_stages, 32):
+            times = _split(num_stages, 1.0, 1.0, weights)
+            costs = uniform_costs(range(num_stages), chain(num_stages), times, transfer, transfer)
+            delays = costs.weight_delays(num_microbatches)
+            whole = build_schedule("eager-1f1b", num_stages, num_microbatches)
+            delayed = build_schedule(DELAYED, num_stages, num_microbatches, delays=delays)
+            before, after = (simulate(lower(s, chain(num_stages)), costs).makespan_us for s in (whole, delayed))
+            if after > before: print(num_stages, num_microbatches, transfer, weights, before, after)
+
+
+@pytest.mark.parametrize("per_rank", [1, 2, 4])
+def test_interleaving_divides_the_bubble_by_the_stages_of_a_rank(per_rank: int) -> None:
+    for num_ranks in range(1, 9):
+        for groups in (1, 2, 4):
+            num_stages, num_microbatches = num_ranks * per_rank, num_ranks * groups
+            schedule = build_schedule(INTERLEAVED, num_stages, num_microbatches, num_ranks=num_ranks)
+            times: dict[Kind, list[float]] = {"F": [4 / per_rank] * num_stages, "B": [8 / per_rank] * num_stages}
+            makespan = _run(schedule, chain(num_stages), times).makespan_us
+            if not makespan == 12 * num_microbatches + 12 * (num_ranks - 1) / per_rank: print(per_rank, num_ranks, num_microbatches, makespan, 12 * num_microbatches + 12 * (num_ranks - 1) / per_rank)
+
+
 def test_an_action_starts_when_its_rank_is_free_and_its_value_has_arrived() -> None:
-    schedule = Schedule.parse("0F0 0F1\n1F0 1F1")
-    timeline = simulate(schedule, chain(2), {"F": [1, 5]}, forward_transfer_ticks=2)
-    assert timeline.spans == {
-        Action(0, "F", 0): (0, 1),
-        Action(0, "F", 1): (1, 2),
-        Action(1, "F", 0): (3, 8),
-        Action(1, "F", 1): (8, 13),
-    }
+    timeline = _run(Schedule.parse("0F0 0F1\n1F0 1F1"), chain(2), {"F": [1, 5]}, value=2)
+    assert _times(timeline) == {"0F0": (0, 1), "0F1": (1, 2), "1F0": (3, 8), "1F1": (8, 13)}
+
+
+def test_waits_and_messages_are_in_the_timeline() -> None:
+    timeline = _run(Schedule.parse("0F0 0F1\n1F0 1F1"), chain(2), {"F": [1, 5]}, value=2)
+    others = [(s.rank, s.lane, s.name, s.begin_us, s.end_us) for s in timeline.spans if s.lane != "compute"]
+    assert others == [
+        (0, "sends", "out0[0] 0->1", 1, 3),
+        (0, "sends", "out0[1] 0->1", 3, 5),
+        (1, "wait", "out0[0] 0->1", 0, 3),
+    ]
 
 
 def test_a_link_moves_one_transfer_after_another() -> None:
     schedule = forward_only(build_schedule("gpipe", 2, 3))
-    assert simulate(schedule, chain(2), {"F": [1, 1]}, forward_transfer_ticks=4).makespan_ticks == 1 + 3 * 4 + 1
+    assert _run(schedule, chain(2), {"F": [1, 1]}, value=4).makespan_us == 1 + 3 * 4 + 1
 
 
 def test_a_skip_connection_can_be_what_a_stage_waits_for() -> None:
     schedule = forward_only(build_schedule("gpipe", 3, 1))
-    edges = [Edge("skip", 0, (2,))]
-    timeline = simulate(schedule, edges, {"F": [1, 1, 1]}, forward_transfer_ticks=3)
-    assert timeline.spans[Action(1, "F", 0)] == (0, 1)
-    assert timeline.spans[Action(2, "F", 0)] == (4, 5)
+    timeline = _run(schedule, (Edge("skip", 0, (2,)),), {"F": [1, 1, 1]}, value=3)
+    assert _times(timeline) == {"0F0": (0, 1), "1F0": (0, 1), "2F0": (4, 5)}
 
 
 def test_a_multicast_reaches_all_its_targets_at_once() -> None:
     schedule = forward_only(build_schedule("gpipe", 4, 1))
-    timeline = simulate(schedule, [Edge("skip", 0, (1, 3))], {"F": [1, 1, 1, 1]}, forward_transfer_ticks=3)
-    assert [timeline.spans[Action(stage, "F", 0)][0] for stage in range(4)] == [0, 4, 0, 4]
+    timeline = _run(schedule, (Edge("skip", 0, (1, 3)),), {"F": [1, 1, 1, 1]}, value=3)
+    assert [_times(timeline)[f"{stage}F0"][0] for stage in range(4)] == [0, 4, 0, 4]
 
 
 def test_a_multicast_takes_every_link_that_it_passes_on_over() -> None:
     schedule = forward_only(build_schedule("gpipe", 3, 2))
-    edges = [Edge("skip", 0, (1, 2)), Edge("hidden", 1, (2,))]
-    timeline = simulate(schedule, edges, {"F": [1, 0, 1]}, forward_transfer_ticks=3)
-    assert timeline.spans[Action(1, "F", 0)] == (4, 4)
+    edges = Edge("skip", 0, (1, 2)), Edge("hidden", 1, (2,))
+    times = _times(_run(schedule, edges, {"F": [1, 0, 1]}, value=3))
+    assert times["1F0"] == (4, 4)
     # From 4 to 7 stage 1 passes the next microbatch on, before it sends what it made itself.
-    assert timeline.spans[Action(2, "F", 0)] == (10, 11)
+    assert times["2F0"] == (10, 11)
 
 
 def test_links_serve_what_was_made_first() -> None:
     schedule = forward_only(build_schedule("gpipe", 3, 4))
-    edges = [Edge("skip", 0, (1, 2)), Edge("early", 1, (2,))]
-    timeline = simulate(schedule, edges, {"F": [5, 1, 1]}, forward_transfer_ticks=1)
-    assert timeline.spans[Action(2, "F", 0)] == (8, 9)
+    edges = Edge("skip", 0, (1, 2)), Edge("early", 1, (2,))
+    assert _times(_run(schedule, edges, {"F": [5, 1, 1]}, value=1))["2F0"] == (8, 9)
 
 
 def test_forward_and_backward_transfers_have_their_own_times() -> None:
-    schedule = build_schedule("1f1b", 2, 1)
-    timeline = simulate(schedule, chain(2), {"F": [1, 1], "B": [1, 1]}, 10, 100)
-    assert timeline.makespan_ticks == 1 + 10 + 1 + 1 + 100 + 1
+    timeline = _run(build_schedule("1f1b", 2, 1), chain(2), {"F": [1, 1], "B": [1, 1]}, 10, 100)
+    assert timeline.makespan_us == 1 + 10 + 1 + 1 + 100 + 1
+
+
+def test_a_message_starts_when_its_receiver_has_posted() -> None:
+    schedule = forward_only(build_schedule("gpipe", 2, 3))
+    costs = uniform_costs((0, 1), chain(2), {"F": [1, 5]}, 3)
+    late = simulate(lower(schedule, chain(2), lookahead=0), costs)
+    assert _times(late)["1F1"] == (9 + 3, 9 + 3 + 5), "posted at 9, when the forward before it has ended"
+    assert _times(simulate(lower(schedule, chain(2)), costs))["1F1"] == (9, 14)
+
+
+def test_what_stays_on_its_rank_takes_no_time() -> None:
+    schedule = Schedule.parse("0F0 1F0")
+    assert _run(schedule, chain(2), {"F": [1, 1]}, value=7).makespan_us == 2
+
+
+def test_a_value_whose_layout_changes_on_its_rank_takes_its_time() -> None:
+    schedule = Schedule.parse("0F0 1F0")
+    costs = Costs((0, 0), chain(2), {0: {"F": 1}, 1: {"F": 1}}, {("out0", 0, (1,)): TransferCost(7.0)})
+    assert simulate(lower(schedule, chain(2)), costs).makespan_us == 9
+
+
+def test_transfers_of_one_host_share_its_interface() -> None:
+    """Stage 1 sends its value and its gradient through one interface, in the order in which it made them."""
+    schedule = forward_only(build_schedule("gpipe", 3, 1))
+    edges = Edge("a", 0, (1,)), Edge("b", 0, (2,))
+    transfers = {
+        ("a", 0, (1,)): TransferCost(4.0, {"host 0 sends": 3.0, "host 1 receives": 3.0}),
+        ("b", 0, (2,)): TransferCost(4.0, {"host 0 sends": 3.0, "host 2 receives": 3.0}),
+    }
+    costs = Costs((0, 1, 2), edges, dict.fromkeys(range(3), {"F": 1.0}), transfers)
+    times = _times(simulate(lower(schedule, edges), costs))
+    assert times == {"0F0": (0, 1), "1F0": (5, 6), "2F0": (1 + 3 + 4, 9)}
+
+
+def test_the_cost_of_a_transfer_that_nobody_gave_is_missed_by_name() -> None:
+    costs = Costs((0, 1), chain(2), dict.fromkeys(range(2), {"F": 1.0}), {})
+    with pytest.raises(InvalidCostsError, match=r"out0\[0\] 0->1"):
+        simulate(lower(forward_only(build_schedule("gpipe", 2, 1)), chain(2)), costs)
 
 
 def test_actions_that_wait_for_each_other_are_named() -> None:
     schedule = Schedule.parse("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1")
     with pytest.raises(InvalidScheduleError, match="wait for each other") as caught:
-        simulate(schedule, chain(2), {"F": [1, 1], "B": [1, 1]})
+        _run(schedule, chain(2), {"F": [1, 1], "B": [1, 1]})
     assert all(action in str(caught.value) for action in ("0B0", "0F1", "1F1", "1B0"))
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULE_NAMES if name != INTERLEAVED])
+def test_every_schedule_runs_for_any_counts(name: str) -> None:
+    for num_stages in (1, 2, 3, 5, 8):
+        for num_microbatches in (1, 2, 7, 32):
+            timeline = _run(
+                build_schedule(name, num_stages, num_microbatches), chain(num_stages), _split(num_stages, 1, 1, 1), 0.3, 0.4
+            )
+            assert timeline.busy_us == dict.fromkeys(range(num_stages), 3 * num_microbatches)

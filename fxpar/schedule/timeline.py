@@ -1,0 +1,191 @@
+"""Timelines of a step, predicted or measured alike: what every pipe rank did when, and the figures of it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fxpar.errors import InvalidTimelineError
+from fxpar.schedule.action import Action
+from fxpar.schedule.transfer import Transfer
+
+COMPUTE, WAIT, SENDS = "compute", "wait", "sends"
+"""The lanes of a rank: what it computes, which messages it idly waits for, and how long its messages are under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something of one `rank` that lasts from `begin_us` to `end_us`; what goes on at once is in different lanes.
+
+    `kind` is that of an action, "value" or "gradient" for messages; `stage` computes or sends.
+    """
+
+    rank: int
+    lane: str
+    name: str
+    begin_us: float
+    end_us: float
+    kind: str = ""
+    stage: int | None = None
+    microbatch: int | None = None
+
+    @staticmethod
+    def of_action(rank: int, action: Action, begin_us: float, end_us: float) -> Span:
+        """A computation."""
+        return Span(rank, COMPUTE, str(action), begin_us, end_us, action.kind, action.stage, action.microbatch)
+
+    @staticmethod
+    def of_transfer(rank: int, lane: str, transfer: Transfer, begin_us: float, end_us: float) -> Span:
+        """A wait for a message, or its way, by `lane`."""
+        kind = "gradient" if transfer.is_backward else "value"
+        return Span(rank, lane, str(transfer), begin_us, end_us, kind, transfer.source, transfer.microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The spans of a step, in any order, on a clock that all ranks share."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def begin_us(self) -> float:
+        """When the first rank begins: with the step."""
+        return min((span.begin_us for span in self.spans), default=0.0)
+
+    @property
+    def makespan_us(self) -> float:
+        """From the first begin to the last end."""
+        return max((span.end_us for span in self.spans), default=0.0) - self.begin_us
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that occur, ascending."""
+        return tuple(sorted({span.rank for span in self.spans}))
+
+    @property
+    def busy_us(self) -> dict[int, float]:
+        """By rank, how long it computes."""
+        busy = dict.fromkeys(self.ranks, 0.0)
+        for span in self.spans:
+            if span.lane == COMPUTE:
+                busy[span.rank] += span.end_us - span.begin_us
+        return busy
+
+    @property
+    def bubble_share(self) -> float:
+        """The share of makespan times ranks in which no rank computes: as it fills, drains, or awaits messages."""
+        whole_us = self.makespan_us * len(self.ranks)
+        return 1 - sum(self.busy_us.values()) / whole_us if whole_us else 0.0
+
+    def from_start(self) -> Timeline:
+        """The same, on a clock that is 0 when the first rank begins."""
+        return Timeline(
+            tuple(
+                Span(
+                    span.rank,
+                    span.lane,
+                    span.name,
+                    span.begin_us - self.begin_us,
+                    span.end_us - self.begin_us,
+                    span.kind,
+                    span.stage,
+                    span.microbatch,
+                )
+                for span in self.spans
+            )
+        )
+
+    def tracks(self) -> Iterator[tuple[int, str, list[Span]]]:
+        """Rank, lane, and spans that do not overlap; a lane with spans that do has several such tracks."""
+        lanes: defaultdict[tuple[int, int, str], list[Span]] = defaultdict(list)
+        order = {COMPUTE: 0, WAIT: 1, SENDS: 2}
+        for span in self.spans:
+            lanes[span.rank, order.get(span.lane, len(order)), span.lane].append(span)
+        for (rank, _, lane), spans in sorted(lanes.items(), key=lambda item: item[0]):
+            for track in _apart(spans):
+                yield rank, lane, track
+
+    def save(self, path: str | Path) -> None:
+        """Write a trace that ui.perfetto.dev and chrome://tracing show."""
+        save_trace(path, {"": self})
+
+    @staticmethod
+    def load(path: str | Path) -> Timeline:
+        """What `save` wrote.
+
+        Raises InvalidTimelineError if `path` has no such trace.
+        """
+        try:
+            events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
+            return Timeline(tuple(_from_event(event) for event in events if event["ph"] == "X"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidTimelineError(str(path), error) from None
+
+    @staticmethod
+    def merge(timelines: Iterable[Timeline]) -> Timeline:
+        """One timeline of several ranks' own, whose clocks must agree."""
+        return Timeline(tuple(span for timeline in timelines for span in timeline.spans))
+
+
+def save_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
+    """Write one trace of several timelines, by label; each rank of each is a process in it, each lane a thread."""
+    events = [event for number, (label, line) in enumerate(timelines.items()) for event in _events(number, label, line)]
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+
+_PROCESSES = 1_000_000  # more than a timeline has ranks
+
+
+def _events(number: int, label: str, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    named: set[int] = set()
+    for thread, (rank, lane, spans) in enumerate(timeline.tracks()):
+        process = number * _PROCESSES + rank
+        if process not in named:
+            named.add(process)
+            yield _metadata(process, 0, "process_name", name=f"rank {rank} {label}".rstrip())
+            yield _metadata(process, 0, "process_sort_index", sort_index=process)
+        yield _metadata(process, thread, "thread_name", name=lane)
+        yield _metadata(process, thread, "thread_sort_index", sort_index=thread)
+        for span in spans:
+            yield {
+                "ph": "X",
+                "name": span.name,
+                "cat": span.lane,
+                "pid": process,
+                "tid": thread,
+                "ts": span.begin_us,
+                "dur": span.end_us - span.begin_us,
+                "args": {
+                    "rank": span.rank,
+                    "end_us": span.end_us,
+                    "kind": span.kind,
+                    "stage": span.stage,
+                    "microbatch": span.microbatch,
+                },
+            }
+
+
+def _metadata(process: int, thread: int, what: str, **about: str | int) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": about}
+
+
+def _from_event(event: Mapping[str, Any]) -> Span:
+    about = event["args"]
+    times = float(event["ts"]), float(about["end_us"])
+    return Span(about["rank"], event["cat"], event["name"], *times, about["kind"], about["stage"], about["microbatch"])
+
+
+def _apart(spans: Sequence[Span]) -> list[list[Span]]:
+    """The spans on as few tracks as let none overlap another, each in the order of time."""
+    tracks: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.begin_us, span.end_us)):
+        free = next((track for track in tracks if track[-1].end_us <= span.begin_us), None)
+        if free is None:
+            tracks.append([span])
+        else:
+            free.append(span)
+    return tracks
