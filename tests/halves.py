@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor, fx, nn
@@ -28,14 +29,7 @@ def joints_of(
 
 def decomposed(joint: JointGraph) -> JointGraph:
     """`joint` in the ops that shard better."""
-    return JointGraph(
-        joint.index,
-        decompose_for_sharding(joint.module),
-        joint.inputs,
-        joint.outputs,
-        joint.tangents,
-        joint.gradients,
-    )
+    return replace(joint, module=decompose_for_sharding(joint.module))
 
 
 def split(joint: JointGraph) -> tuple[Partitioned, SplitBackward]:

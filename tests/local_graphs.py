@@ -29,13 +29,17 @@ def inputs_of(joint: JointGraph, seed: int) -> list[Tensor]:
 def run_local_graphs(joint: JointGraph, mesh: Mesh, inputs: list[Tensor]) -> list[list[Tensor]]:
     """The outputs of every rank's local graph."""
     graphs = [insert_collectives(joint, as_rank(mesh, rank)).module.graph for rank in range(mesh.num_ranks)]
+    return run_ranks_in_lockstep(graphs, pieces_of(joint, mesh, inputs), mesh)
+
+
+def pieces_of(joint: JointGraph, mesh: Mesh, inputs: list[Tensor]) -> list[list[Tensor]]:
+    """For every rank, its pieces of the inputs and tangents of a laid-out joint graph."""
     layouts = [placed(node).outputs[0] for node in joint.module.graph.find_nodes(op="placeholder")]
 
     def pieces_at(place: dict[str, int]) -> list[Tensor]:
         return [shard_of(whole, layout, place).contiguous() for whole, layout in zip(inputs, layouts, strict=True)]
 
-    pieces = [pieces_at(mesh.coordinate_of(rank)) for rank in range(mesh.num_ranks)]
-    return run_ranks_in_lockstep(graphs, pieces, mesh)
+    return [pieces_at(mesh.coordinate_of(rank)) for rank in range(mesh.num_ranks)]
 
 
 def check_pieces(joint: JointGraph, mesh: Mesh, found: list[list[Tensor]], expected: list[Tensor]) -> None:

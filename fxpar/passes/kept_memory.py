@@ -43,7 +43,7 @@ class KeptMemory:
     inputs: edges that are read and, as received, among the saved values. No other figure contains them.
     outputs: edges and results that share their memory with saved values: it is part of a figure above.
     tangents: those that are carried until W, as received. No other figure contains them.
-    gradients: those of edges that share their memory with carried values: it is part of `carried_bytes`.
+    gradients: those of edges that share their memory with what is carried: part of `carried_bytes`, or a tangent.
 
     Parameters, buffers and inputs of the step are in memory anyhow, and counted nowhere.
     """
@@ -137,7 +137,7 @@ class _Carried:
         return _Carried(
             own,
             [(port, node) for port, node in tangents if node in carried],
-            [(port, owner) for port, owner in gradients if owner in own],
+            [(port, owner) for port, owner in gradients if owner in carried],
         )
 
 
