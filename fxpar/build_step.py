@@ -7,20 +7,24 @@ from datetime import timedelta
 
 from fxpar.agreement import check_agreement
 from fxpar.capture import Capture, example
+from fxpar.check_pipeline import pipeline_messages
 from fxpar.compiler import compile_stage, join_stages, plan_stages
 from fxpar.config import Options
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
+from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.pipeline import Pipeline
+from fxpar.planner.stage_times import estimate_costs
 from fxpar.random import RANDOM_STATE
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.results import ResultSpec
 from fxpar.runtime.step import Step
 from fxpar.runtime.wiring import connect
-from fxpar.schedule import Edge, Program, Schedule, build_schedule, check_programs, forward_only, lower
+from fxpar.schedule import Program, Schedule, check_programs, forward_only, lower
+from fxpar.schedule.costs import Costs
 from fxpar.stage import PlannedStage, Port, PortKind
 
 
@@ -40,18 +44,23 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
-    schedule = _schedule(distribution, options, with_backward=with_backward)
+    costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
+    schedule = _schedule(distribution, options, costs, with_backward=with_backward)
     check_agreement(_facts(distribution, capture, stages, pipeline, schedule))
-    program = _program(schedule, pipeline.edges, mesh.coordinate["pipe"])
+    program = _program(schedule, stages, pipeline, mesh.coordinate["pipe"])
     dump.text("schedule", schedule)
     dump.text("program", program)
-    stage = compile_stage(stages[program.rank], distribution, lowering_named(options.lowering), dump)
+    lowering = lowering_named(options.lowering)
+    own = [
+        compile_stage(stages[index], distribution, schedule, lowering, dump)[0]
+        for index in schedule.stages_of(program.rank)
+    ]
     timeout = timedelta(seconds=options.transfer_timeout_s)
-    connections = connect(pipeline.reshards, stage, mesh, plan.microbatches, timeout)
+    connections = connect(pipeline.reshards, own, mesh, plan.microbatches, timeout)
     executor = Executor(
         mesh,
         program,
-        stage,
+        own,
         connections,
         plan.microbatches,
         {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0},
@@ -75,15 +84,17 @@ def _planned(
     return plan_stages(capture, distribution, openers, with_backward=with_backward, dump=dump)
 
 
-def _schedule(distribution: Distribution, options: Options, *, with_backward: bool) -> Schedule:
+def _schedule(distribution: Distribution, options: Options, costs: Costs, *, with_backward: bool) -> Schedule:
     plan = distribution.final_plan
-    schedule = build_schedule(options.schedule or plan.schedule, distribution.mesh.pipe, plan.microbatches)
+    schedule = choose_schedule(options.schedule or plan.schedule, costs, distribution.mesh, plan.microbatches)
+    check_placement(schedule, distribution.placement)
     return schedule if with_backward else forward_only(schedule)
 
 
-def _program(schedule: Schedule, edges: Sequence[Edge], pipe: int) -> Program:
-    programs = lower(schedule, edges)
-    check_programs(programs, schedule, edges)
+def _program(schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline, pipe: int) -> Program:
+    programs = lower(schedule, pipeline.edges)
+    messages = pipeline_messages(stages, [reshard.crossing for reshard in pipeline.reshards])
+    check_programs(programs, schedule, pipeline.edges, messages if schedule.has_backward else None)
     return programs[pipe]
 
 

@@ -8,20 +8,25 @@ from dataclasses import replace
 from fxpar.annotate import tensor
 from fxpar.capture import Capture
 from fxpar.dump import Dump
+from fxpar.layouts.pin_edges import pin_edges
+from fxpar.layouts.pins import Pins
 from fxpar.lowering import Lowering
 from fxpar.model.distribution import Distribution
 from fxpar.model.pin_parameters import pin_parameters
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.passes.insert_reshards import insert_reshards
+from fxpar.passes.kept_memory import KeptMemory, kept_memory
 from fxpar.passes.logical_random import logical_random
 from fxpar.passes.partition import partition
 from fxpar.passes.propagate_layouts import propagate_layouts
+from fxpar.passes.split_backward import SplitBackward, split_backward
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.pipeline import Pipeline
 from fxpar.planner.prices import default_prices
-from fxpar.stage import CompiledStage, PlannedStage, StageGraph
+from fxpar.schedule import Schedule
+from fxpar.stage import CompiledSplit, CompiledStage, PlannedStage, StageGraph
 
 
 def plan_stages(
@@ -57,9 +62,10 @@ def _plan_stage(
     joint = replace(joint, module=decompose_for_sharding(joint.module))
     dump.graph("decompose_for_sharding", joint.module, stage.index)
     settled = [stage.border for stage in earlier]
-    pins = pin_parameters(joint, distribution, settled)
-    prices = default_prices(distribution.mesh.device_type)
-    border = propagate_layouts(joint, distribution.mesh, pins, prices, distribution.microbatches, settled)
+    placement = distribution.placement
+    pins = Pins({**pin_parameters(joint, distribution, settled), **pin_edges(joint, placement, settled)})
+    mesh, microbatches = distribution.mesh, distribution.microbatches
+    border = propagate_layouts(joint, mesh, pins, default_prices(mesh.device_type), microbatches, settled, placement)
     dump.graph("propagate_layouts", joint.module, stage.index)
     return PlannedStage(joint, border)
 
@@ -71,16 +77,21 @@ def join_stages(
 
     Raises: what the pass raises.
     """
-    owners = distribution.final_plan.parameters
-    pipeline = insert_reshards(stages, distribution.mesh, owners, strategy=strategy, algorithm=algorithm)
+    owners, placement = distribution.final_plan.parameters, distribution.placement
+    pipeline = insert_reshards(stages, distribution.mesh, owners, placement, strategy=strategy, algorithm=algorithm)
     dump.graph("insert_reshards", pipeline.module)
     if pipeline.reshards:
         dump.text("reshard_plans", pipeline)
     return pipeline
 
 
-def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: Lowering, dump: Dump) -> CompiledStage:
-    """The passes that a rank runs for its own stage: local shapes, then code."""
+def compile_stage(
+    planned: PlannedStage, distribution: Distribution, schedule: Schedule, lowering: Lowering, dump: Dump
+) -> tuple[CompiledStage, KeptMemory]:
+    """The passes that a rank runs for a stage of its own: local shapes, then code of what the schedule runs.
+
+    Also gives what the stage keeps in memory.
+    """
     index = planned.joint.index
     local = insert_collectives(planned.joint, distribution.mesh)
     dump.graph("insert_collectives", local.module, index)
@@ -88,11 +99,16 @@ def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: L
     dump.graph("partition_forward", parts.forward, index)
     if parts.backward is not None:
         dump.graph("partition_backward", parts.backward, index)
+    # After the forward is cut off, so that it saves the same values whatever the schedule.
+    halves = split_backward(local, parts) if schedule.splits(index) else None
+    if halves is not None:
+        dump.graph("split_backward_inputs", halves.inputs, index)
+        dump.graph("split_backward_weights", halves.weights, index)
     pieces = [tensor(node) for node in local.module.graph.nodes if node.op == "placeholder"]
-    return CompiledStage(
+    stage = CompiledStage(
         index,
         lowering(parts.forward),
-        None if parts.backward is None else lowering(parts.backward),
+        lowering(parts.backward) if parts.backward is not None and schedule.runs_whole(index) else None,
         local.inputs,
         local.outputs,
         local.tangents,
@@ -100,4 +116,10 @@ def compile_stage(planned: PlannedStage, distribution: Distribution, lowering: L
         planned.border,
         tuple(pieces[: len(local.inputs)]),
         tuple(pieces[len(local.inputs) :]),
+        None if halves is None else _compile_split(halves, lowering),
     )
+    return stage, kept_memory(local, parts, halves)
+
+
+def _compile_split(halves: SplitBackward, lowering: Lowering) -> CompiledSplit:
+    return CompiledSplit(lowering(halves.inputs), lowering(halves.weights), halves.inputs_saved, halves.weights_saved)

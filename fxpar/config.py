@@ -14,12 +14,11 @@ from fxpar.errors import (
     UnknownAlgorithmError,
     UnknownLoweringError,
     UnknownOptionError,
-    UnknownScheduleError,
     UnknownStrategyError,
 )
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import STRATEGIES
-from fxpar.schedule import SCHEDULE_NAMES
+from fxpar.schedule import schedule_text
 
 LOWERINGS = ("inductor", "aten")
 
@@ -30,7 +29,8 @@ class Options:
 
     dump: directory for numbered dumps of every pass (default: the environment variable FXPAR_DUMP, else none).
     lowering: what turns graphs into code; "inductor" or "aten" (the reference).
-    schedule: another pipeline schedule than the one that `distribute` was given.
+    schedule: another pipeline schedule than the one that `distribute` was given, for the same stages of each rank; kept
+        as its name or as text.
     strategy: how values move between stages; "broadcast", "send_recv", "local_allgather" or "global_allgather".
     algorithm: what chooses the senders and the order of what moves; "best", "greedy", "depth_first", "balance" or
         "naive".
@@ -50,8 +50,8 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     """Check the user's options by name and value.
 
     Raises:
-        UnknownOptionError, InvalidOptionError, UnknownLoweringError, UnknownScheduleError, UnknownStrategyError,
-        UnknownAlgorithmError
+        UnknownOptionError, InvalidOptionError, UnknownLoweringError, UnknownScheduleError, InvalidScheduleError,
+        UnknownStrategyError, UnknownAlgorithmError
     """
     values = dict(given or {})
     values["dump"] = values.get("dump") or os.environ.get("FXPAR_DUMP")
@@ -62,6 +62,8 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     if not isinstance(values["dump"], str | Path | None):
         raise InvalidOptionError("dump", values["dump"], "a directory")
     values["dump"] = Path(values["dump"]) if values["dump"] else None
+    if values.get("schedule") is not None:
+        values["schedule"] = schedule_text(values["schedule"])
     options = Options(**values)
     _check_names(options)
     timeout_s = options.transfer_timeout_s
@@ -73,8 +75,6 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
 def _check_names(options: Options) -> None:
     if options.lowering not in LOWERINGS:
         raise UnknownLoweringError(str(options.lowering), LOWERINGS)
-    if options.schedule is not None and options.schedule not in SCHEDULE_NAMES:
-        raise UnknownScheduleError(str(options.schedule), SCHEDULE_NAMES)
     if str(options.strategy) not in STRATEGIES:
         raise UnknownStrategyError(str(options.strategy), tuple(STRATEGIES))
     if options.algorithm not in ALGORITHMS:

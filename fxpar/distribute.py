@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fxpar.errors import AlreadyDistributedError, InvalidOptionError, UnknownScheduleError
+from fxpar.errors import AlreadyDistributedError, InvalidOptionError
 from fxpar.hints import Entry, resolve_hints
 from fxpar.mesh import Mesh
 from fxpar.model.checkpoint import install_state_dict_hooks
@@ -16,7 +16,7 @@ from fxpar.model.logical import install, is_distributed
 from fxpar.model.make_plan import make_plan
 from fxpar.model.parameters import shard_parameters
 from fxpar.plan import Plan
-from fxpar.schedule import SCHEDULE_NAMES
+from fxpar.schedule import GivenSchedule, schedule_text
 
 
 def distribute(
@@ -26,7 +26,7 @@ def distribute(
     stages: Sequence[str] | int | None = None,
     layouts: Mapping[str, Sequence[Entry]] | None = None,
     microbatches: int = 1,
-    schedule: str = "eager-1f1b",
+    schedule: GivenSchedule = "eager-1f1b",
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     batch_dims: Mapping[str | int, int | None] | None = None,
     init_weights: Callable[[nn.Module], None] | None = None,
@@ -41,10 +41,12 @@ def distribute(
         model: any module whose forward returns a loss. It may be built under `torch.device("meta")`: then its
             parameters are initialised piece by piece.
         mesh: from `init_mesh`.
-        stages: paths of the modules that open the second and later stages, or a count (default: the pipe axis).
+        stages: paths of the modules that open the second and later stages, or a count (default: the pipe axis, twice
+            that for an interleaved schedule).
         layouts: hints; pattern over parameter names (or module paths with ":out") -> one entry per dim.
         microbatches: into how many the local batch is split.
-        schedule: "gpipe", "1f1b" or "eager-1f1b".
+        schedule: "gpipe", "1f1b", "eager-1f1b", "eager-1f1b-delayed", "interleaved", "zb-h1" or "zb-h2"; or your own: a
+            CSV file as of `torch.distributed.pipelining`, or a list of actions such as "0F0" for each pipe rank.
         example_inputs: the forward's arguments (a tuple, or a dict of keywords; meta tensors do), for
             balancing stages and for finding the storage of weights that have no hint.
         batch_dims: argument name or position -> its batch dim, or None to share it between microbatches. By default
@@ -54,22 +56,24 @@ def distribute(
 
     Raises:
         AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,
-        InvalidOptionError, UnknownScheduleError, InfeasibleLayoutError, GraphBreakError, UninitializedModuleError
+        InvalidOptionError, UnknownScheduleError, InvalidScheduleError, InfeasibleLayoutError, GraphBreakError,
+        UninitializedModuleError
     """
     if is_distributed(model):
         raise AlreadyDistributedError(type(model).__name__)
     if plan is not None:
-        stages, microbatches, schedule = plan.stages, plan.microbatches, plan.schedule
+        microbatches = plan.microbatches
     if not isinstance(microbatches, int) or microbatches < 1:
         raise InvalidOptionError("microbatches", microbatches, "a positive integer")
-    if schedule not in SCHEDULE_NAMES:
-        raise UnknownScheduleError(schedule, SCHEDULE_NAMES)
+    chosen = schedule_text(schedule) if plan is None else plan.schedule
     parameters = logical_parameters(model)
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
     hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
     distribution = Distribution(model, mesh, hints, parameters, microbatches, batch_dims or {})
     install(distribution)
-    distribution.plan = plan or make_plan(distribution, stages, schedule, example_inputs)
+    if plan is not None:
+        distribution.placement = plan.placement
+    distribution.plan = plan or make_plan(distribution, stages, chosen, example_inputs)
     shard_parameters(distribution, init_weights)
     install_state_dict_hooks(distribution)
     return model

@@ -21,7 +21,9 @@ from fxpar.stage import Port, PortKind
 class Crossing:
     """A value that moves from the ranks of stage `source` to those of all `targets`, each with its own layout.
 
-    It is that of `port` or, if `is_gradient`, its gradient. Layouts are of what one batch shard has.
+    It is that of `port` or, if `is_gradient`, its gradient. Layouts are of what one batch shard has. `pipes` are the
+    places on the pipe axis of the source and of each target; by default stage s is at s. Targets at one place take
+    the value in one layout.
     """
 
     port: Port
@@ -31,10 +33,15 @@ class Crossing:
     source_layout: Layout
     target_layouts: tuple[Layout, ...]
     dtype: torch.dtype
+    pipes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         layouts = self.source_layout, *self.target_layouts
         assert not any(layout.is_partial for layout in layouts), f"{self.name} is not reduced: {layouts}"
+        if not self.pipes:
+            object.__setattr__(self, "pipes", (self.source, *self.targets))
+        arriving = set(zip(self.pipes[1:], self.target_layouts, strict=True))
+        assert len(arriving) == len(self.target_pipes), f"{self.name}: one layout at each place, not {arriving}"
 
     @property
     def name(self) -> str:
@@ -42,6 +49,21 @@ class Crossing:
         what = "gradient" if self.is_gradient else "value"
         stages = f"stage{'s' if len(self.targets) > 1 else ''} {', '.join(map(str, self.targets))}"
         return f"the {what} of {self.port.kind.value} {self.port.name} from stage {self.source} to {stages}"
+
+    @property
+    def source_pipe(self) -> int:
+        """The place of its source on the pipe axis."""
+        return self.pipes[0]
+
+    @property
+    def target_pipes(self) -> tuple[int, ...]:
+        """The places of its targets on the pipe axis, each once."""
+        return tuple(dict.fromkeys(self.pipes[1:]))
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether nothing has to move: the source's ranks are those that need it, as it is."""
+        return self.target_pipes == (self.source_pipe,) and set(self.target_layouts) == {self.source_layout}
 
     @property
     def is_of_parameter(self) -> bool:
@@ -63,7 +85,7 @@ class Crossing:
 
     def needed(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
         """What the rank at `coordinate`, one of a target's, gets; dims as of `held`."""
-        return self._tile(self.target_layouts[self.targets.index(coordinate["pipe"])], mesh, coordinate)
+        return self._tile(self.target_layouts[self.pipes[1:].index(coordinate["pipe"])], mesh, coordinate)
 
     def planned(self, mesh: Mesh, network: Network, strategy: str = "broadcast", algorithm: str = "best") -> Reshard:
         """How it moves, where a target asks for its pieces before later ones do; arguments as of `make_plan`.
@@ -71,12 +93,12 @@ class Crossing:
         Raises:
             UnknownStrategyError, UnknownAlgorithmError: no such name.
         """
-        source = {mesh.rank_at(at): self.held(mesh, at) for at in mesh.stage_coordinates(self.source)}
+        source = {mesh.rank_at(at): self.held(mesh, at) for at in mesh.stage_coordinates(self.source_pipe)}
         destination, waves = {}, {}
-        for stage in self.targets:
-            for coordinate in mesh.stage_coordinates(stage):
+        for wave, pipe in enumerate(self.target_pipes):
+            for coordinate in mesh.stage_coordinates(pipe):
                 rank = mesh.rank_at(coordinate)
-                destination[rank], waves[rank] = self.needed(mesh, coordinate), stage
+                destination[rank], waves[rank] = self.needed(mesh, coordinate), wave
         size, hosts = self.dtype.itemsize, mesh.hosts
         names = strategy, algorithm
         return Reshard(self, make_plan(source, destination, size, hosts, *names, network=network, waves=waves))

@@ -23,7 +23,8 @@ class PlannedParameter:
 class Plan:
     """Stages, mesh, schedule and parameter layouts.
 
-    `stages` are the paths of the modules that open the second and later stages; `mesh` maps axis to size.
+    `stages` are the paths of the modules that open the second and later stages; `mesh` maps axis to size; `schedule` is
+    a name, or lists of actions as text; `placement` is the place of each stage on the pipe axis.
     """
 
     stages: tuple[str, ...]
@@ -31,6 +32,7 @@ class Plan:
     microbatches: int
     schedule: str
     parameters: Mapping[str, PlannedParameter]
+    placement: tuple[int, ...]
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
@@ -41,7 +43,9 @@ class Plan:
         """Read a plan that `save` wrote."""
         raw = json.loads(Path(path).read_text())
         parameters = {name: _parameter(entry) for name, entry in raw["parameters"].items()}
-        return cls(tuple(raw["stages"]), raw["mesh"], raw["microbatches"], raw["schedule"], parameters)
+        return cls(
+            tuple(raw["stages"]), raw["mesh"], raw["microbatches"], raw["schedule"], parameters, tuple(raw["placement"])
+        )
 
 
 def _parameter(entry: Mapping[str, Any]) -> PlannedParameter:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from torch import Tensor, fx
 
@@ -88,18 +89,35 @@ class PlannedStage:
     border: StageBorder
 
 
+Callables: TypeAlias = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSplit:
+    """The backward of a stage in two parts; which of the saved values each takes is said by their positions.
+
+    `inputs(*saved, *tangents)` gives the gradients of edges, in the order of `gradients`, then what is carried.
+    `weights(*saved, *carried)` gives all other gradients.
+    """
+
+    inputs: Callables
+    weights: Callables
+    inputs_saved: tuple[int, ...]
+    weights_saved: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledStage:
     """A stage of this rank, ready to run on local tensors.
 
     `forward(*inputs)` gives one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
-    gives one gradient per port of `gradients`; it is None in a forward-only program. `input_pieces` and
-    `tangent_pieces` are fake tensors like what these take.
+    gives one gradient per port of `gradients`; `split` does the same in two parts. Of these there is what the schedule
+    runs: none in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like what these take.
     """
 
     index: int
-    forward: Callable[..., Sequence[Tensor]]
-    backward: Callable[..., Sequence[Tensor]] | None
+    forward: Callables
+    backward: Callables | None
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     tangents: tuple[Port, ...]
@@ -107,3 +125,4 @@ class CompiledStage:
     border: StageBorder
     input_pieces: tuple[Tensor, ...]
     tangent_pieces: tuple[Tensor, ...]
+    split: CompiledSplit | None = None

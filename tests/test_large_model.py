@@ -15,6 +15,7 @@ from fxpar.launch import run_ranks
 from fxpar.lowering import lower
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.local_graph import fake_mode_of
+from fxpar.schedule import build_schedule
 from tests.fake_mesh import fake_mesh
 from tests.parity import GPT, SUBJECTS, Config, stage_openers
 
@@ -43,7 +44,8 @@ def compile_one_rank_of_64() -> tuple[float, float, float]:
         capture = capture_forward(model, "cpu", batch)
         distribution = distribution_of(capture.model)
         stages = plan_stages(capture, distribution, distribution.final_plan.stages)
-        stage = compile_stage(stages[0], distribution, lower("aten"), Dump(None, 0))
+        schedule = build_schedule("eager-1f1b", 4, 4)
+        stage, _ = compile_stage(stages[0], distribution, schedule, lower("aten"), Dump(None, 0))
         assert stage.backward is not None
         with fake_mode_of(stages[0].joint.module.graph):
             made = stage.forward(*stage.input_pieces)

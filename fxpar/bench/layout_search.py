@@ -12,6 +12,7 @@ from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.capture import capture_forward
 from fxpar.hints import resolve_hints
 from fxpar.launch import run_ranks
+from fxpar.layouts.pins import Pins
 from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.model.logical import install
@@ -46,7 +47,7 @@ def search_layouts(name: str, layers: int, repeats: int = 3) -> dict[str, str | 
     (stage,) = split_stages(capture_forward(subject.model, "cpu", subject.inputs), [])
     joint = trace_joint(stage, with_backward=True)
     joint = replace(joint, module=decompose_for_sharding(joint.module))
-    pins = pin_parameters(joint, distribution, [])
+    pins = Pins(pin_parameters(joint, distribution, []))
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()

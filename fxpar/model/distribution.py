@@ -57,7 +57,7 @@ class Distribution:
 
     `plan` is None while the model is being captured to make one; `planned` keeps the stages that were planned then, by
     the signature of the capture, for a compile of the same program. `seed` and `num_steps`, the steps that ran with
-    grad, decide which random numbers a step draws.
+    grad, decide which random numbers a step draws. `placement` is the place of each stage on the pipe axis.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Distribution:
         self.microbatches = microbatches
         self.batch_dims = batch_dims
         self.plan: Plan | None = None
+        self.placement: tuple[int, ...] = ()
         self.planned: dict[str, tuple[PlannedStage, ...]] = {}
         self.seed = common_seed()
         self.num_steps = 0

@@ -13,6 +13,7 @@ from fxpar.errors import InvalidStagesError, StageNotFoundError
 from fxpar.hints import Grouped, Spec
 from fxpar.layout import AXES, Layout, Shard
 from fxpar.mesh import Mesh
+from fxpar.model.choose_schedule import choose_placement, num_stages_of
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.passes.balance_stages import balance_stages
 from fxpar.plan import Plan, PlannedParameter
@@ -29,16 +30,11 @@ def make_plan(
     """The plan of `distribution`'s model.
 
     Raises:
-        InvalidStagesError: there are not as many stages as pipe ranks, or a count without example inputs.
+        InvalidStagesError: the schedule does not run as many stages on the mesh, or a count without example inputs.
     """
-    pipe = distribution.mesh.pipe
-    given = pipe if stages is None else stages
+    given = num_stages_of(schedule, distribution.mesh) if stages is None else stages
     num_stages = given if isinstance(given, int) else len(given) + 1
-    if num_stages != pipe:
-        raise InvalidStagesError(
-            f"stages: {stages!r} makes {num_stages} stages, but the mesh has pipe={pipe}; "
-            f"name {pipe - 1} modules that open a stage, or change the mesh"
-        )
+    distribution.placement = choose_placement(schedule, num_stages, distribution.mesh)
     if example_inputs is None:
         openers = _openers_without_capture(given)
         parameters = _parameters_without_capture(distribution, openers)
@@ -50,7 +46,8 @@ def make_plan(
         planned = plan_stages(capture, distribution, openers)
         distribution.planned[capture.signature()] = planned
         parameters = _parameters_of(planned, distribution)
-    return Plan(openers, distribution.mesh.sizes, distribution.microbatches, schedule, parameters)
+    sizes, microbatches, placement = distribution.mesh.sizes, distribution.microbatches, distribution.placement
+    return Plan(openers, sizes, microbatches, schedule, parameters, placement)
 
 
 def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:

@@ -27,10 +27,10 @@ def shard_parameters(distribution: Distribution, init_weights: Callable[[nn.Modu
         UninitializedModuleError: a module on the meta device cannot initialise itself.
     """
     unset = _modules_on_meta(distribution.model)
-    stage = distribution.mesh.coordinate["pipe"]
+    pipe, placement = distribution.mesh.coordinate["pipe"], distribution.placement
     for fqn, parameter in distribution.parameters.items():
         planned = distribution.final_plan.parameters[fqn]
-        piece = _piece(parameter, planned.layout, distribution) if planned.stage == stage else None
+        piece = _piece(parameter, planned.layout, distribution) if placement[planned.stage] == pipe else None
         for module, attribute in parameter.homes:
             if piece is None:
                 del module._parameters[attribute]

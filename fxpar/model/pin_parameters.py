@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxpar.layout import Layout
-from fxpar.layouts.pins import Pin, Pins
+from fxpar.layouts.pins import Pin
 from fxpar.model.distribution import Distribution
 from fxpar.stage import JointGraph, Port, PortKind, StageBorder
 
 
-def pin_parameters(joint: JointGraph, distribution: Distribution, earlier: Sequence[StageBorder]) -> Pins:
+def pin_parameters(joint: JointGraph, distribution: Distribution, earlier: Sequence[StageBorder]) -> dict[Port, Pin]:
     """The pins of the stage's parameters; one without plan, owner and hint is left free.
 
     A hint says how a weight lies where it is used, so a hinted weight is never gathered.
@@ -25,7 +25,7 @@ def pin_parameters(joint: JointGraph, distribution: Distribution, earlier: Seque
             pins[port] = Pin.exactly(decided, fixed_at_use=hint is not None)
         elif hint is not None:
             pins[port] = Pin.hinted(hint)
-    return Pins(pins)
+    return pins
 
 
 def _decided(port: Port, distribution: Distribution, earlier: Sequence[StageBorder]) -> Layout | None:

@@ -64,49 +64,72 @@ def stage_edges(stages: Sequence[StageNodes]) -> tuple[Edge, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A parameter that stage `owner` has, as `layout`, and the stages `borrowers` use, too."""
+    """A parameter that the ranks of stage `owner` have, as `layout`, and those of the stages `borrowers` use, too.
+
+    Stages at one place on the pipe axis share what they have: `owner` and each of `borrowers` stand for all there that
+    use it, who are in `together`.
+    """
 
     port: Port
     owner: int
     layout: Layout
     borrowers: tuple[int, ...]
+    together: Mapping[int, tuple[int, ...]]
 
 
-def loans(stages: Sequence[StageNodes], owners: Mapping[str, PlannedParameter]) -> tuple[Loan, ...]:
-    """Every parameter that stages use which do not own it."""
+def loans(
+    stages: Sequence[StageNodes], owners: Mapping[str, PlannedParameter], placement: Sequence[int]
+) -> tuple[Loan, ...]:
+    """Every parameter that is used where it is not owned, or by several stages where it is."""
     found = []
     for name, owned in owners.items():
         port = Port(PortKind.PARAMETER, name)
-        borrowers = tuple(stage.index for stage in stages if port in stage.inputs and stage.index != owned.stage)
-        if borrowers:
-            found.append(Loan(port, owned.stage, owned.layout, borrowers))
+        users: dict[int, list[int]] = {placement[owned.stage]: [owned.stage]}
+        for stage in stages:
+            if port in stage.inputs and stage.index != owned.stage:
+                users.setdefault(placement[stage.index], []).append(stage.index)
+        if sum(map(len, users.values())) > 1:
+            together = {members[0]: tuple(members) for members in users.values()}
+            borrowers = tuple(first for first in together if first != owned.stage)
+            found.append(Loan(port, owned.stage, owned.layout, borrowers, together))
     return tuple(found)
 
 
-def value_crossing(edge: Edge, stages: Sequence[StageNodes]) -> Crossing:
-    """The value of an edge on its way to its readers."""
-    port, maker = Port(PortKind.EDGE, edge.name), stages[edge.source]
-    layouts = tuple(stages[reader].border.inputs[port] for reader in edge.targets)
-    dtype = tensor(maker.outputs[port]).dtype
-    return Crossing(port, False, edge.source, edge.targets, maker.border.outputs[port], layouts, dtype)
+def value_crossings(edge: Edge, stages: Sequence[StageNodes], placement: Sequence[int]) -> list[Crossing]:
+    """The value of an edge on its way to its readers: to those of other ranks together, and to those of the same."""
+    port, maker, found = Port(PortKind.EDGE, edge.name), stages[edge.source], []
+    for targets in edge.away_and_home(placement):
+        layouts = tuple(stages[reader].border.inputs[port] for reader in targets)
+        dtype, pipes = tensor(maker.outputs[port]).dtype, _pipes(edge.source, targets, placement)
+        found.append(Crossing(port, False, edge.source, targets, maker.border.outputs[port], layouts, dtype, pipes))
+    return found
 
 
-def gradient_crossing(edge: Edge, reader: int, stages: Sequence[StageNodes]) -> Crossing:
+def gradient_crossing(edge: Edge, reader: int, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
     """The gradient of an edge on its way back; that of a reader which has none lies as the value does."""
     port, maker, border = Port(PortKind.EDGE, edge.name), stages[edge.source], stages[reader].border
     given, needed = border.gradients.get(port, border.inputs[port]), maker.border.tangents[port]
-    return Crossing(port, True, reader, (edge.source,), given, (needed,), tensor(maker.tangents[port]).dtype)
+    dtype, targets = tensor(maker.tangents[port]).dtype, (edge.source,)
+    return Crossing(port, True, reader, targets, given, (needed,), dtype, _pipes(reader, targets, placement))
 
 
-def loan_crossing(loan: Loan, stages: Sequence[StageNodes]) -> Crossing:
+def loan_crossing(loan: Loan, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
     """A parameter on its way to its borrowers."""
     layouts = tuple(stages[borrower].border.inputs[loan.port] for borrower in loan.borrowers)
     dtype = tensor(stages[loan.borrowers[0]].inputs[loan.port]).dtype
-    return Crossing(loan.port, False, loan.owner, loan.borrowers, loan.layout, layouts, dtype)
+    pipes = _pipes(loan.owner, loan.borrowers, placement)
+    return Crossing(loan.port, False, loan.owner, loan.borrowers, loan.layout, layouts, dtype, pipes)
 
 
-def return_crossing(loan: Loan, borrower: int, stages: Sequence[StageNodes]) -> Crossing:
+def return_crossing(loan: Loan, borrower: int, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
     """The gradient of a lent parameter on its way back, with nothing partial any more: it lies as the parameter."""
-    stage = stages[borrower]
-    dtype = tensor(stage.gradients[loan.port]).dtype
-    return Crossing(loan.port, True, borrower, (loan.owner,), stage.border.inputs[loan.port], (loan.layout,), dtype)
+    with_gradient = next(stage for stage in loan.together[borrower] if loan.port in stages[stage].gradients)
+    dtype, lent = tensor(stages[with_gradient].gradients[loan.port]).dtype, stages[borrower].border.inputs[loan.port]
+    targets = (loan.owner,)
+    return Crossing(
+        loan.port, True, borrower, targets, lent, (loan.layout,), dtype, _pipes(borrower, targets, placement)
+    )
+
+
+def _pipes(source: int, targets: Sequence[int], placement: Sequence[int]) -> tuple[int, ...]:
+    return tuple(placement[stage] for stage in (source, *targets))

@@ -18,7 +18,7 @@ from fxpar.passes.crossings import (
     loans,
     return_crossing,
     stage_edges,
-    value_crossing,
+    value_crossings,
 )
 from fxpar.passes.logical_stage import LogicalBackward, LogicalForward
 from fxpar.passes.pipeline_graph import PipelineGraph
@@ -44,6 +44,7 @@ def insert_reshards(
     stages: Sequence[PlannedStage],
     mesh: Mesh,
     owners: Mapping[str, PlannedParameter],
+    placement: Sequence[int] | None = None,
     *,
     strategy: str = "broadcast",
     algorithm: str = "best",
@@ -62,6 +63,7 @@ def insert_reshards(
 
     Args:
         owners: by name, the stage that has each parameter, and how it lies there.
+        placement: of each stage on the pipe axis; by default stage s is at s.
         strategy, algorithm: as of `make_plan`.
 
     Raises:
@@ -72,7 +74,9 @@ def insert_reshards(
     def plan(crossing: Crossing) -> Reshard:
         return crossing.planned(mesh, network, strategy, algorithm)
 
-    return _Builder([StageNodes.of(stage) for stage in stages], owners, plan, PipelineGraph(mesh)).build()
+    placement = tuple(range(len(stages))) if placement is None else tuple(placement)
+    nodes = [StageNodes.of(stage) for stage in stages]
+    return _Builder(nodes, owners, placement, plan, PipelineGraph(mesh, placement)).build()
 
 
 class _Builder:
@@ -86,11 +90,12 @@ class _Builder:
         self,
         stages: Sequence[StageNodes],
         owners: Mapping[str, PlannedParameter],
+        placement: Sequence[int],
         plan: Callable[[Crossing], Reshard],
         graph: PipelineGraph,
     ) -> None:
-        self._stages, self._plan, self._graph = stages, plan, graph
-        self._edges, self._loans = stage_edges(stages), loans(stages, owners)
+        self._stages, self._placement, self._plan, self._graph = stages, placement, plan, graph
+        self._edges, self._loans = stage_edges(stages), loans(stages, owners, placement)
         self._lent = {loan.port for loan in self._loans}
         self._values: dict[tuple[int, Port], fx.Node] = {}
         self._gradients: dict[tuple[int, Port], fx.Node] = {}
@@ -105,7 +110,7 @@ class _Builder:
         self._enter()
         for loan in self._loans:
             self._graph.turn_to(loan.owner)
-            self._move_value(loan_crossing(loan, self._stages))
+            self._lend(loan)
         for stage in self._stages:
             self._graph.turn_to(stage.index)
             self._forward(stage)
@@ -127,7 +132,8 @@ class _Builder:
             state = {port: tensor(node) for port, node in stage.inputs.items() if not self._is_apart(port)}
             self._states.append(self._graph.enter(f"state_{stage.index}", state))
         for loan in self._loans:
-            like = tensor(self._stages[loan.borrowers[0]].inputs[loan.port])
+            users = [stage for members in loan.together.values() for stage in members]
+            like = next(tensor(n) for user in users if (n := self._stages[user].inputs.get(loan.port)) is not None)
             self._values[loan.owner, loan.port] = self._graph.enter(loan.port.identifier, like)
         inputs: dict[Port, fx.Node] = {}
         for stage in self._stages:
@@ -153,7 +159,15 @@ class _Builder:
             self._kept[index] = self._graph.item(call, -1, f"kept_{index}")
         for edge in self._edges:
             if edge.source == index:
-                self._move_value(value_crossing(edge, self._stages))
+                for crossing in value_crossings(edge, self._stages, self._placement):
+                    self._move_value(crossing)
+
+    def _lend(self, loan: Loan) -> None:
+        """The parameter is wherever it is used."""
+        if loan.borrowers:
+            self._move_value(loan_crossing(loan, self._stages, self._placement))
+        for first, members in loan.together.items():
+            self._values.update({(member, loan.port): self._values[first, loan.port] for member in members})
 
     def _move_value(self, crossing: Crossing) -> None:
         moved = self._graph.move(self._values[crossing.source, crossing.port], self._plan(crossing))
@@ -180,20 +194,25 @@ class _Builder:
         gradient = self._gradients.get((reader, port))
         if gradient is None:
             gradient = self._graph.zeros_like(self._values[reader, port], _gradient(port, reader))
-        reshard = self._plan(gradient_crossing(edge, reader, self._stages))
+        reshard = self._plan(gradient_crossing(edge, reader, self._stages, self._placement))
         self._arrived[port].append(self._graph.move(gradient, reshard))
 
     def _settle(self, loan: Loan) -> fx.Node | None:
         """The gradient of a lent parameter, as its owner has it: its own, and what borrowers return."""
-        own = self._gradients.get((loan.owner, loan.port))
-        terms = [] if own is None else [own]
+        terms = self._gradients_at(loan, loan.owner)
         for borrower in loan.borrowers:
-            if loan.port in self._stages[borrower].gradients:
+            if borrowed := self._gradients_at(loan, borrower):
                 self._graph.turn_to(borrower, backward=True)
-                reshard = self._plan(return_crossing(loan, borrower, self._stages))
-                terms.append(self._graph.move(self._gradients[borrower, loan.port], reshard))
+                total = self._graph.total(borrowed, _gradient(loan.port, borrower))
+                reshard = self._plan(return_crossing(loan, borrower, self._stages, self._placement))
+                terms.append(self._graph.move(total, reshard))
         self._graph.turn_to(loan.owner, backward=True)
         return self._graph.total(terms, _gradient(loan.port)) if terms else None
+
+    def _gradients_at(self, loan: Loan, first: int) -> list[fx.Node]:
+        """What the stages that share the parameter with stage `first` have of its gradient."""
+        found = [self._gradients.get((member, loan.port)) for member in loan.together[first]]
+        return [gradient for gradient in found if gradient is not None]
 
 
 def _gradient(port: Port, stage: int | None = None) -> str:

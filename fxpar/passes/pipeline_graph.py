@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +22,15 @@ aten = torch.ops.aten
 class PipelineGraph:
     """An FX graph that grows at its end; what is written belongs to the stage turned to last."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: Mesh, placement: Sequence[int]) -> None:
+        self._mesh, self._placement = mesh, placement
         self._graph, self._root = fx.Graph(), nn.Module()
         self._group, self._is_backward = "", False
         self.reshards: list[Reshard] = []
 
     def turn_to(self, stage: int, *, backward: bool = False) -> None:
         """What follows runs on `stage`."""
-        self._group, self._is_backward = _title(stage, self._mesh), backward
+        self._group, self._is_backward = _title(stage, self._placement[stage], self._mesh), backward
 
     def enter(self, name: str, like: Tensor | dict[Port, Tensor]) -> fx.Node:
         """A new input."""
@@ -96,8 +96,8 @@ def _valued(node: fx.Node, like: Tensor, layout: Layout | None) -> fx.Node:
     return node
 
 
-def _title(stage: int, mesh: Mesh) -> str:
-    ranks = [mesh.rank_at(coordinate) for coordinate in mesh.stage_coordinates(stage)]
+def _title(stage: int, pipe: int, mesh: Mesh) -> str:
+    ranks = [mesh.rank_at(coordinate) for coordinate in mesh.stage_coordinates(pipe)]
     hosts = sorted({mesh.hosts[rank] for rank in ranks})
     return f"stage {stage}: {_counted('rank', ranks)} on {_counted('host', hosts)}"
 

@@ -36,6 +36,7 @@ def propagate_layouts(
     prices: Prices,
     microbatches: int,
     earlier: Sequence[StageBorder] = (),
+    placement: Sequence[int] | None = None,
 ) -> StageBorder:
     """Give every node of `joint` its `annotate.Placed`, at the least cost, and say how the border lies.
 
@@ -53,6 +54,7 @@ def propagate_layouts(
         pins: the layouts that hints and other stages have settled. Forward inputs and buffers are replicated.
         microbatches: how many of them share one reduction of a parameter's gradient.
         earlier: how the stages before this one lie, whose edges it uses.
+        placement: of each stage on the pipe axis; by default stage s is at s.
 
     Raises:
         InfeasibleLayoutError: the pins cannot all be met.
@@ -61,7 +63,7 @@ def propagate_layouts(
     by_node = _pinned_nodes(program, pins)
     beside = Beside()
     done = [1] * len(program)
-    edges = EdgePrices(earlier, mesh, prices.network)
+    edges = EdgePrices(earlier, mesh, prices.network, placement)
     for axis in AUTOMATIC_AXES:
         parts = mesh.sizes[axis]
         if parts > 1:

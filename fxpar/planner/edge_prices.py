@@ -20,8 +20,11 @@ class EdgePrices:
     afar, or one rank of its host gets them and a collective inside the host does the rest, is decided by cost.
     """
 
-    def __init__(self, earlier: Sequence[StageBorder], mesh: Mesh, network: Network) -> None:
+    def __init__(
+        self, earlier: Sequence[StageBorder], mesh: Mesh, network: Network, placement: Sequence[int] | None = None
+    ) -> None:
         self._earlier, self._mesh, self._network = earlier, mesh, network
+        self._placement = range(len(earlier) + 1) if placement is None else placement
         self._known: dict[Crossing, float] = {}
 
     def value_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
@@ -30,7 +33,9 @@ class EdgePrices:
         if maker is None:
             return 0.0
         source = self._earlier[maker].outputs[port]
-        return self._time_us(Crossing(port, False, maker, (len(self._earlier),), source, (layout,), dtype))
+        here = len(self._earlier)
+        pipes = self._placement[maker], self._placement[here]
+        return self._time_us(Crossing(port, False, maker, (here,), source, (layout,), dtype, pipes))
 
     def gradient_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
         """The time in which a gradient that lies as `layout` gets back to where the edge was made."""
@@ -38,7 +43,9 @@ class EdgePrices:
         if maker is None:
             return 0.0
         destination = self._earlier[maker].tangents[port]
-        return self._time_us(Crossing(port, True, len(self._earlier), (maker,), layout, (destination,), dtype))
+        here = len(self._earlier)
+        pipes = self._placement[here], self._placement[maker]
+        return self._time_us(Crossing(port, True, here, (maker,), layout, (destination,), dtype, pipes))
 
     def _maker(self, port: Port) -> int | None:
         """The stage that makes an edge, where that is known and hosts lie between."""

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
-from fxpar._torch import add_to_each
 from fxpar.mesh import Mesh
-from fxpar.runtime.buffers import Piece
-from fxpar.runtime.gradients import own_memory, reduce_over_batch, reduce_partial
+from fxpar.runtime.gradients import BatchReduction, reduce_partial
+from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
+from fxpar.runtime.stage_runner import StageRunner
 from fxpar.runtime.stage_way import StageWay
+from fxpar.runtime.step_state import StepState
 from fxpar.runtime.wiring import Connections
-from fxpar.schedule import Action, Compute, Free, Instruction, PostReceive, Program, Send, Transfer, Wait
-from fxpar.stage import CompiledStage, Port, PortKind
+from fxpar.schedule import (
+    Action,
+    Complete,
+    Compute,
+    Free,
+    Instruction,
+    PostReceive,
+    Program,
+    Reduce,
+    Send,
+    Transfer,
+    Wait,
+)
+from fxpar.stage import CompiledStage
+
+Observe: TypeAlias = Callable[[Instruction, StepState, Callable[[], Any]], None]
+"""Runs an instruction, given as a call, and may take notes of it and of what is alive after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The loss, all results by position and microbatch, and the local gradients of this stage's parameters."""
+    """The loss, all results by position and microbatch, and the local gradients of this rank's parameters."""
 
     loss: Tensor | None
     results: Mapping[int, Sequence[Tensor]]
     gradients: dict[str, Tensor]
-
-
-@dataclass(slots=True)
-class _State:
-    """All that is alive during one step; `arguments` are the forward's, with gaps for what differs by microbatch.
-
-    What crosses the stage's border goes by edge and microbatch. An edge that is read here has one value in `arrived`
-    and a gradient in `sent`; one that is made here has a gradient of each reader in `arrived` and its value in `sent`.
-    """
-
-    arguments: list[Tensor]
-    buffers: Mapping[str, Tensor]
-    inputs: Mapping[str, Sequence[Tensor]]
-    posted: dict[Transfer, Any] = field(default_factory=dict)
-    arrived: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
-    leaving: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    returning: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
-    results: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    sent: dict[tuple[str, int], Any] = field(default_factory=dict)
-    gradients: list[Tensor] = field(default_factory=list)
 
 
 class Executor:
@@ -56,8 +51,8 @@ class Executor:
 
     Args:
         program: this rank's instructions.
-        stage: the compiled stage that they run.
-        connections: what this rank exchanges with other stages.
+        stages: the compiled stages that they run.
+        connections: what this rank exchanges with others.
         microbatches: how many of them a step has.
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
         loss: the loss, if there is one.
@@ -67,44 +62,36 @@ class Executor:
         self,
         mesh: Mesh,
         program: Program,
-        stage: CompiledStage,
+        stages: Sequence[CompiledStage],
         connections: Connections,
         microbatches: int,
         batch_dims: Mapping[str, int],
         loss: Loss | None,
     ) -> None:
         self._mesh = mesh
-        self._stage = stage
         self._traffic = connections.traffic
         self._lending = connections.lending
         self._microbatches = microbatches
         self._batch_dims = batch_dims
         self._loss = loss
-        self._loss_weight = loss_weight(mesh, microbatches)
-        self._gap = torch.empty(0)
-        self._moving = [
-            (position, port)
-            for position, port in enumerate(stage.inputs)
-            if port.kind in (PortKind.INPUT, PortKind.EDGE)
-        ]
-        self._parameters = [port.name for port in stage.gradients if port.kind is PortKind.PARAMETER]
-        waited = [i.transfer for i in program.instructions if isinstance(i, Wait)]
-        self._read = {transfer.edge for transfer in waited if not transfer.is_backward}
-        self._differentiated = {transfer.edge for transfer in waited if transfer.is_backward}
-        self._leaving = [port for port in stage.outputs if port.kind is PortKind.EDGE]
-        returned = {i.transfer.edge for i in program.instructions if isinstance(i, Send) and i.transfer.is_backward}
-        self._returning = [port for port in stage.inputs if port.kind is PortKind.EDGE and port.name in returned]
-        # The source waits for a gradient from every reader, also from one whose results do not depend on the value.
-        self._zeros = {
-            port.name: Piece.like(piece).empty().zero_()
-            for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)
-            if port in self._returning and port not in stage.gradients
-        }
-        self._code = [self._bind(instruction) for instruction in program.instructions]
-        self._state = _State([], {}, {})
+        returned: defaultdict[int, set[str]] = defaultdict(set)
+        for instruction in program.instructions:
+            if isinstance(instruction, Send) and instruction.transfer.is_backward:
+                returned[instruction.transfer.source].add(instruction.transfer.edge)
+        weight = loss_weight(mesh, microbatches)
+        self._runners = {stage.index: StageRunner(stage, returned[stage.index], weight) for stage in stages}
+        self._num_readers = Counter(edge for runner in self._runners.values() for edge in runner.edges_read)
+        uses = Counter(name for runner in self._runners.values() for name in runner.parameters)
+        self._shared = {name for name, count in uses.items() if count > 1} | self._lending.names
+        self._code = [(instruction, self._bind(instruction)) for instruction in program.instructions]
+        self._clear()
 
     def run(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        observe: Observe | None = None,
     ) -> StepResult:
         """Run one step on this rank's pieces; `inputs` are this batch shard's, whole.
 
@@ -112,24 +99,31 @@ class Executor:
             PeerLostError: another rank died.
         """
         try:
-            borrowed = self._lending.exchange(parameters)
-            held = {PortKind.PARAMETER: {**parameters, **borrowed}, PortKind.BUFFER: buffers}
-            arguments = [held[port.kind][port.name] if port.kind in held else self._gap for port in self._stage.inputs]
-            self._state = _State(arguments, buffers, self._split(inputs))
-            for instruction in self._code:
-                instruction()
+            held = {**parameters, **self._lending.exchange(parameters)}
+            self._state = StepState(held, buffers, self._split(inputs))
+            for instruction, run in self._code:
+                if observe is None:
+                    run()
+                else:
+                    observe(instruction, self._state, run)
             return self._finish()
         finally:
-            self._state = _State([], {}, {})  # also of a step that failed, nothing is kept
+            self._clear()  # also of a step that failed, nothing is kept
+
+    def _clear(self) -> None:
+        self._state = StepState({}, {}, {})
+        self._unread: dict[tuple[str, int], int] = {}
+        self._gradients: dict[str, Tensor] = {}
+        self._reductions: list[BatchReduction] = []
 
     def _finish(self) -> StepResult:
         """What the step gives, once all that this rank sends or passes on has left."""
-        state, self._state = self._state, _State([], {}, {})
+        state = self._state
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)
-        gradients = self._finish_gradients(state.gradients)
-        for (edge, _), shipment in state.sent.items():
-            self._traffic[edge, self._stage.index].complete(shipment)
+        gradients = self._finish_gradients()
+        for transfer, shipment in state.sent.items():
+            self._way(transfer).complete(shipment)
         for way in self._traffic.values():
             way.finish()
         self._lending.finish()
@@ -148,110 +142,74 @@ class Executor:
     def _bind(self, instruction: Instruction) -> Callable[[], Any]:
         match instruction:
             case PostReceive(transfer):
-                return partial(self._post, transfer, self._traffic[transfer.edge, transfer.source])
+                return partial(self._post, transfer, self._way(transfer))
             case Wait(transfer):
-                return partial(self._wait, transfer, self._traffic[transfer.edge, transfer.source])
+                return partial(self._wait, transfer, self._way(transfer))
             case Send(transfer):
-                return partial(self._send, transfer, self._traffic[transfer.edge, transfer.source])
-            case Compute(Action(kind="F", microbatch=microbatch)):
-                return partial(self._forward, microbatch)
-            case Compute(Action(kind="B", microbatch=microbatch)):
-                return partial(self._backward, microbatch)
+                return partial(self._send, transfer, self._way(transfer))
+            case Complete(transfer):
+                return partial(self._complete, transfer, self._way(transfer))
+            case Compute(action):
+                return partial(self._compute, action, self._runners[action.stage])
             case Free(action):
-                return partial(self._free, action)
-        raise AssertionError(f"no way to run {instruction}")
+                return partial(self._free, action, self._runners[action.stage])
+            case Reduce(stage):
+                return partial(self._reduce, self._runners[stage])
 
-    def _post(self, transfer: Transfer, way: StageWay) -> None:
+    def _way(self, transfer: Transfer) -> StageWay | HandOver:
+        return self._traffic[transfer.edge, transfer.source, transfer.targets]
+
+    def _post(self, transfer: Transfer, way: StageWay | HandOver) -> None:
         self._state.posted[transfer] = way.post_receive(transfer.microbatch)
 
-    def _wait(self, transfer: Transfer, way: StageWay) -> None:
+    def _wait(self, transfer: Transfer, way: StageWay | HandOver) -> None:
         piece = way.wait(self._state.posted.pop(transfer))
-        self._state.arrived.setdefault((transfer.edge, transfer.microbatch), []).append(piece)
-
-    def _send(self, transfer: Transfer, way: StageWay) -> None:
-        made = self._state.returning if transfer.is_backward else self._state.leaving
-        sent = transfer.edge, transfer.microbatch
-        self._state.sent[sent] = way.send(made[sent], transfer.microbatch)
-
-    def _forward(self, microbatch: int) -> None:
-        state, stage = self._state, self._stage
-        arguments = state.arguments.copy()
-        for position, port in self._moving:
-            arguments[position] = self._moved(port, microbatch)
-        made = stage.forward(*arguments)
-        for port, value in zip(stage.outputs, made, strict=False):
-            if port.kind is PortKind.EDGE:
-                state.leaving[port.name, microbatch] = value
-            elif port.kind is PortKind.BUFFER:
-                state.buffers[port.name].copy_(value)
-            else:
-                state.results.setdefault(int(port.name), {})[microbatch] = value
-        state.saved[microbatch] = made[len(stage.outputs) :]
-
-    def _moved(self, port: Port, microbatch: int) -> Tensor:
-        """A value that differs by microbatch."""
-        if port.kind is PortKind.INPUT:
-            return self._state.inputs[port.name][microbatch]
-        (value,) = self._state.arrived[port.name, microbatch]
-        return value
-
-    def _backward(self, microbatch: int) -> None:
-        state, stage = self._state, self._stage
-        assert stage.backward is not None, f"stage {stage.index} was compiled without a backward"
-        tangents = [self._tangent(port, microbatch) for port in stage.tangents]
-        made = stage.backward(*state.saved.pop(microbatch), *tangents)
-        terms, returning = [], []
-        for port, gradient in zip(stage.gradients, made, strict=True):
-            if port.kind is PortKind.EDGE:
-                state.returning[port.name, microbatch] = gradient
-                returning.append(gradient)
-            else:
-                terms.append(gradient)
-        for name, zeros in self._zeros.items():
-            state.returning[name, microbatch] = zeros
-        if state.gradients:
-            add_to_each(state.gradients, terms)
+        key = transfer.edge, transfer.microbatch
+        if transfer.is_backward:
+            self._state.gradients.setdefault(key, []).append(piece)
         else:
-            state.gradients = own_memory(terms, returning)
+            self._state.values[key] = piece
+            self._unread[key] = self._num_readers[transfer.edge]
 
-    def _tangent(self, port: Port, microbatch: int) -> Tensor:
-        """Of the loss, its weight in the mean; of an edge, the sum of what every stage that uses it sends back."""
-        state = self._state
-        if port.kind is PortKind.RESULT:
-            loss = state.results[int(port.name)][microbatch]
-            return torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)
-        total, *others = state.arrived[port.name, microbatch]
-        for gradient in others:
-            total = total + gradient
-        return total
+    def _send(self, transfer: Transfer, way: StageWay | HandOver) -> None:
+        state, edge, microbatch = self._state, transfer.edge, transfer.microbatch
+        if transfer.is_backward:
+            piece = state.returning[edge, transfer.source, microbatch]
+        else:
+            piece = state.leaving[edge, microbatch]
+        state.sent[transfer] = way.send(piece, microbatch)
 
-    def _free(self, action: Action) -> None:
-        """Forget what `action` received and made; saved values were taken out when the backward ran.
+    def _complete(self, transfer: Transfer, way: StageWay | HandOver) -> None:
+        way.complete(self._state.sent.pop(transfer))
 
-        Who sends a gradient back has received the value. Once every reader has, what the forward sent to them is
-        complete, and need not be kept until the end of the step.
-        """
-        state, microbatch = self._state, action.microbatch
+    def _compute(self, action: Action, runner: StageRunner) -> None:
+        runner.run(action.kind, action.microbatch, self._state)
+
+    def _free(self, action: Action, runner: StageRunner) -> None:
+        runner.free(action.kind, action.microbatch, self._state)
         if action.kind == "F":
-            for edge in self._read:
-                del state.arrived[edge, microbatch]
-            for port in self._leaving:
-                del state.leaving[port.name, microbatch]
-            return
-        for edge in self._differentiated:
-            del state.arrived[edge, microbatch]
-            self._traffic[edge, self._stage.index].complete(state.sent.pop((edge, microbatch)))
-        for port in self._returning:
-            del state.returning[port.name, microbatch]
+            for edge in runner.edges_read:
+                key = edge, action.microbatch
+                self._unread[key] -= 1
+                if self._unread[key] == 0:
+                    del self._unread[key], self._state.values[key]
 
-    def _finish_gradients(self, sums: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Reduce what is partial, give back what was borrowed, then reduce over the batch shards."""
-        gradients = dict(zip(self._parameters, sums, strict=True)) if sums else {}
-        layouts = {port.name: layout for port, layout in self._stage.border.gradients.items()}
+    def _reduce(self, runner: StageRunner) -> None:
+        """Reduce what is partial, and begin to add up batch shards of all that no other stage has a part in."""
+        sums = self._state.sums.pop(runner.stage.index)
+        gradients = dict(zip(runner.parameters, sums, strict=True))
+        layouts = {port.name: layout for port, layout in runner.stage.border.gradients.items()}
         reduce_partial(gradients, layouts, self._mesh)
-        self._lending.settle(gradients)
-        reduce_over_batch(gradients, self._mesh)
-        return gradients
+        for name in self._shared & gradients.keys():
+            own, gradient = self._gradients.get(name), gradients.pop(name)
+            self._gradients[name] = gradient if own is None else own + gradient
+        self._reductions.append(BatchReduction(gradients, self._mesh))
+
+    def _finish_gradients(self) -> dict[str, Tensor]:
+        """Give back what was borrowed, add up its batch shards, and wait for all others."""
+        self._lending.settle(self._gradients)
+        reductions = [*self._reductions, BatchReduction(self._gradients, self._mesh)]
+        return {name: gradient for reduction in reductions for name, gradient in reduction.finish().items()}
 
     def _begin_loss(self, results: Mapping[int, Sequence[Tensor]]) -> LossMean | None:
         if self._loss is None:

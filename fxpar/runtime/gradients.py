@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -37,28 +37,56 @@ def partial_axes(layout: Layout) -> tuple[str, ...]:
 def reduce_partial(gradients: dict[str, Tensor], layouts: Mapping[str, Layout], mesh: Mesh) -> None:
     """Sum every gradient over the axes on which its layout is partial, in place of the old one."""
     for axis in ("y", "x"):
-        _all_reduce(gradients, [name for name in gradients if axis in partial_axes(layouts[name])], axis, mesh)
+        names = [name for name in gradients if axis in partial_axes(layouts[name])]
+        if mesh.sizes[axis] > 1 and names:
+            step = _AllReduce(gradients, axis, mesh)
+            step.begin(names)
+            step.finish()
 
 
-def reduce_over_batch(gradients: dict[str, Tensor], mesh: Mesh) -> None:
-    """Sum every gradient over the batch shards, in place of the old one."""
-    for axis in mesh.batch_axes:
-        _all_reduce(gradients, list(gradients), axis, mesh)
+class BatchReduction:
+    """Sums of gradients over the batch shards, on their way from when this is made; they take the place of `gradients`.
+
+    Along the second axis they go when they are finished along the first.
+    """
+
+    def __init__(self, gradients: Mapping[str, Tensor], mesh: Mesh) -> None:
+        self._gradients = dict(gradients)
+        self._steps = [_AllReduce(self._gradients, axis, mesh) for axis in mesh.batch_axes if mesh.sizes[axis] > 1]
+        for step in self._steps[:1]:
+            step.begin(list(self._gradients))
+
+    def finish(self) -> dict[str, Tensor]:
+        """The sums, once all shards are in.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
+        for number, step in enumerate(self._steps):
+            if number > 0:
+                step.begin(list(self._gradients))
+            step.finish()
+        return self._gradients
 
 
-def _all_reduce(gradients: dict[str, Tensor], names: list[str], axis: str, mesh: Mesh) -> None:
-    if mesh.sizes[axis] == 1 or not names:
-        return
-    group = mesh.group(axis)
-    reductions = []
-    for bucket in _buckets(gradients, names):
-        flat = torch.cat([gradients[name].reshape(-1) for name in bucket])
-        reductions.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
-    for bucket, flat, work in reductions:
-        complete(work, f"gradients to their sum over axis {axis}")
-        pieces = flat.split([gradients[name].numel() for name in bucket])
-        for name, piece in zip(bucket, pieces, strict=True):
-            gradients[name] = piece.view(gradients[name].shape)
+class _AllReduce:
+    """Sums over one axis, bucket by bucket, in place of the terms."""
+
+    def __init__(self, gradients: dict[str, Tensor], axis: str, mesh: Mesh) -> None:
+        self._gradients, self._axis, self._group = gradients, axis, mesh.group(axis)
+        self._under_way: list[tuple[list[str], Tensor, dist.Work]] = []
+
+    def begin(self, names: Sequence[str]) -> None:
+        for bucket in _buckets(self._gradients, names):
+            flat = torch.cat([self._gradients[name].reshape(-1) for name in bucket])
+            self._under_way.append((bucket, flat, dist.all_reduce(flat, group=self._group, async_op=True)))
+
+    def finish(self) -> None:
+        for bucket, flat, work in self._under_way:
+            complete(work, f"gradients to their sum over axis {self._axis}")
+            pieces = flat.split([self._gradients[name].numel() for name in bucket])
+            for name, piece in zip(bucket, pieces, strict=True):
+                self._gradients[name] = piece.view(self._gradients[name].shape)
 
 
 def _buckets(gradients: Mapping[str, Tensor], names: Iterable[str]) -> list[list[str]]:

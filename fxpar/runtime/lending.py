@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fxpar.mesh import Mesh
 from fxpar.pipeline import Crossing
+from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.stage_way import StageWay
 from fxpar.stage import Port
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """One parameter on loan from its owner's stage to others, seen from a rank of one of these stages.
+    """One parameter on loan from its owner's ranks to those of other stages, seen from one of them.
 
     `there` takes it to all borrowers. `back` are the ways of gradients that this rank returns or gets: a borrower has
     one, if it has a gradient, and the owner has those of all borrowers.
@@ -23,8 +25,8 @@ class Loan:
 
     name: str
     is_borrower: bool
-    there: StageWay
-    back: tuple[StageWay, ...]
+    there: StageWay | HandOver
+    back: tuple[StageWay | HandOver, ...]
 
 
 class Lending:
@@ -34,14 +36,20 @@ class Lending:
         self._loans = loans
 
     @classmethod
-    def of(cls, ways: Sequence[tuple[Crossing, StageWay]], stage: int) -> Lending:
-        """What ranks of `stage` lend and borrow, by the ways that parameters and their gradients cross."""
-        back: defaultdict[Port, list[StageWay]] = defaultdict(list)
+    def of(cls, ways: Sequence[tuple[Crossing, StageWay | HandOver]], mesh: Mesh) -> Lending:
+        """What this rank lends and borrows, by the ways that parameters and their gradients cross."""
+        pipe = mesh.coordinate["pipe"]
+        back: defaultdict[Port, list[StageWay | HandOver]] = defaultdict(list)
         for crossing, way in ways:
             if crossing.is_gradient:
                 back[crossing.port].append(way)
         there = [(crossing, way) for crossing, way in ways if not crossing.is_gradient]
-        return cls([Loan(c.port.name, stage != c.source, way, tuple(back[c.port])) for c, way in there])
+        return cls([Loan(c.port.name, pipe != c.source_pipe, way, tuple(back[c.port])) for c, way in there])
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters that this rank lends or borrows."""
+        return {loan.name for loan in self._loans}
 
     def exchange(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hand out what is lent; the borrowed pieces by name.

@@ -26,8 +26,12 @@ class ResultSpec:
     batched: bool
 
 
-def gather_result(pieces: Sequence[Tensor] | None, spec: ResultSpec, mesh: Mesh, microbatches: int) -> DTensor:
+def gather_result(
+    pieces: Sequence[Tensor] | None, spec: ResultSpec, mesh: Mesh, microbatches: int, pipe: int
+) -> DTensor:
     """The result of a step, from this rank's pieces, one per microbatch; None on the ranks of other stages.
+
+    `pipe` is the place of its stage on the pipe axis.
 
     With a batch dim, the microbatches and batch shards stand one after another along it. A floating-point scalar is
     the mean over both; any other result without a batch dim is the last microbatch's.
@@ -39,7 +43,7 @@ def gather_result(pieces: Sequence[Tensor] | None, spec: ResultSpec, mesh: Mesh,
     if spec.batched:
         layout = _stacked(layout, mesh, microbatches * num_batch_shards(mesh))
     local = torch.empty(0, dtype=spec.dtype, device=mesh.device_type) if pieces is None else _join(pieces, spec, mesh)
-    return from_local(local, layout, _last_stage(mesh))
+    return from_local(local, layout, _mesh_at(pipe, mesh))
 
 
 def _stacked(layout: Layout, mesh: Mesh, count: int) -> Layout:
@@ -70,9 +74,9 @@ def _join(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh) -> Tensor:
     return mean
 
 
-def _last_stage(mesh: Mesh) -> DeviceMesh:
-    """The last stage's ranks; a rank of another stage only knows them, and has no groups with them."""
-    if mesh.coordinate["pipe"] == mesh.pipe - 1:
+def _mesh_at(pipe: int, mesh: Mesh) -> DeviceMesh:
+    """The ranks at that place; a rank at another only knows them, and has no groups with them."""
+    if mesh.coordinate["pipe"] == pipe:
         return mesh.stage_mesh
     assert mesh.device_mesh is not None, "the mesh was made without processes"
-    return device_mesh_without_groups(mesh.device_type, mesh.device_mesh.mesh[-1], STAGE_AXES)
+    return device_mesh_without_groups(mesh.device_type, mesh.device_mesh.mesh[pipe], STAGE_AXES)

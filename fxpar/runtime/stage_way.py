@@ -11,6 +11,7 @@ from torch import Tensor
 from fxpar.mesh import Mesh
 from fxpar.pipeline import Crossing, Reshard
 from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.routes import Move, open_routes
 from fxpar.runtime.side import Side
 from fxpar.runtime.way import Way
@@ -25,20 +26,31 @@ class StageWay:
     Args:
         piece: how what this rank receives lies in its memory; None if it only sends.
         buffers: where that memory comes from.
+        keeps: whether this rank may need what it holds itself.
     """
 
-    def __init__(self, way: Way, piece: Piece | None, buffers: Buffers) -> None:
-        self._way, self._piece, self._buffers = way, piece, buffers
+    def __init__(self, way: Way, piece: Piece | None, buffers: Buffers, *, keeps: bool = False) -> None:
+        self._way, self._piece, self._buffers, self._keeps = way, piece, buffers, keeps
+        self._posted: dict[int, Any] = {}
 
     def send(self, value: Tensor, microbatch: int) -> Any:
-        """Begin to send this rank's piece, which must not change before `complete` of what this gives."""
-        return self._way.send(value.unsqueeze(0), microbatch)
+        """Begin to send this rank's piece, which must not change before `complete` of what this gives.
+
+        A rank that keeps some of it has posted its receive.
+        """
+        piece = value.unsqueeze(0)
+        if self._keeps:
+            self._way.keep(piece, self._posted.pop(microbatch))
+        return self._way.send(piece, microbatch)
 
     def post_receive(self, microbatch: int) -> Any:
         """Begin to receive this rank's piece; `wait` for what this gives."""
         assert self._piece is not None, "this rank receives nothing"
         memory = self._buffers.take(self._piece.num_bytes)
-        return self._way.post_receive(self._piece.over(memory).unsqueeze(0), microbatch)
+        receipt = self._way.post_receive(self._piece.over(memory).unsqueeze(0), microbatch)
+        if self._keeps:
+            self._posted[microbatch] = receipt
+        return receipt
 
     def wait(self, receipt: Any) -> Tensor:
         """This rank's piece, once it has arrived.
@@ -72,7 +84,7 @@ def open_stage_ways(
     piece_of: Callable[[Crossing], Piece],
     buffers: Buffers,
     timeout: timedelta,
-) -> list[tuple[Crossing, StageWay]]:
+) -> list[tuple[Crossing, StageWay | HandOver]]:
     """The ways that this rank takes part in; a collective of all ranks, with the same `reshards` in the same order.
 
     Args:
@@ -80,22 +92,29 @@ def open_stage_ways(
         piece_of: how what this rank receives shall lie in its memory.
         timeout: how long one message may take.
     """
-    if not reshards:
-        return []
-    routes = open_routes([_move(reshard, mesh, microbatches) for reshard in reshards], buffers, _FIRST_TAG, timeout)
-    stage, ways = mesh.coordinate["pipe"], []
-    for crossing, route in zip([reshard.crossing for reshard in reshards], routes, strict=True):
-        if stage == crossing.source or stage in crossing.targets:
-            piece = None if stage == crossing.source else piece_of(crossing)
-            ways.append((crossing, StageWay(route, piece, buffers)))
+    pipe = mesh.coordinate["pipe"]
+    ways: list[tuple[Crossing, StageWay | HandOver]] = [
+        (reshard.crossing, HandOver(piece_of(reshard.crossing)))
+        for reshard in reshards
+        if reshard.crossing.is_handed_over and reshard.crossing.source_pipe == pipe
+    ]
+    moving = [reshard for reshard in reshards if not reshard.crossing.is_handed_over]
+    if not moving:
+        return ways
+    routes = open_routes([_move(reshard, mesh, microbatches) for reshard in moving], buffers, _FIRST_TAG, timeout)
+    for crossing, route in zip([reshard.crossing for reshard in moving], routes, strict=True):
+        sends, receives = pipe == crossing.source_pipe, pipe in crossing.target_pipes
+        if sends or receives:
+            piece = piece_of(crossing) if receives else None
+            ways.append((crossing, StageWay(route, piece, buffers, keeps=sends and receives)))
     return ways
 
 
 def _move(reshard: Reshard, mesh: Mesh, microbatches: int) -> Move:
     crossing, at = reshard.crossing, mesh.coordinate
-    held = crossing.held(mesh, at) if at["pipe"] == crossing.source else None
-    needed = crossing.needed(mesh, at) if at["pipe"] in crossing.targets else None
+    held = crossing.held(mesh, at) if at["pipe"] == crossing.source_pipe else None
+    needed = crossing.needed(mesh, at) if at["pipe"] in crossing.target_pipes else None
     side = Side(crossing.name, mesh.rank, held, needed, crossing.dtype)
     # A stage may ask for its microbatches long after another: who sends to both must not wait for one of them.
-    in_turn = len(crossing.targets) == 1
+    in_turn = len(crossing.target_pipes) == 1
     return Move(reshard.plan, side, 1 if crossing.is_of_parameter else microbatches, in_turn)

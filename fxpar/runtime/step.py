@@ -75,7 +75,9 @@ class Step:
     def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Any:
         if position == self._loss:
             return None  # filled in by the caller
-        return gather_result(pieces, self._results[position], self._distribution.mesh, self._distribution.microbatches)
+        held_by = self._distribution.placement[-1]
+        spec, mesh, microbatches = self._results[position], self._distribution.mesh, self._distribution.microbatches
+        return gather_result(pieces, spec, mesh, microbatches, held_by)
 
 
 class _Gradients:

@@ -7,51 +7,57 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
+from torch import Tensor
 
 from fxpar.mesh import Mesh
 from fxpar.pipeline import Crossing, Reshard
 from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.lending import Lending
 from fxpar.runtime.stage_way import StageWay, open_stage_ways
-from fxpar.stage import CompiledStage
+from fxpar.stage import CompiledStage, Port
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
     """What a rank exchanges with other stages.
 
-    traffic: the way of what each (edge, stage) sends, of those that this rank takes part in: the value's if the stage
-        makes the edge, a gradient's if it reads it.
-    lending: parameters that this stage lends to others, or borrows.
+    traffic: the way of an edge from a stage to others, of those that this rank takes part in: its value's if the stage
+        makes it, a gradient's if the stage reads it.
+    lending: parameters that this rank lends to others, or borrows.
     buffers: the memory into which all of that arrives.
     """
 
-    traffic: Mapping[tuple[str, int], StageWay]
+    traffic: Mapping[tuple[str, int, tuple[int, ...]], StageWay | HandOver]
     lending: Lending
     buffers: Buffers
 
 
 def connect(
-    reshards: Sequence[Reshard], own: CompiledStage, mesh: Mesh, microbatches: int, timeout: timedelta
+    reshards: Sequence[Reshard], own: Sequence[CompiledStage], mesh: Mesh, microbatches: int, timeout: timedelta
 ) -> Connections:
-    """The connections of stage `own` on this rank; a collective of all ranks, with the same `reshards`.
+    """The connections of this rank's `own` stages; a collective of all ranks, with the same `reshards`.
 
     Args:
         timeout: how long one message may take.
     """
     buffers = Buffers(torch.device(mesh.device_type))
     ways = open_stage_ways(reshards, mesh, microbatches, lambda crossing: _piece(crossing, own, mesh), buffers, timeout)
-    traffic = {(crossing.port.name, crossing.source): way for crossing, way in ways if not crossing.is_of_parameter}
-    lending = Lending.of([(crossing, way) for crossing, way in ways if crossing.is_of_parameter], own.index)
+    traffic = {(c.port.name, c.source, c.targets): way for c, way in ways if not c.is_of_parameter}
+    lending = Lending.of([(crossing, way) for crossing, way in ways if crossing.is_of_parameter], mesh)
     return Connections(traffic, lending, buffers)
 
 
-def _piece(crossing: Crossing, own: CompiledStage, mesh: Mesh) -> Piece:
-    """How what this rank receives lies in its memory: as the stage was compiled for."""
-    if crossing.is_gradient and not crossing.is_of_parameter:
-        expected = dict(zip(own.tangents, own.tangent_pieces, strict=True))
-    else:
-        expected = dict(zip(own.inputs, own.input_pieces, strict=True))
+def _piece(crossing: Crossing, own: Sequence[CompiledStage], mesh: Mesh) -> Piece:
+    """How what this rank receives lies in its memory: as its first stage that uses it was compiled for."""
+    expected: dict[Port, Tensor] = {}
+    for stage in own:
+        if stage.index not in crossing.targets:
+            continue
+        if crossing.is_gradient and not crossing.is_of_parameter:
+            expected |= dict(zip(stage.tangents, stage.tangent_pieces, strict=True))
+        else:
+            expected = dict(zip(stage.inputs, stage.input_pieces, strict=True)) | expected
     _, *shape = crossing.needed(mesh, mesh.coordinate).shape
     if crossing.port not in expected:  # the gradient of a parameter that its owner lends but does not use
         return Piece.like(torch.empty(shape, dtype=crossing.dtype, device=mesh.device_type))

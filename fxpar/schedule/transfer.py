@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -27,6 +27,12 @@ class Edge:
     def __post_init__(self) -> None:
         ascending = all(stage < later for stage, later in pairwise((self.source, *self.targets)))
         assert self.targets and ascending, f"edge {self}: its targets must ascend from its source"
+
+    def away_and_home(self, placement: Sequence[int]) -> list[tuple[int, ...]]:
+        """The targets on other ranks than the source's, and those on the same, each if there are any."""
+        away = tuple(target for target in self.targets if placement[target] != placement[self.source])
+        home = tuple(target for target in self.targets if placement[target] == placement[self.source])
+        return [part for part in (away, home) if part]
 
 
 def chain(num_stages: int) -> tuple[Edge, ...]:
@@ -82,8 +88,7 @@ class Routes:
         self._received: _RouteTable = defaultdict(list)
         self._sent: _RouteTable = defaultdict(list)
         for edge in edges:
-            home = self._rank_of[edge.source]
-            for targets in _partitioned(edge.targets, lambda stage, home=home: self._rank_of[stage] == home):
+            for targets in edge.away_and_home(self._rank_of):
                 self._add("F", (edge.name, edge.source, targets))
             for reader in edge.targets if edge.differentiable else ():
                 self._add("B", (edge.name, reader, (edge.source,)))
@@ -116,13 +121,6 @@ class Routes:
     def stays(self, transfer: Transfer) -> bool:
         """Whether it does not leave its rank."""
         return self._rank_of[transfer.targets[0]] == self._rank_of[transfer.source]
-
-
-def _partitioned(stages: Sequence[int], is_home: Callable[[int], bool]) -> list[tuple[int, ...]]:
-    """Those that are not at home, and those that are, unless there are none."""
-    away = tuple(stage for stage in stages if not is_home(stage))
-    home = tuple(stage for stage in stages if is_home(stage))
-    return [part for part in (away, home) if part]
 
 
 def _distance(stage: int, route: _Route) -> int:

@@ -30,7 +30,7 @@ def gather_all(layouts: Sequence[tuple[ResultSpec, int]], sizes: dict[str, int])
         if at["pipe"] == mesh.pipe - 1:
             whole = whole_pieces(spec, at["data"], microbatches)
             pieces = [shard_of(piece, spec.layout, at).contiguous() for piece in whole]
-        result = gather_result(pieces, spec, mesh, microbatches)
+        result = gather_result(pieces, spec, mesh, microbatches, mesh.pipe - 1)
         gathered.append((result.shape, torch.empty(0) if pieces is None else result.full_tensor()))
     return gathered
 

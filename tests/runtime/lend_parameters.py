@@ -13,6 +13,7 @@ from fxpar.mesh import Mesh, init_mesh
 from fxpar.pipeline import Crossing
 from fxpar.resharding.network import LOOPBACK
 from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.lending import Lending
 from fxpar.runtime.stage_way import StageWay, open_stage_ways
 from fxpar.stage import Port, PortKind
@@ -44,7 +45,7 @@ def lend(sizes: dict[str, int], ranks_per_host: int) -> tuple[dict[str, Tensor],
     stage = mesh.coordinate["pipe"]
     layout = owned_layout(mesh)
     owned = {name: shard_of(whole_parameter(name), layout, mesh.coordinate) for name in NAMES} if stage == 0 else {}
-    lending = Lending.of(_ways(mesh), stage)
+    lending = Lending.of(_ways(mesh), mesh)
     borrowed = lending.exchange(owned)
     gradients = {name: torch.full_like(piece, gradient(stage)) for name, piece in {**owned, **borrowed}.items()}
     del gradients["frozen"]
@@ -55,7 +56,7 @@ def lend(sizes: dict[str, int], ranks_per_host: int) -> tuple[dict[str, Tensor],
     return borrowed, gradients
 
 
-def _ways(mesh: Mesh) -> list[tuple[Crossing, StageWay]]:
+def _ways(mesh: Mesh) -> list[tuple[Crossing, StageWay | HandOver]]:
     """Each parameter to all later stages, and but for the frozen one a gradient from each of them."""
     borrowers, owned = tuple(range(1, mesh.pipe)), owned_layout(mesh)
     crossings = []

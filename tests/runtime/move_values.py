@@ -16,6 +16,7 @@ from fxpar.mesh import Mesh, init_mesh
 from fxpar.pipeline import Crossing
 from fxpar.resharding.network import LOOPBACK
 from fxpar.runtime.buffers import Buffers, Piece
+from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.stage_way import StageWay, open_stage_ways
 from fxpar.stage import Port, PortKind
 from fxpar.tiles import shard_of
@@ -67,7 +68,7 @@ def carry_out(
 
 def open_ways(
     moves: Sequence[Move], mesh: Mesh, microbatches: int, strategy: str = "broadcast", timeout_s: float = 30
-) -> list[StageWay]:
+) -> list[StageWay | HandOver]:
     """The ways of all moves, which every rank takes part in."""
     reshards, by_name = [], {}
     for number, move in enumerate(moves):

@@ -11,7 +11,7 @@ from torch import Tensor
 from fxpar.errors import PeerLostError
 from fxpar.layout import Layout, Partial
 from fxpar.mesh import init_mesh
-from fxpar.runtime.gradients import BUCKET_BYTES, reduce_over_batch, reduce_partial
+from fxpar.runtime.gradients import BUCKET_BYTES, BatchReduction, reduce_partial
 
 PARTIAL_X = (("x", Partial()),)
 LAYOUTS = {
@@ -36,8 +36,7 @@ def reduce_all(sizes: dict[str, int]) -> dict[str, Tensor]:
     mesh = init_mesh(**sizes)
     gradients = gradients_of(mesh.rank)
     reduce_partial(gradients, LAYOUTS, mesh)
-    reduce_over_batch(gradients, mesh)
-    return gradients
+    return BatchReduction(gradients, mesh).finish()
 
 
 def messages_for(sizes_mb: list[int]) -> tuple[list[int], bool]:
@@ -46,7 +45,7 @@ def messages_for(sizes_mb: list[int]) -> tuple[list[int], bool]:
     gradients = {str(i): torch.ones(size * 2**18) for i, size in enumerate(sizes_mb)}
     sent: list[int] = []
     dist.all_reduce = _counting(dist.all_reduce, sent)
-    reduce_over_batch(gradients, mesh)
+    gradients = BatchReduction(gradients, mesh).finish()
     assert max(sent) <= BUCKET_BYTES
     return sent, all(bool((gradient == 2).all()) for gradient in gradients.values())
 
@@ -66,7 +65,7 @@ def lose_a_rank() -> str:
         dist.destroy_process_group()
         return ""
     try:
-        reduce_over_batch({"weight": torch.ones(3)}, mesh)
+        BatchReduction({"weight": torch.ones(3)}, mesh).finish()
     except PeerLostError as error:
         return str(error)
     return "reduced"

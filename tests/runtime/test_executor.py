@@ -39,17 +39,19 @@ def check(toy: Toy, sizes: Mapping[str, int], schedules: Sequence[Schedule], ran
         ranks = [outcome[position] for outcome in outcomes]
         for step in range(steps):
             where = f"{schedule.name}, {schedule.num_microbatches} microbatches, step {step}"
-            _check_results(mesh, ranks, step, expected, where)
+            _check_results(mesh, schedule.placement, ranks, step, expected, where)
             if schedule.has_backward:
-                _check_gradients(toy, mesh, ranks, step, expected, where)
+                _check_gradients(toy, mesh, schedule.placement, ranks, step, expected, where)
 
 
-def _check_results(mesh: Mesh, ranks: Sequence[Outcome], step: int, expected: Expected, where: str) -> None:
+def _check_results(
+    mesh: Mesh, placement: Sequence[int], ranks: Sequence[Outcome], step: int, expected: Expected, where: str
+) -> None:
     for rank, outcome in enumerate(ranks):
         _close(outcome.losses[step], expected.loss, f"{where}: loss on rank {rank}")
         at = mesh.coordinate_of(rank)
         predictions = outcome.predictions[step]
-        if at["pipe"] < mesh.pipe - 1:
+        if at["pipe"] != placement[-1]:
             assert predictions is None, f"{where}: rank {rank} has results"
             continue
         assert predictions is not None, f"{where}: rank {rank} has no results"
@@ -58,13 +60,22 @@ def _check_results(mesh: Mesh, ranks: Sequence[Outcome], step: int, expected: Ex
         _close(outcome.count, expected.counts[at["data"]], f"{where}: buffer on rank {rank}")
 
 
-def _check_gradients(toy: Toy, mesh: Mesh, ranks: Sequence[Outcome], step: int, expected: Expected, where: str) -> None:
+def _check_gradients(
+    toy: Toy,
+    mesh: Mesh,
+    placement: Sequence[int],
+    ranks: Sequence[Outcome],
+    step: int,
+    expected: Expected,
+    where: str,
+) -> None:
     for rank, outcome in enumerate(ranks):
-        owned = {n for n, planned in owners(toy).items() if planned.stage == mesh.coordinate_of(rank)["pipe"]}
+        pipe = mesh.coordinate_of(rank)["pipe"]
+        owned = {n for n, planned in owners(toy).items() if placement[planned.stage] == pipe}
         assert outcome.gradients[step].keys() == owned, f"{where}: rank {rank} has gradients of others' parameters"
     for name, planned in owners(toy).items():
         for data in range(mesh.data):
-            places = [at for at in mesh.stage_coordinates(planned.stage) if at["data"] == data]
+            places = [at for at in mesh.stage_coordinates(placement[planned.stage]) if at["data"] == data]
             pieces = [(at, ranks[mesh.rank_at(at)].gradients[step][name]) for at in places]
             found = assemble(pieces, planned.layout)
             _close(found, expected.gradients[name], f"{where}: gradient of {name} in batch shard {data}")
@@ -104,6 +115,20 @@ def test_copies_of_batch_shards() -> None:
 def test_without_gradients_only_forwards_run() -> None:
     schedules = [forward_only(schedule) for schedule in every_schedule(3)]
     check(Toy([WHOLE] * 3), {"pipe": 3}, schedules)
+
+
+@pytest.mark.parametrize("ranks_per_host", [8, 1])
+def test_several_stages_on_each_rank(ranks_per_host: int) -> None:
+    """Edges stay on a rank, come to one that has two readers of them, and a parameter is used by two stages of one."""
+    for pipe, num_stages in ((1, 3), (2, 4), (2, 6), (3, 6)):
+        schedules = [build_schedule("interleaved", num_stages, count, num_ranks=pipe) for count in (1, 2, 5)]
+        check(Toy([WHOLE] * num_stages), {"pipe": pipe}, schedules, ranks_per_host)
+
+
+def test_stages_of_one_rank_whose_layouts_differ() -> None:
+    schedule = build_schedule("interleaved", 4, 4, num_ranks=2)
+    check(Toy([RAGGED_ROWS, WHOLE, COLUMNS, WHOLE]), TWO_BY_TWO, [schedule])
+    check(Toy([RAGGED_ROWS, WHOLE, WHOLE]), {"x": 2}, [build_schedule("interleaved", 3, 2, num_ranks=1)])
 
 
 def test_a_schedule_may_run_backwards_in_any_order() -> None:

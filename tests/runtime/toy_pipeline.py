@@ -29,7 +29,7 @@ from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.wiring import Connections, connect
 from fxpar.schedule import Schedule, check_programs, lower
-from fxpar.stage import CompiledStage, JointGraph, PlannedStage, Port, PortKind, StageBorder
+from fxpar.stage import CompiledSplit, CompiledStage, JointGraph, PlannedStage, Port, PortKind, StageBorder
 from fxpar.tiles import shard_of
 
 ROWS, WIDTH = 3, 6
@@ -185,12 +185,25 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
         returned = [arrange(made[port].detach()) for port in joint.outputs]
         return [*returned, *(leaves[port] for port in joint.gradients), *(made[port] for port in joint.tangents)]
 
-    def backward(*values: Tensor) -> list[Tensor]:
-        num_leaves, num_tangents = len(joint.gradients), len(joint.tangents)
-        leaves, made = values[:num_leaves], values[num_leaves : num_leaves + num_tangents]
-        tangents = values[num_leaves + num_tangents :]
-        return list(torch.autograd.grad(made, leaves, tangents, allow_unused=False))
+    num_leaves, num_made = len(joint.gradients), len(joint.tangents)
+    from_edges = [position for position, port in enumerate(joint.gradients) if port.kind is PortKind.EDGE]
+    from_weights = [position for position in range(num_leaves) if position not in from_edges]
 
+    def gradients(values: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
+        leaves, made = values[:num_leaves], values[num_leaves : num_leaves + num_made]
+        chosen, tangents = [leaves[position] for position in wanted], values[num_leaves + num_made :]
+        return list(torch.autograd.grad(made, chosen, tangents, retain_graph=True)) if chosen else []
+
+    def backward(*values: Tensor) -> list[Tensor]:
+        return gradients(values, range(num_leaves))
+
+    def input_gradients(*values: Tensor) -> list[Tensor]:
+        return [*gradients(values, from_edges), *values[num_leaves + num_made :]]  # carrying the tangents
+
+    def weight_gradients(*values: Tensor) -> list[Tensor]:
+        return gradients(values, from_weights)
+
+    everything = tuple(range(num_leaves + num_made))
     pieces = [arrange(_empty(port, border.inputs[port], coordinate)) for port in joint.inputs]
     tangents = [arrange(_empty(port, border.tangents[port], coordinate)) for port in joint.tangents]
     return CompiledStage(
@@ -204,6 +217,7 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
         border,
         tuple(pieces),
         tuple(tangents),
+        CompiledSplit(input_gradients, weight_gradients, everything, everything) if joint.gradients else None,
     )
 
 
@@ -220,32 +234,36 @@ def as_columns(value: Tensor) -> Tensor:
     return value.t().contiguous().t() if value.dim() == 2 else value
 
 
-def compiled_stage(toy: Toy, mesh: Mesh, schedule: Schedule) -> CompiledStage:
-    """This rank's stage."""
+def compiled_stages(toy: Toy, mesh: Mesh, schedule: Schedule) -> list[CompiledStage]:
+    """This rank's stages."""
     stages = planned_stages(toy, with_backward=schedule.has_backward)
-    return compile_stage(toy, stages[mesh.coordinate["pipe"]], mesh)
+    return [compile_stage(toy, stages[index], mesh) for index in schedule.stages_of(mesh.coordinate["pipe"])]
 
 
 def pipeline(toy: Toy, mesh: Mesh, schedule: Schedule) -> Pipeline:
     """The stages and what moves between them."""
-    return insert_reshards(planned_stages(toy, with_backward=schedule.has_backward), mesh, owners(toy))
+    stages = planned_stages(toy, with_backward=schedule.has_backward)
+    return insert_reshards(stages, mesh, owners(toy), schedule.placement)
 
 
 def make_connections(
-    toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage, timeout_s: float = 60
+    toy: Toy, mesh: Mesh, schedule: Schedule, own: Sequence[CompiledStage], timeout_s: float = 60
 ) -> Connections:
     """This rank's connections, wired as a compiled model's are."""
     timeout = timedelta(seconds=timeout_s)
     return connect(pipeline(toy, mesh, schedule).reshards, own, mesh, schedule.num_microbatches, timeout)
 
 
-def make_executor(toy: Toy, mesh: Mesh, schedule: Schedule, own: CompiledStage, connections: Connections) -> Executor:
-    """This rank's executor of its stage."""
+def make_executor(
+    toy: Toy, mesh: Mesh, schedule: Schedule, own: Sequence[CompiledStage], connections: Connections
+) -> Executor:
+    """This rank's executor of its stages."""
     edges = pipeline(toy, mesh, schedule).edges
     programs = lower(schedule, edges)
     check_programs(programs, schedule, edges)
     loss = Loss(0, torch.double)
-    return Executor(mesh, programs[own.index], own, connections, schedule.num_microbatches, {"0": 0}, loss)
+    program = programs[mesh.coordinate["pipe"]]
+    return Executor(mesh, program, own, connections, schedule.num_microbatches, {"0": 0}, loss)
 
 
 def owners(toy: Toy) -> dict[str, PlannedParameter]:
@@ -266,13 +284,15 @@ def whole_values(toy: Toy, batch: int) -> dict[str, Tensor]:
     return values | {"count": random(()), "0": random(batch, WIDTH), "1": random(ROWS, WIDTH)}
 
 
-def run_step(toy: Toy, executor: Executor, mesh: Mesh, values: Mapping[str, Tensor], count: Tensor) -> StepResult:
-    """One step of this rank on its pieces of `values`; `count` is its buffer."""
-    pipe, coordinate = mesh.coordinate["pipe"], mesh.coordinate
+def run_step(
+    toy: Toy, executor: Executor, mesh: Mesh, own: Sequence[CompiledStage], values: Mapping[str, Tensor], count: Tensor
+) -> StepResult:
+    """One step of this rank's `own` stages on its pieces of `values`; `count` is its buffer."""
+    stages, coordinate = {stage.index for stage in own}, mesh.coordinate
     parameters = {
         name: as_columns(shard_of(values[name], planned.layout, coordinate).clone())
         for name, planned in owners(toy).items()
-        if planned.stage == pipe
+        if planned.stage in stages
     }
     shard = values["0"].chunk(mesh.data)[coordinate["data"]]
     with torch.no_grad():

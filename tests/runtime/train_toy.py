@@ -19,7 +19,7 @@ from tests.resharding.move_tensors import live_on
 from tests.runtime.toy_pipeline import (
     ROWS,
     Toy,
-    compiled_stage,
+    compiled_stages,
     make_connections,
     make_executor,
     run_step,
@@ -47,14 +47,14 @@ def train(
 
 
 def _train(toy: Toy, mesh: Mesh, schedule: Schedule, steps: int) -> Outcome:
-    stage = compiled_stage(toy, mesh, schedule)
-    executor = make_executor(toy, mesh, schedule, stage, make_connections(toy, mesh, schedule, stage))
+    stages = compiled_stages(toy, mesh, schedule)
+    executor = make_executor(toy, mesh, schedule, stages, make_connections(toy, mesh, schedule, stages))
     values = whole_values(toy, ROWS * schedule.num_microbatches * mesh.data)
     count = values["count"].clone()
     done = []
     for _ in range(steps):
         count.copy_(values["count"])
-        done.append(run_step(toy, executor, mesh, values, count))
+        done.append(run_step(toy, executor, mesh, stages, values, count))
     predictions = [result.results.get(1) for result in done]
     return Outcome([result.loss for result in done], [result.gradients for result in done], predictions, count)
 
@@ -72,12 +72,12 @@ def most_alive(toy: Toy, sizes: Mapping[str, int], schedule: Schedule) -> int:
         peak = max(peak, sum(any(ref() is not None for ref in refs) for refs in made))
         return values
 
-    stage = compiled_stage(toy, mesh, schedule)
-    forward = stage.forward
-    connections = make_connections(toy, mesh, schedule, stage)
-    executor = make_executor(toy, mesh, schedule, replace(stage, forward=watched), connections)
+    (stage,) = compiled_stages(toy, mesh, schedule)
+    forward, stages = stage.forward, [replace(stage, forward=watched)]
+    connections = make_connections(toy, mesh, schedule, stages)
+    executor = make_executor(toy, mesh, schedule, stages, connections)
     values = whole_values(toy, ROWS * schedule.num_microbatches)
-    run_step(toy, executor, mesh, values, values["count"].clone())
+    run_step(toy, executor, mesh, stages, values, values["count"].clone())
     return peak
 
 
@@ -116,13 +116,13 @@ def memory_by_step(toy: Toy, sizes: Mapping[str, int], steps: int, ranks_per_hos
     """Two stages, each of which receives as late as it can, so that every step has as much under way as can be."""
     live_on(dist.get_rank() // ranks_per_host)
     mesh, schedule = init_mesh(**sizes), build_schedule("gpipe", 2, 4)
-    stage = compiled_stage(toy, mesh, schedule)
-    connections = make_connections(toy, mesh, schedule, stage)
+    stages = compiled_stages(toy, mesh, schedule)
+    connections = make_connections(toy, mesh, schedule, stages)
     late = {key: _Late(way, schedule.num_microbatches) for key, way in connections.traffic.items()}
-    executor = make_executor(toy, mesh, schedule, stage, replace(connections, traffic=late))
+    executor = make_executor(toy, mesh, schedule, stages, replace(connections, traffic=late))
     values, heap, found = whole_values(toy, ROWS * schedule.num_microbatches), share_memory().own.heap, []
     for _ in range(steps):
-        run_step(toy, executor, mesh, values, values["count"].clone())
+        run_step(toy, executor, mesh, stages, values, values["count"].clone())
         found.append(Memory(connections.buffers.num_bytes, heap.committed_bytes, heap.bytes_in_use))
     return found
 
@@ -135,7 +135,7 @@ def lose_a_stage(toy: Toy, sizes: Mapping[str, int], ranks_per_host: int) -> tup
     """The last stage leaves in the midst of the second step: the first one's error, and how many values it keeps."""
     live_on(dist.get_rank() // ranks_per_host)
     mesh, schedule = init_mesh(**sizes), build_schedule("gpipe", 2, 4)
-    stage, made = compiled_stage(toy, mesh, schedule), list[weakref.ref[Tensor]]()
+    (stage,), made = compiled_stages(toy, mesh, schedule), list[weakref.ref[Tensor]]()
 
     def watched(*inputs: Tensor) -> Sequence[Tensor]:
         if mesh.coordinate["pipe"] == 1 and len(made) == 5:
@@ -144,13 +144,13 @@ def lose_a_stage(toy: Toy, sizes: Mapping[str, int], ranks_per_host: int) -> tup
         made.append(weakref.ref(values[-1]))  # kept for the backward
         return values
 
-    watched_stage = replace(stage, forward=watched)
-    connections = make_connections(toy, mesh, schedule, watched_stage, timeout_s=2)
-    executor = make_executor(toy, mesh, schedule, watched_stage, connections)
+    stages = [replace(stage, forward=watched)]
+    connections = make_connections(toy, mesh, schedule, stages, timeout_s=2)
+    executor = make_executor(toy, mesh, schedule, stages, connections)
     values, message = whole_values(toy, ROWS * schedule.num_microbatches), ""
     try:
         for _ in range(2):
-            run_step(toy, executor, mesh, values, values["count"].clone())
+            run_step(toy, executor, mesh, stages, values, values["count"].clone())
     except PeerLostError as error:
         message = str(error)
     except _Left:

@@ -1,0 +1,54 @@
+"""Estimate how long the computations of a stage take, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import fx
+
+from fxpar.annotate import is_backward
+from fxpar.layouts.dataflow import Border, Operation, operations
+from fxpar.layouts.work import work_us
+from fxpar.mesh import Mesh
+from fxpar.pipeline import Pipeline
+from fxpar.planner.prices import Prices, default_prices
+from fxpar.schedule import Kind
+from fxpar.schedule.costs import Costs, transfer_costs
+from fxpar.stage import PlannedStage, PortKind
+
+
+def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mesh, placement: Sequence[int]) -> Costs:
+    """What the stages' computations and the transfers between them cost, the same on every rank."""
+    prices = default_prices(mesh.device_type)
+    times = {stage.joint.index: stage_times(stage, mesh.x * mesh.y, prices) for stage in stages}
+    transfers = transfer_costs(pipeline.reshards, prices.network)
+    return Costs(tuple(placement), pipeline.edges, times, transfers)
+
+
+def stage_times(planned: PlannedStage, num_ranks: int, prices: Prices) -> dict[Kind, float]:
+    """Microseconds of the forward, the backward and its two parts for one microbatch.
+
+    All ops are taken as divided evenly among the `num_ranks` ranks that share a stage's matrices; what no gradient of
+    an edge depends on is the part of the weights.
+    """
+    program = operations(planned.joint)
+    edges = [op for op in program if op.border is Border.GRADIENT and op.port and op.port.kind is PortKind.EDGE]
+    needed = _needed(program, {operand.node for op in edges for operand in op.operands})
+    backward = [op for op in program if op.call is not None and is_backward(op.node)]
+    early = [op for op in backward if op.node in needed]
+    forward = [op for op in program if op.call is not None and not is_backward(op.node)]
+
+    def total(part: Iterable[Operation]) -> float:
+        return sum(work_us(op, prices) for op in part) / num_ranks
+
+    times: dict[Kind, float] = {"F": total(forward), "B": total(backward), "I": total(early)}
+    return times | {"W": times["B"] - times["I"]}
+
+
+def _needed(program: list[Operation], ends: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that those of `ends` depend on, and themselves."""
+    needed = set(ends)
+    for operation in reversed(program):
+        if operation.node in needed:
+            needed.update(operand.node for operand in operation.operands)
+    return needed

@@ -1,0 +1,138 @@
+"""Run the graphs of one stage on what a step has at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fxpar._torch import add_to_each
+from fxpar.runtime.buffers import Piece
+from fxpar.runtime.gradients import own_memory
+from fxpar.runtime.step_state import StepState
+from fxpar.schedule import Kind
+from fxpar.stage import CompiledStage, Port, PortKind
+
+
+class StageRunner:
+    """Everything about a stage that does not change between steps.
+
+    Args:
+        returned: the edges whose gradients the stage sends back, also of those that it has none of.
+        loss_weight: what one microbatch's loss counts in the loss of the step.
+    """
+
+    def __init__(self, stage: CompiledStage, returned: Collection[str], loss_weight: float) -> None:
+        self.stage = stage
+        self._loss_weight = loss_weight
+        self._leaving = [port.name for port in stage.outputs if port.kind is PortKind.EDGE]
+        self._read = [port for port in stage.inputs if port.kind is PortKind.EDGE]
+        self._returning = [port.name for port in self._read if port.name in returned]
+        # The source waits for a gradient from every reader, also from one whose results do not depend on the value.
+        self._zeros = {
+            port.name: Piece.like(piece).empty().zero_()
+            for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)
+            if port.name in self._returning and port not in stage.gradients
+        }
+        self.parameters = [port.name for port in stage.gradients if port.kind is not PortKind.EDGE]
+        self._edges = [port.name for port in stage.gradients if port.kind is PortKind.EDGE]
+
+    @property
+    def edges_read(self) -> list[str]:
+        """The edges that the forward takes."""
+        return [port.name for port in self._read]
+
+    def run(self, kind: Kind, microbatch: int, state: StepState) -> None:
+        """Run the graph for actions of `kind`."""
+        runs: Mapping[Kind, Callable[[int, StepState], None]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._input_gradients,
+            "W": self._weight_gradients,
+        }
+        runs[kind](microbatch, state)
+
+    def free(self, kind: Kind, microbatch: int, state: StepState) -> None:
+        """Forget what leaves with a message, which has it; saved values were taken out when they were used last."""
+        if kind == "F":
+            for edge in self._leaving:
+                del state.leaving[edge, microbatch]
+        elif kind in ("B", "I"):
+            for edge in self._leaving:
+                state.gradients.pop((edge, microbatch), None)
+            for edge in self._returning:
+                del state.returning[edge, self.stage.index, microbatch]
+
+    def _forward(self, microbatch: int, state: StepState) -> None:
+        stage = self.stage
+        made = stage.forward(*[self._input(port, microbatch, state) for port in stage.inputs])
+        for port, value in zip(stage.outputs, made, strict=False):
+            if port.kind is PortKind.EDGE:
+                state.leaving[port.name, microbatch] = value
+            elif port.kind is PortKind.BUFFER:
+                state.buffers[port.name].copy_(value)
+            else:
+                state.results.setdefault(int(port.name), {})[microbatch] = value
+        if stage.backward is not None or stage.split is not None:
+            state.saved[stage.index, microbatch] = made[len(stage.outputs) :]
+
+    def _input(self, port: Port, microbatch: int, state: StepState) -> Tensor:
+        match port.kind:
+            case PortKind.PARAMETER:
+                return state.parameters[port.name]
+            case PortKind.BUFFER:
+                return state.buffers[port.name]
+            case PortKind.INPUT:
+                return state.inputs[port.name][microbatch]
+        return state.values[port.name, microbatch]
+
+    def _backward(self, microbatch: int, state: StepState) -> None:
+        stage = self.stage
+        assert stage.backward is not None, f"stage {stage.index} was compiled without a whole backward"
+        made = stage.backward(*state.saved.pop((stage.index, microbatch)), *self._tangents(microbatch, state))
+        gradients = dict(zip(stage.gradients, made, strict=True))
+        returning = [gradients.pop(port) for port in stage.gradients if port.kind is PortKind.EDGE]
+        self._return(returning, microbatch, state)
+        self._accumulate(list(gradients.values()), returning, state)
+
+    def _input_gradients(self, microbatch: int, state: StepState) -> None:
+        stage = self.stage
+        assert stage.split is not None, f"stage {stage.index} was compiled without a split backward"
+        saved = state.saved.pop((stage.index, microbatch))
+        kept = [saved[position] for position in stage.split.weights_saved]
+        used = [saved[position] for position in stage.split.inputs_saved]
+        del saved
+        made = stage.split.inputs(*used, *self._tangents(microbatch, state))
+        self._return(made[: len(self._edges)], microbatch, state)
+        state.carried[stage.index, microbatch] = [*kept, *made[len(self._edges) :]]
+
+    def _weight_gradients(self, microbatch: int, state: StepState) -> None:
+        stage = self.stage
+        assert stage.split is not None, f"stage {stage.index} was compiled without a split backward"
+        kept = state.carried.pop((stage.index, microbatch))
+        self._accumulate(stage.split.weights(*kept), kept, state)
+
+    def _return(self, gradients: Sequence[Tensor], microbatch: int, state: StepState) -> None:
+        for edge, gradient in (*zip(self._edges, gradients, strict=True), *self._zeros.items()):
+            state.returning[edge, self.stage.index, microbatch] = gradient
+
+    def _accumulate(self, terms: Sequence[Tensor], others: Sequence[Tensor], state: StepState) -> None:
+        sums = state.sums.get(self.stage.index)
+        if sums is None:
+            state.sums[self.stage.index] = own_memory(terms, others)
+        elif sums:
+            add_to_each(sums, terms)
+
+    def _tangents(self, microbatch: int, state: StepState) -> list[Tensor]:
+        return [self._tangent(port, microbatch, state) for port in self.stage.tangents]
+
+    def _tangent(self, port: Port, microbatch: int, state: StepState) -> Tensor:
+        """Of the loss, its weight in the mean; of an edge, the sum of what every stage that uses it sends back."""
+        if port.kind is PortKind.RESULT:
+            loss = state.results[int(port.name)][microbatch]
+            return torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)
+        total, *others = state.gradients[port.name, microbatch]
+        for gradient in others:
+            total = total + gradient
+        return total
