@@ -13,7 +13,8 @@ from fxpar.mesh import Mesh
 from fxpar.pipeline import Pipeline
 from fxpar.planner.prices import Prices, default_prices
 from fxpar.schedule import Kind
-from fxpar.schedule.costs import Costs, transfer_costs
+from fxpar.schedule.costs import Costs
+from fxpar.schedule.transfer_costs import transfer_costs
 from fxpar.stage import PlannedStage, PortKind
 
 

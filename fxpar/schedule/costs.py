@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from fxpar.errors import InvalidCostsError
-from fxpar.resharding.network import LOOPBACK, Network
 from fxpar.schedule.action import Action, Kind
 from fxpar.schedule.build import weight_delays
 from fxpar.schedule.memory import StageMemory
 from fxpar.schedule.transfer import Edge, Routes, Transfer
-
-if TYPE_CHECKING:
-    from fxpar.pipeline import Reshard
-    from fxpar.resharding.plan import ReshardPlan
 
 Route: TypeAlias = tuple[str, int, tuple[int, ...]]
 """Edge, source stage and target stages of a transfer, whatever its microbatch."""
@@ -74,7 +70,8 @@ class Costs:
         if not self.knows(stage, kind):
             found = ", ".join(known) or "nothing"
             raise InvalidCostsError(
-                f"stage {stage}: expected the time of {kind}, found that of {found}", _REMEDIES.get(kind, "measure it")
+                f"stage {stage}: expected the time of {kind}, found that of {found}",
+                _REMEDIES.get(kind, "give what all ranks have written"),
             )
         return known[kind] if kind in known else known["I"] + known["W"]
 
@@ -106,8 +103,46 @@ class Costs:
                 hops_us[source] = max(hops_us[source], cost.time_us)
         return weight_delays(weights_us, hops_us, num_microbatches)
 
+    def save(self, path: str | Path) -> None:
+        """Write them as JSON. Ranks that know their own stages alone may each write what they know."""
+        Path(path).write_text(json.dumps(_to_json(self), indent=1) + "\n", encoding="utf-8")
 
+    @staticmethod
+    def load(path: str | Path) -> Costs:
+        """What `save` wrote to the file `path`, or to all files below that folder whose names end in `costs.json`.
+
+        Raises InvalidCostsError if they are not there, not readable, or not of one step.
+        """
+        root = Path(path)
+        files = sorted(root.rglob("*costs.json")) if root.is_dir() else [root]
+        if not files:
+            raise InvalidCostsError(f"expected files *costs.json below {root}, found none", _COMPILE)
+        return Costs.merge([_load(file) for file in files])
+
+    @staticmethod
+    def merge(parts: Sequence[Costs]) -> Costs:
+        """What several ranks know of one step. Of ranks that share a stage, the slowest and the fullest count.
+
+        Raises InvalidCostsError if they do not know the same of all but stages.
+        """
+        first = parts[0]
+        if any(replace(part, compute_us={}, memory={}) != replace(first, compute_us={}, memory={}) for part in parts):
+            raise InvalidCostsError("expected all files to be of one compile, found differences", "compile anew")
+        compute_us: dict[int, dict[Kind, float]] = {}
+        memory: dict[int, StageMemory] = {}
+        for part in parts:
+            for stage, times in part.compute_us.items():
+                known = compute_us.setdefault(stage, {})
+                known.update({kind: max(time_us, known.get(kind, 0.0)) for kind, time_us in times.items()})
+            for stage, figures in part.memory.items():
+                memory[stage] = max(figures, memory.get(stage, figures), key=_fixed_bytes)
+        return replace(first, compute_us=compute_us, memory=memory)
+
+
+_COMPILE = 'compile with options={"dump": FOLDER}'
+_OF_ALL = "give the costs that the ranks of every stage have written"
 _REMEDIES: Mapping[Kind, str] = {
+    "F": "give that, too",
     "I": "give the times of both parts of the backward, I and W, or choose a schedule that runs it as one",
     "W": "give the times of both parts of the backward, I and W, or choose a schedule that runs it as one",
     "B": "give the time of the whole backward B, or those of both its parts, I and W",
@@ -142,31 +177,52 @@ def uniform_costs(
     return Costs(tuple(placement), tuple(edges), by_stage, transfers)
 
 
-def transfer_costs(reshards: Iterable[Reshard], network: Network) -> dict[Route, TransferCost]:
-    """What the transfers of every microbatch cost; lent parameters and their gradients are not among them."""
+def _to_json(costs: Costs) -> dict[str, Any]:
     return {
-        (reshard.crossing.port.name, reshard.crossing.source, reshard.crossing.targets): plan_cost(
-            reshard.plan, network
-        )
-        for reshard in reshards
-        if not reshard.crossing.is_of_parameter
+        "num_microbatches": costs.num_microbatches,
+        "placement": costs.placement,
+        "edges": [asdict(edge) for edge in costs.edges],
+        "compute_us": {str(stage): dict(times) for stage, times in costs.compute_us.items()},
+        "transfers": [
+            {"edge": edge, "source": source, "targets": targets, **asdict(cost)}
+            for (edge, source, targets), cost in costs.transfers.items()
+        ],
+        "memory": {str(stage): _sorted(asdict(figures)) for stage, figures in costs.memory.items()},
     }
 
 
-def plan_cost(plan: ReshardPlan, network: Network) -> TransferCost:
-    """The cost of one resharding: bytes at the rate of the interfaces; messages cost those that send them.
+def _sorted(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no sets."""
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in figures.items()}
 
-    Inside a host, ranks copy into memory that they share and out of it, one task after another at worst. Sockets of
-    one machine copy as often, so that `LOOPBACK` is of the right order; no interface is busy.
-    """
-    busy_us: defaultdict[str, float] = defaultdict(float)
-    inside_us = 0.0
-    for relay in plan.relays:
-        num_bytes = relay.num_elements * plan.itemsize
-        for source, target in pairwise(relay.path):
-            busy_us[f"host {plan.hosts[source]} sends"] += network.time_us(num_bytes)
-            busy_us[f"host {plan.hosts[source]} sends"] += network.chunk_us * relay.num_chunks
-            busy_us[f"host {plan.hosts[target]} receives"] += network.time_us(num_bytes)
-        if not relay.num_hops:
-            inside_us = max(inside_us, LOOPBACK.time_us(num_bytes) + LOOPBACK.chunk_us)
-    return TransferCost(max(plan.time_us(network), inside_us), dict(busy_us))
+
+def _load(path: Path) -> Costs:
+    try:
+        return _from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidCostsError(f"expected a file or folder at {path}, found {error}", _COMPILE) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidCostsError(f"{path} is not what this release writes: {error!r}", _COMPILE) from None
+
+
+def _from_json(found: Mapping[str, Any]) -> Costs:
+    return Costs(
+        tuple(found["placement"]),
+        tuple(Edge(**{**edge, "targets": tuple(edge["targets"])}) for edge in found["edges"]),
+        {int(stage): times for stage, times in found["compute_us"].items()},
+        {
+            (cost["edge"], cost["source"], tuple(cost["targets"])): TransferCost(cost["time_us"], cost["busy_us"])
+            for cost in found["transfers"]
+        },
+        found["num_microbatches"],
+        {int(stage): StageMemory(**_with_sets(figures)) for stage, figures in found["memory"].items()},
+    )
+
+
+def _with_sets(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: frozenset(value) if isinstance(value, list) else value for name, value in figures.items()}
+
+
+def _fixed_bytes(figures: StageMemory) -> int:
+    kept = figures.saved_for_inputs + figures.saved_for_weights + figures.carried
+    return figures.parameters + figures.gradients + figures.optimizer + kept
