@@ -87,6 +87,7 @@ class Routes:
         self._rank_of = tuple(range(last + 1)) if placement is None else tuple(placement)
         self._received: _RouteTable = defaultdict(list)
         self._sent: _RouteTable = defaultdict(list)
+        self._known: dict[tuple[_Route, int], Transfer] = {}
         for edge in edges:
             for targets in edge.away_and_home(self._rank_of):
                 self._add("F", (edge.name, edge.source, targets))
@@ -104,11 +105,22 @@ class Routes:
 
     def received(self, action: Action) -> list[Transfer]:
         """What must have arrived before `action` runs: values for F, gradients for B or I."""
-        return _transfers(self._received, action)
+        return self._transfers(self._received, action)
 
     def sent(self, action: Action) -> list[Transfer]:
         """What leaves as soon as `action` has run."""
-        return _transfers(self._sent, action)
+        return self._transfers(self._sent, action)
+
+    def _transfers(self, table: _RouteTable, action: Action) -> list[Transfer]:
+        """The action's transfers, each one object however often it is asked for, which makes lookups quicker."""
+        found = []
+        for route in table.get((action.stage, action.kind), ()):
+            key = route, action.microbatch
+            if key not in self._known:
+                edge, source, targets = route
+                self._known[key] = Transfer(edge, action.microbatch, source, targets)
+            found.append(self._known[key])
+        return found
 
     def source_rank(self, transfer: Transfer) -> int:
         """The rank that sends `transfer`."""
@@ -127,8 +139,3 @@ def _distance(stage: int, route: _Route) -> int:
     """How far the other end is for `stage`: the source or, for the source itself, the first target."""
     _, source, targets = route
     return abs(stage - (targets[0] if stage == source else source))
-
-
-def _transfers(table: _RouteTable, action: Action) -> list[Transfer]:
-    routes = table.get((action.stage, action.kind), [])
-    return [Transfer(edge, action.microbatch, source, targets) for edge, source, targets in routes]

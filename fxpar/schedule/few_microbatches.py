@@ -1,0 +1,33 @@
+"""Tell users what a step with fewer microbatches than stages wastes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fxpar.schedule.action import Kind
+from fxpar.schedule.costs import uniform_costs
+from fxpar.schedule.program import lower
+from fxpar.schedule.schedule import Schedule
+from fxpar.schedule.simulator import simulate
+from fxpar.schedule.transfer import Edge
+
+_TICKS: Mapping[Kind, float] = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+"""How long computations take against each other, as is usual of matrix products."""
+
+
+def few_microbatches_warning(schedule: Schedule, edges: Sequence[Edge]) -> str | None:
+    """What to warn of if there are fewer microbatches than pipe ranks, which then never work all at once; else None.
+
+    Raises:
+        InvalidScheduleError: ranks wait for each other.
+    """
+    num_ranks = len(schedule.ranks)
+    if schedule.num_microbatches >= num_ranks:
+        return None
+    ticks = {kind: [time] * schedule.num_stages for kind, time in _TICKS.items()}
+    timeline = simulate(lower(schedule, edges), uniform_costs(schedule.placement, edges, ticks))
+    return (
+        f"{schedule.name}: {schedule.num_microbatches} microbatches for {num_ranks} pipe ranks: at least "
+        f"{timeline.bubble_share:.0%} of the step is bubble, in which ranks do nothing; with {num_ranks} microbatches "
+        "or more all of them work at once"
+    )
