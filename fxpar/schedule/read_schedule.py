@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from fxpar.errors import InvalidScheduleError, UnknownScheduleError
 from fxpar.schedule.action import Action, is_action
@@ -11,8 +12,20 @@ from fxpar.schedule.build import SCHEDULE_NAMES
 from fxpar.schedule.schedule import Schedule, schedule_from_cells
 from fxpar.schedule.torch_csv import cells_of, read_csv
 
+GivenSchedule: TypeAlias = Schedule | str | Path | Sequence[Sequence[str | Action]]
+"""A name, or a user's own: as `read_schedule` takes it."""
 
-def read_schedule(given: Schedule | str | Path | Sequence[Sequence[str | Action]]) -> Schedule:
+
+def schedule_text(given: GivenSchedule) -> str:
+    """The name of a schedule, or a user's own as text, one line of actions per rank: what a plan can keep.
+
+    Raises:
+        UnknownScheduleError, InvalidScheduleError: as of `read_schedule`.
+    """
+    return given if isinstance(given, str) and given in SCHEDULE_NAMES else str(read_schedule(given))
+
+
+def read_schedule(given: GivenSchedule) -> Schedule:
     """The schedule that is `given`.
 
     Args:
@@ -31,6 +44,8 @@ def read_schedule(given: Schedule | str | Path | Sequence[Sequence[str | Action]
         if len(given.split()) == 1 and not is_action(given.strip()):
             raise UnknownScheduleError(given, SCHEDULE_NAMES)
         given = [line.split() for line in given.strip().splitlines()]
+    if not isinstance(given, Sequence):
+        raise UnknownScheduleError(repr(given), SCHEDULE_NAMES)
     return schedule_from_cells([cells_of(map(str, row)) for row in given], "custom")
 
 
