@@ -12,6 +12,8 @@ from rich.console import Console
 
 from fxpar.bench import BENCHMARKS
 from fxpar.errors import FxparError
+from fxpar.simulate.command import add_flags
+from fxpar.simulate.command import run as run_simulation
 
 if TYPE_CHECKING:
     from fxpar.bench.report import Report
@@ -51,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         own.set_defaults(command=_bench, name=name, mode=None)
         if benchmark.modes:
             _add_modes(own, benchmark.modes)
+
+    what = "predict how long pipeline schedules take, and draw their timelines"
+    simulated = commands.add_parser("simulate", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    add_flags(simulated)
+    simulated.set_defaults(command=_simulate)
     return parser
 
 
@@ -66,9 +73,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     run: Callable[..., Report] = import_module(f"fxpar.bench.{options.name}").run
     chosen = {} if options.mode is None else {"mode": options.mode}
-    console, progress = Console(quiet=not is_first_rank()), Console(stderr=True, quiet=not is_first_rank())
-    if not console.is_terminal:
-        console.width = _WIDTH_OF_FILES
+    console, progress = _console(quiet=not is_first_rank()), Console(stderr=True, quiet=not is_first_rank())
     with progress.status(options.name) as status:
         report = run(status.update, **chosen)
     if options.json:
@@ -76,3 +81,14 @@ def _bench(options: argparse.Namespace) -> int:
     else:
         print_report(report, console)
     return 1 if options.check and not report.met else 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    return run_simulation(options, _console())
+
+
+def _console(*, quiet: bool = False) -> Console:
+    console = Console(quiet=quiet)
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_FILES
+    return console

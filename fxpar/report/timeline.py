@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 _LANE_HEIGHT, _BAR_HEIGHT, _LABEL_WIDTH, _CHART_WIDTH, _TOP = 26, 20, 130, 900, 64
+_LETTER_WIDTH = 7
 _GOLDEN = 0.618  # steps of the hue, so that neighbours in number differ in colour
 
 
@@ -30,12 +31,23 @@ class Lane:
     bars: Sequence[Bar]
 
 
-def draw(title: str, subtitle: str, lanes: Sequence[Lane], marks: Sequence[tuple[float, str]], unit: str) -> str:
-    """An SVG document; `marks` are vertical lines at points of time, the times are in `unit`."""
+def draw(
+    title: str,
+    subtitle: str,
+    lanes: Sequence[Lane],
+    marks: Sequence[tuple[float, str]],
+    unit: str,
+    legend: Sequence[tuple[str, int]] = (),
+) -> str:
+    """An SVG document; `marks` are vertical lines at points of time, the times are in `unit`.
+
+    `legend` says what colour numbers mean.
+    """
     last = max([0.0, *(bar.end for lane in lanes for bar in lane.bars), *(at for at, _ in marks)]) or 1.0
     scale = _CHART_WIDTH / last
     height = _TOP + len(lanes) * _LANE_HEIGHT + 30
-    width = _LABEL_WIDTH + _CHART_WIDTH + 20
+    left = max([_LABEL_WIDTH, *(_LETTER_WIDTH * len(lane.label) + 16 for lane in lanes)])
+    width = left + _CHART_WIDTH + 20
     svg = ElementTree.Element(
         "svg",
         {
@@ -51,26 +63,32 @@ def draw(title: str, subtitle: str, lanes: Sequence[Lane], marks: Sequence[tuple
     _add(svg, "text", title, x=8, y=18, font_size=14, font_weight="bold")
     _add(svg, "text", subtitle, x=8, y=36, fill="#555")
     for number, lane in enumerate(lanes):
-        _draw_lane(svg, lane, _TOP + number * _LANE_HEIGHT, scale)
+        _draw_lane(svg, lane, left, _TOP + number * _LANE_HEIGHT, scale)
     for at, label in marks:
-        _draw_mark(svg, _LABEL_WIDTH + at * scale, _TOP + len(lanes) * _LANE_HEIGHT, label)
-    _add(svg, "text", f"0 {unit}", x=_LABEL_WIDTH, y=height - 8)
-    _add(svg, "text", f"{last:,.10g} {unit}", x=_LABEL_WIDTH + _CHART_WIDTH, y=height - 8, text_anchor="end")
+        _draw_mark(svg, left + at * scale, _TOP + len(lanes) * _LANE_HEIGHT, label)
+    _draw_legend(svg, legend, left)
+    _add(svg, "text", f"0 {unit}", x=left, y=height - 8)
+    _add(svg, "text", f"{last:,.10g} {unit}", x=left + _CHART_WIDTH, y=height - 8, text_anchor="end")
     return ElementTree.tostring(svg, encoding="unicode")
 
 
-def _draw_lane(svg: ElementTree.Element, lane: Lane, top: float, scale: float) -> None:
+def _draw_lane(svg: ElementTree.Element, lane: Lane, left: float, top: float, scale: float) -> None:
     _add(svg, "text", lane.label, x=8, y=top + _BAR_HEIGHT - 5)
-    _add(svg, "line", x1=_LABEL_WIDTH, x2=_LABEL_WIDTH + _CHART_WIDTH, y1=top + 23, y2=top + 23, stroke="#ddd")
+    _add(svg, "line", x1=left, x2=left + _CHART_WIDTH, y1=top + 23, y2=top + 23, stroke="#ddd")
     for bar in lane.bars:
-        left, bar_width = _LABEL_WIDTH + bar.begin * scale, max((bar.end - bar.begin) * scale, 1)
+        x, bar_width = left + bar.begin * scale, max((bar.end - bar.begin) * scale, 1)
         group = ElementTree.SubElement(svg, "g")
         _add(group, "title", bar.details)
-        _add(
-            group, "rect", x=left, y=top, width=bar_width, height=_BAR_HEIGHT, fill=_colour(bar.colour), stroke="white"
-        )
-        if bar_width > 7 * len(bar.label) + 4:
-            _add(group, "text", bar.label, x=left + bar_width / 2, y=top + 14, text_anchor="middle")
+        _add(group, "rect", x=x, y=top, width=bar_width, height=_BAR_HEIGHT, fill=_colour(bar.colour), stroke="white")
+        if bar_width > _LETTER_WIDTH * len(bar.label) + 4:
+            _add(group, "text", bar.label, x=x + bar_width / 2, y=top + 14, text_anchor="middle")
+
+
+def _draw_legend(svg: ElementTree.Element, legend: Sequence[tuple[str, int]], left: float) -> None:
+    for name, colour in legend:
+        _add(svg, "rect", x=left, y=44, width=12, height=12, fill=_colour(colour))
+        _add(svg, "text", name, x=left + 16, y=54)
+        left += 32 + _LETTER_WIDTH * len(name)
 
 
 def _draw_mark(svg: ElementTree.Element, x: float, bottom: float, label: str) -> None:

@@ -68,11 +68,8 @@ class Costs:
         """
         known = self.compute_us.get(stage, {})
         if not self.knows(stage, kind):
-            found = ", ".join(known) or "nothing"
-            raise InvalidCostsError(
-                f"stage {stage}: expected the time of {kind}, found that of {found}",
-                _REMEDIES.get(kind, "give what all ranks have written"),
-            )
+            problem = f"stage {stage}: expected the time of {kind}, found that of {', '.join(known) or 'nothing'}"
+            raise InvalidCostsError(problem, _REMEDIES[kind] if known else _OF_ALL)
         return known[kind] if kind in known else known["I"] + known["W"]
 
     def transfer(self, transfer: Transfer, *, stays: bool = False) -> TransferCost:

@@ -1,0 +1,58 @@
+"""Timelines as a picture: for every rank a lane of what it computes, and one of what it has under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fxpar.report.timeline import Bar, Lane, draw
+from fxpar.schedule.timeline import WAIT, Span, Timeline
+
+_COLOURS = {"F": 1, "B": 2, "I": 4, "W": 3, "value": 6, "gradient": 5}
+_LEGEND = (
+    ("forward", 1),
+    ("backward", 2),
+    ("input gradients (I)", 4),
+    ("weight gradients (W)", 3),
+    ("values sent", 6),
+    ("gradients sent", 5),
+)
+
+
+def draw_timelines(title: str, timelines: Mapping[str, Timeline], *, beside: bool = False) -> str:
+    """An SVG document of several timelines, by label, one below another or, if `beside`, rank by rank.
+
+    Bars bear the number of their microbatch. Where a rank waits, its lane is empty.
+    """
+    lanes = [
+        ((rank, name, number) if beside else (number, rank, name), lane)
+        for number, (label, timeline) in enumerate(timelines.items())
+        for rank, name, lane in _lanes(label if len(timelines) > 1 else "", timeline)
+    ]
+    lanes.sort(key=lambda placed: placed[0])
+    return draw(title, _figures(timelines), [lane for _, lane in lanes], (), "us", _LEGEND)
+
+
+def _lanes(label: str, timeline: Timeline) -> Iterator[tuple[int, str, Lane]]:
+    for rank, name, spans in timeline.tracks():
+        if name != WAIT:
+            yield rank, name, Lane(f"rank {rank} {name} {label}".rstrip(), _bars(spans, timeline.begin_us))
+
+
+def _bars(spans: Sequence[Span], begin_us: float) -> list[Bar]:
+    return [
+        Bar(
+            span.begin_us - begin_us,
+            span.end_us - begin_us,
+            span.name if span.microbatch is None else str(span.microbatch),
+            f"{span.name}: {span.begin_us:,.0f} to {span.end_us:,.0f} us",
+            _COLOURS.get(span.kind, 0),
+        )
+        for span in spans
+    ]
+
+
+def _figures(timelines: Mapping[str, Timeline]) -> str:
+    return "; ".join(
+        f"{label + ': ' if label else ''}{line.makespan_us:,.0f} us, bubble {line.bubble_share:.1%}"
+        for label, line in timelines.items()
+    )
