@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -40,28 +40,35 @@ def check_programs(
     routes = Routes(edges, schedule.placement)
     _check_matches(programs, routes)
     if messages is not None:
-        _check_messages(programs, edges, messages)
+        _check_messages(programs, schedule, edges, messages)
     machines = [_Machine(program, schedule.ranks[program.rank], routes, len(programs)) for program in programs]
     network = _Network(routes)
     while sum(machine.run(network) for machine in machines):
         pass
     if stuck := [machine.blocked(network) for machine in machines if not machine.has_ended]:
-        raise InvalidScheduleError("deadlock: these ranks wait for each other\n  " + "\n  ".join(stuck))
+        raise InvalidScheduleError(
+            f"{schedule.name}: deadlock: these ranks wait for each other\n  " + "\n  ".join(stuck)
+        )
     for machine in machines:
         machine.check_end()
 
 
-def _check_messages(programs: Sequence[Program], edges: Sequence[Edge], messages: Messages) -> None:
+def _check_messages(programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge], messages: Messages) -> None:
     """Whoever sends or receives, and what moves it, agree on every message."""
     problems = messages.problems(edges)
     for program in programs if problems else ():
         for position, instruction in enumerate(program.instructions):
             if isinstance(instruction, Send | Wait):
                 transfer = instruction.transfer
-                ends = (transfer.source,) if isinstance(instruction, Send) else transfer.targets
-                for stage in ends:
-                    if problem := problems.get((transfer.edge, stage, transfer.is_backward)):
+                sends = isinstance(instruction, Send)
+                ends = (transfer.source,) if sends else _on_rank(transfer.targets, program.rank, schedule)
+                for end in ends:
+                    if problem := problems.get((transfer.edge, transfer.source, end)):
                         raise _wrong(program, position, problem)
+
+
+def _on_rank(stages: Iterable[int], rank: int, schedule: Schedule) -> Iterable[int]:
+    return (stage for stage in stages if schedule.placement[stage] == rank)
 
 
 def _check_matches(programs: Sequence[Program], routes: Routes) -> None:
@@ -135,6 +142,7 @@ class _Machine:
         self._position = 0
         self._clock: Clock = np.zeros(num_ranks, np.int64)
         self._routes = routes
+        self._actions = actions
         self._to_compute = list(reversed(actions))
         self._posted: set[Transfer] = set()
         self._arrived: set[Transfer] = set()
@@ -148,14 +156,15 @@ class _Machine:
         return self._position == len(self._program.instructions)
 
     def blocked(self, network: _Network) -> str:
-        """The wait that this rank is at, and who does not pass the message on, if it was sent."""
+        """The wait that this rank is at, who does not pass the message on, if it was sent, and for which action."""
         located = _located(self._program, self._position)
         instruction = self._program.instructions[self._position]
         assert isinstance(instruction, Wait), f"{located} cannot block"
+        actions = f"\n    {marked(self._actions, len(self._actions) - len(self._to_compute))}"
         if instruction.transfer not in network.sent:
-            return located
+            return located + actions
         idle = ", ".join(map(str, network.idle_before(instruction.transfer, self._program.rank)))
-        return f"{located}, which is not passed on before its receive is posted on rank {idle}"
+        return f"{located}, which is not passed on before its receive is posted on rank {idle}{actions}"
 
     def run(self, network: _Network) -> int:
         """Go on to the end or to a wait for what cannot have arrived; returns the steps taken."""
@@ -184,7 +193,8 @@ class _Machine:
                 network.posted.add((transfer, self._program.rank))
             case Wait(transfer):
                 if transfer not in self._posted:
-                    return "has no receive posted"
+                    is_early = self._routes.stays(transfer) and transfer not in self._arrived
+                    return "comes before what the same rank makes" if is_early else "has no receive posted"
                 self._posted.remove(transfer)
                 self._arrived.add(transfer)
                 network.waited[transfer, self._program.rank] = self._position
@@ -234,7 +244,9 @@ class _Machine:
         missing = ("computes", self._to_compute[-1:]), ("frees", self._to_free), ("reduces stage", self._to_reduce)
         for verb, left in missing:
             if left:
-                raise InvalidScheduleError(f"rank {self._program.rank} never {verb} {min(map(str, left))}")
+                excerpt = marked([*self._program.instructions, "the end"], self._position, separator="\n  ")
+                problem = f"rank {self._program.rank} never {verb} {min(map(str, left))}"
+                raise InvalidScheduleError(f"{problem}\n  {excerpt}")
 
 
 def _located(program: Program, position: int) -> str:

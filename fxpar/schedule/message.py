@@ -13,6 +13,9 @@ from fxpar.schedule.transfer import Edge
 End: TypeAlias = tuple[str, int, bool]
 """Edge, stage, and whether it is the edge's gradient: what a stage gives or takes there."""
 
+Hop: TypeAlias = tuple[str, int, int]
+"""Edge, and from which stage to which: what the latter takes or, with the former twice, what that gives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -34,28 +37,27 @@ class Messages:
     graphs: Mapping[End, Message]
     plans: Mapping[End, Sequence[Message]]
 
-    def problems(self, edges: Sequence[Edge]) -> dict[End, str]:
-        """What is wrong at which end of the `edges`, in their order.
+    def problems(self, edges: Sequence[Edge]) -> dict[Hop, str]:
+        """What is wrong with the messages of `edges`, by where it shows.
 
-        The graphs at both ends must agree on shape and dtype, each with its plan on the layout, too. What a graph
+        The graphs at both ends must agree on shape and dtype, and each with its plan on the layout, too. What a graph
         takes is held against what the other gives; so it is the receiving end that is wrong where they differ.
         """
-        found: dict[End, str] = {}
+        found: dict[Hop, str | None] = {}
         for edge in edges:
             for giving, taking in _ways(edge):
-                for end in (giving, taking):
-                    if end not in found and (problem := self._against_plan(end, gives=end is giving)):
-                        found[end] = problem
-                if taking not in found and (problem := self._against_other(giving, taking)):
-                    found[taking] = problem
-        return found
+                source, target = giving[1], taking[1]
+                found[edge.name, source, source] = self._against_plan(giving, gives=True)
+                mismatch = self._against_other(giving, taking) or self._against_plan(taking, gives=False)
+                found[edge.name, source, target] = mismatch
+        return {hop: problem for hop, problem in found.items() if problem}
 
     def _against_plan(self, end: End, *, gives: bool) -> str | None:
         expected, plans = self.graphs[end], self.plans.get(end, ())
         wrong = [plan for plan in plans if plan != expected]
         if plans and not wrong:
             return None
-        does = f"is planned as {wrong[0]}" if wrong else "has no plan that moves it"
+        does = f"is planned with {wrong[0]}" if wrong else "has no plan that moves it"
         return f"{does}: stage {end[1]} {'gives' if gives else 'takes'} {_named(end)} with {expected}"
 
     def _against_other(self, giving: End, taking: End) -> str | None:

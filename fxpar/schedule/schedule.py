@@ -160,4 +160,11 @@ def _check_whole(schedule: Schedule, stage: int, rank: int) -> None:
         for needed in (forward, last):
             if needed not in done:
                 where = f"{schedule.name}, rank {rank}" if done else schedule.name
-                raise InvalidScheduleError(f"{where}: {needed} is missing")
+                raise InvalidScheduleError(f"{where}: {needed} is missing\n  {_gap(schedule.ranks[rank], needed)}")
+
+
+def _gap(actions: Sequence[Action], missing: Action) -> str:
+    """Where `missing` could be: behind that of the microbatch before, or at the end."""
+    before = Action(missing.stage, missing.kind, missing.microbatch - 1)
+    position = actions.index(before) + 1 if before in actions else len(actions)
+    return marked([*actions[:position], f"{missing}?", *actions[position:]], position)

@@ -70,6 +70,12 @@ def test_the_first_wrong_action_is_marked_among_its_neighbours() -> None:
         Schedule.parse("0F0 0F1 0F2 0F3 0F1 0B0 0B1 0B2 0B3")
 
 
+def test_the_place_of_a_missing_action_is_marked() -> None:
+    with pytest.raises(InvalidScheduleError) as caught:
+        Schedule.parse("0F0 0F1 0F2 0B0 0B2")
+    assert str(caught.value) == "custom, rank 0: 0B1 is missing\n  ... 0F1 0F2 0B0 --> 0B1? <-- 0B2"
+
+
 def test_a_microbatch_beyond_the_count_is_rejected() -> None:
     actions = build_schedule("gpipe", 1, 3).ranks
     with pytest.raises(InvalidScheduleError, match="action 2: 0F2 is of microbatch 2: expected one below 2"):
