@@ -32,3 +32,12 @@ def lies_in_order(found: Tensor, order: Sequence[int]) -> bool:
 def inverse(order: Sequence[int]) -> list[int]:
     """The permutation that undoes `order`."""
     return sorted(range(len(order)), key=lambda position: order[position])
+
+
+def strided_like(found: Tensor, expected: Tensor) -> Tensor:
+    """`found` in the memory order of `expected`, on which later views may count."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), f"{found} in the place of {expected}"
+    if found.stride() == expected.stride():
+        return found
+    order = stride_order(expected)
+    return found.permute(order).contiguous().permute(inverse(order))

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import fxpar
 from fxpar.bench.models import GPT2_HINTS, LLAMA_HINTS, example
@@ -160,6 +161,33 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+
+
+def check_same_bits(subject_name: str, sizes: Mapping[str, int], microbatches: int) -> None:
+    """One batch has the loss and gradients of plain training, the very same under every schedule. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    assert mesh.data == 1, f"every rank is to see the whole batch: {sizes}"
+    subject = SUBJECTS[subject_name]
+    torch.manual_seed(0)
+    alone = subject.build()
+    model = copy.deepcopy(alone)
+    batch = subject.make_batch(BATCH)
+    expected = _loss(alone(**batch))
+    expected.backward()
+    stages = subject.openers(mesh.pipe)
+    fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, microbatches=microbatches, example_inputs=batch)
+    first: dict[str, Tensor] = {}
+    for schedule in SCHEDULE_NAMES:
+        step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "schedule": schedule})
+        loss = _loss(step(**batch))
+        loss.backward()
+        _compare(f"{subject_name} on {sizes} under {schedule}", expected, loss, alone, model)
+        gradients = {name: cast(DTensor, p.grad).to_local() for name, p in model.named_parameters()}
+        model.zero_grad()
+        found = {"the loss": loss.detach(), **gradients}
+        first = first or found
+        differing = [name for name, value in found.items() if not torch.equal(value, first[name])]
+        assert not differing, f"{schedule} gives {differing} other bits than {SCHEDULE_NAMES[0]}"
 
 
 def _loss(output: Any) -> Tensor:

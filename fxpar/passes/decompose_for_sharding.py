@@ -14,7 +14,7 @@ from fxpar._torch import make_fx
 from fxpar.annotate import is_backward, set_origin, tag_direction, tensor, value
 from fxpar.passes.decompositions import DECOMPOSITIONS, cross_entropy_backward
 from fxpar.passes.local_graph import fake_mode_of
-from fxpar.strides import inverse, stride_order
+from fxpar.strides import strided_like
 
 aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ def _inline(
     def run(*values: Tensor) -> Any:
         given = iter(values)
         own_args, own_kwargs = fx.map_arg((args, kwargs), lambda _: next(given))
-        return tree_map(_strided_like, decomposition(*own_args, **own_kwargs), value(node))
+        return tree_map(strided_like, decomposition(*own_args, **own_kwargs), value(node))
 
     with torch.no_grad():
         traced = make_fx(run)(*map(value, operands))
@@ -101,15 +101,6 @@ def _inline(
             inlined[part] = copy
     (output,) = traced.graph.find_nodes(op="output")
     return tree_map(inlined.__getitem__, output.args[0])
-
-
-def _strided_like(result: Tensor, expected: Tensor) -> Tensor:
-    """`result` in the memory order of `expected`, on which later views may count."""
-    assert (result.shape, result.dtype) == (expected.shape, expected.dtype), f"{result} in the place of {expected}"
-    if result.stride() == expected.stride():
-        return result
-    order = stride_order(expected)
-    return result.permute(order).contiguous().permute(inverse(order))
 
 
 def _tag(graph: fx.Graph) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fxpar.annotate import tensor
 from fxpar.stage import JointGraph, Port, PortKind
+from fxpar.strides import strided_like
 
 State: TypeAlias = dict[Port, Tensor]
 """Some tensors of a stage, by port."""
@@ -34,7 +35,9 @@ class LogicalForward(nn.Module):
         inputs = [values[port] for port in self._joint.inputs]
         placeholders = self._joint.module.graph.find_nodes(op="placeholder")
         unknown = [tensor(node) for node in placeholders[len(inputs) :]]
-        tangents = [torch.zeros(like.shape, dtype=like.dtype, device=like.device) for like in unknown]
+        tangents = [
+            strided_like(torch.zeros(like.shape, dtype=like.dtype, device=like.device), like) for like in unknown
+        ]
         made = dict(zip(self._joint.outputs, self._joint.module(*inputs, *tangents), strict=False))
         buffers = {port: made.pop(port) for port in self._joint.outputs if port.kind is PortKind.BUFFER}
         return (*made.values(), *([buffers] if buffers else []), inputs)
@@ -49,6 +52,12 @@ class LogicalBackward(nn.Module):
 
     def forward(self, kept: Sequence[Tensor], *tangents: Tensor) -> tuple[Tensor | State, ...]:
         """Run the stage's backward."""
-        made = self._joint.module(*kept, *tangents)[len(self._joint.outputs) :]
+        expected = self._joint.module.graph.find_nodes(op="placeholder")[len(kept) :]
+        given = [strided_like(tangent, tensor(node)) for tangent, node in zip(tangents, expected, strict=True)]
+        made = self._joint.module(*kept, *given)[len(self._joint.outputs) :]
         gradients = dict(zip(self._joint.gradients, made, strict=True))
         return (*(gradients.pop(port) for port in self._apart), gradients)
+
+
+def _zeros_like(fake: Tensor) -> Tensor:
+    return strided_like(torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device), fake)

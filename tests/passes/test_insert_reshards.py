@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.annotate import known_value
 from fxpar.capture import capture_forward
 from fxpar.compiler import plan_stages
 from fxpar.dump import format_graph
@@ -22,10 +21,9 @@ from fxpar.hints import Entry
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.pipeline import Pipeline
-from fxpar.random import RANDOM_STATE, random_state
 from fxpar.resharding.strategies import STRATEGIES
-from fxpar.stage import Port, PortKind
 from tests.fake_mesh import fake_mesh
+from tests.whole_pipeline import run_pipeline
 
 
 class Net(nn.Module):
@@ -82,29 +80,12 @@ def pipeline_of(
         return insert_reshards(stages, placed, distribution.final_plan.parameters, **options)
 
 
-def run(pipeline: Pipeline, model: nn.Module) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
-    """Results, gradients by name, and new buffers of a microbatch, on whole values."""
-    known = {Port(PortKind.PARAMETER, name): parameter.detach() for name, parameter in model.named_parameters()}
-    known |= {Port(PortKind.INPUT, str(i)): value for i, value in enumerate(batch())}
-    known[RANDOM_STATE] = random_state(5, 0, 0, 1)
-    by_name = {port.identifier: value for port, value in known.items()}
-    by_name["gradient_of_result_0"] = torch.ones((), dtype=torch.double)
-    (count,) = model.buffers()
-    arguments = []
-    for node in pipeline.module.graph.find_nodes(op="placeholder"):
-        like = known_value(node)
-        arguments.append({p: known.get(p, count) for p in like} if isinstance(like, dict) else by_name[node.name])
-    results, lent, own, buffers = pipeline.module(*arguments)
-    gradients = {port.name: gradient for found in own for port, gradient in found.items()}
-    return list(results), gradients | lent, [buffer for found in buffers for buffer in found.values()]
-
-
 @pytest.mark.parametrize("openers", [OPENERS[:1], OPENERS[1:], OPENERS], ids=str)
 def test_the_pipeline_gives_the_very_bits_of_the_unsplit_model(openers: list[str]) -> None:
     torch.manual_seed(0)
     model = Net()
-    expected, wanted, counts = run(pipeline_of([], model=copy.deepcopy(model)), model)
-    found, gradients, counted = run(pipeline_of(openers, model=copy.deepcopy(model)), model)
+    expected, wanted, counts = run_pipeline(pipeline_of([], model=copy.deepcopy(model)), model, batch())
+    found, gradients, counted = run_pipeline(pipeline_of(openers, model=copy.deepcopy(model)), model, batch())
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert gradients.keys() == wanted.keys() == {TIED, MIDDLE}
     for name, gradient in gradients.items():
@@ -115,7 +96,7 @@ def test_the_pipeline_gives_the_very_bits_of_the_unsplit_model(openers: list[str
 def test_without_dropout_it_gives_what_the_model_itself_gives() -> None:
     torch.manual_seed(0)
     model = Net().eval()
-    (loss, last), gradients, _ = run(pipeline_of(OPENERS, model=copy.deepcopy(model)), model)
+    (loss, last), gradients, _ = run_pipeline(pipeline_of(OPENERS, model=copy.deepcopy(model)), model, batch())
     expected = model(*batch())
     expected[0].backward()
     torch.testing.assert_close((loss, last), (expected[0].detach(), expected[1].detach()))
@@ -128,8 +109,8 @@ def test_without_grad_only_values_move() -> None:
     assert not any(reshard.crossing.is_gradient for reshard in pipeline.reshards)
     torch.manual_seed(0)
     model = Net()
-    found, gradients, _ = run(pipeline, model)
-    expected, _, _ = run(pipeline_of([]), model)
+    found, gradients, _ = run_pipeline(pipeline, model, batch())
+    expected, _, _ = run_pipeline(pipeline_of([]), model, batch())
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) and not gradients
 
 
