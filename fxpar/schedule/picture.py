@@ -53,6 +53,6 @@ def _bars(spans: Sequence[Span], begin_us: float) -> list[Bar]:
 
 def _figures(timelines: Mapping[str, Timeline]) -> str:
     return "; ".join(
-        f"{label + ': ' if label else ''}{line.makespan_us:,.0f} us, bubble {line.bubble_share:.1%}"
+        f"{label + ': ' if label else ''}{line.makespan_us / 1000:,.3f} ms, bubble {line.bubble_share:.1%}"
         for label, line in timelines.items()
     )

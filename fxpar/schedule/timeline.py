@@ -115,15 +115,15 @@ class Timeline:
 
     @staticmethod
     def load(path: str | Path) -> Timeline:
-        """What `save` wrote.
+        """What `save` wrote to the file `path`, or to all files below that folder whose names end in `timeline.json`.
 
-        Raises InvalidTimelineError if `path` has no such trace.
+        Raises InvalidTimelineError if there is no such trace.
         """
-        try:
-            events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
-            return Timeline(tuple(_from_event(event) for event in events if event["ph"] == "X"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidTimelineError(str(path), error) from None
+        root = Path(path)
+        files = sorted(root.rglob("*timeline.json")) if root.is_dir() else [root]
+        if not files:
+            raise InvalidTimelineError(str(path), "no file *timeline.json below it")
+        return Timeline.merge(map(_load, files))
 
     @staticmethod
     def merge(timelines: Iterable[Timeline]) -> Timeline:
@@ -171,6 +171,14 @@ def _events(number: int, label: str, timeline: Timeline) -> Iterator[dict[str, A
 
 def _metadata(process: int, thread: int, what: str, **about: str | int) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": about}
+
+
+def _load(path: Path) -> Timeline:
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        return Timeline(tuple(_from_event(event) for event in events if event["ph"] == "X"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidTimelineError(str(path), error) from None
 
 
 def _from_event(event: Mapping[str, Any]) -> Span:

@@ -62,4 +62,4 @@ def test_colours_tell_kinds_apart_as_the_legend_says() -> None:
 
 
 def test_the_figures_of_each_timeline_are_on_it() -> None:
-    assert "30 us, bubble 66.7%" in _texts(draw_timelines("a step", {"": STEP}))
+    assert "0.030 ms, bubble 66.7%" in _texts(draw_timelines("a step", {"": STEP}))

@@ -58,10 +58,16 @@ def test_traces_of_single_ranks_merge_to_that_of_the_step(tmp_path: Path) -> Non
     simulated = _simulated()
     for rank in simulated.ranks:
         own = Timeline(tuple(span for span in simulated.spans if span.rank == rank))
-        own.save(tmp_path / f"{rank}.json")
-    merged = Timeline.merge(Timeline.load(tmp_path / f"{rank}.json") for rank in simulated.ranks)
+        (tmp_path / f"rank{rank}").mkdir()
+        own.save(tmp_path / f"rank{rank}" / "timeline.json")
+    merged = Timeline.load(tmp_path)
     assert set(merged.spans) == set(simulated.spans)
     assert merged.makespan_us == simulated.makespan_us
+
+
+def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTimelineError, match=r"no file \*timeline\.json"):
+        Timeline.load(tmp_path)
 
 
 def test_a_trace_has_a_process_per_rank_and_a_thread_per_lane(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """The cost of a transfer is what its plan says of every interface that it takes."""
 
 import pytest
+import torch
 
+from fxpar.layout import Layout
+from fxpar.pipeline import Crossing, Reshard
 from fxpar.resharding.network import LOOPBACK, Network
 from fxpar.resharding.plan import make_plan
 from fxpar.resharding.tile import Tile
-from fxpar.schedule import plan_cost
+from fxpar.schedule import Edge, Routes, plan_cost, transfer_costs
+from fxpar.schedule.action import Action
+from fxpar.stage import Port, PortKind
 
 NETWORK = Network(bytes_per_us=10.0, chunk_us=2.0)
 WHOLE = Tile((((0, 1000),),))
@@ -55,3 +60,28 @@ def test_inside_a_host_no_interface_is_busy_but_copying_takes_time() -> None:
 def test_what_its_rank_already_holds_takes_no_time() -> None:
     cost = plan_cost(make_plan({0: WHOLE}, {0: WHOLE}, 4, (0,), network=NETWORK), NETWORK)
     assert (cost.time_us, cost.busy_us) == (0.0, {})
+
+
+def _reshard(name: str, kind: PortKind, source: int, *targets: int) -> Reshard:
+    layout = Layout((1000,))
+    crossing = Crossing(
+        Port(kind, name), source > targets[0], source, targets, layout, (layout,) * len(targets), torch.float32
+    )
+    plan = make_plan({source: WHOLE}, dict.fromkeys(targets, WHOLE), 4, (0, 1, 2), network=NETWORK)
+    return Reshard(crossing, plan)
+
+
+def test_costs_are_by_the_routes_that_transfers_take() -> None:
+    """Lent parameters move once per step: no transfer of a schedule."""
+    reshards = [
+        _reshard("skip", PortKind.EDGE, 0, 1, 2),
+        _reshard("skip", PortKind.EDGE, 1, 0),
+        _reshard("skip", PortKind.EDGE, 2, 0),
+        _reshard("weight", PortKind.PARAMETER, 0, 2),
+    ]
+    routes = Routes((Edge("skip", 0, (1, 2)),), (0, 1, 2))
+    actions = Action(0, "F", 0), Action(1, "B", 0), Action(2, "I", 0)
+    sent = [transfer for action in actions for transfer in routes.sent(action)]
+    costs = transfer_costs(reshards, NETWORK)
+    assert list(costs) == [(transfer.edge, transfer.source, transfer.targets) for transfer in sent]
+    assert list(costs.values()) == [plan_cost(reshard.plan, NETWORK) for reshard in reshards[:3]]
