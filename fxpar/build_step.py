@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from fxpar.agreement import check_agreement
 from fxpar.capture import Capture, example
 from fxpar.check_pipeline import pipeline_messages
 from fxpar.compiler import compile_stage, join_stages, plan_stages
-from fxpar.config import Options
+from fxpar.config import Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.pipeline import Pipeline
-from fxpar.planner.stage_times import estimate_costs
+from fxpar.planner.stage_times import estimate_costs, measured
 from fxpar.random import RANDOM_STATE
+from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.loss import Loss
+from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.results import ResultSpec
 from fxpar.runtime.step import Step
 from fxpar.runtime.wiring import connect
-from fxpar.schedule import Program, Schedule, check_programs, forward_only, lower
-from fxpar.schedule.costs import Costs
+from fxpar.schedule import Costs, Program, Schedule, check_programs, few_microbatches_warning, forward_only, lower
 from fxpar.stage import PlannedStage, Port, PortKind
 
 
@@ -41,20 +44,27 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     loss = _loss(capture, capture.loss if with_backward else capture.first_scalar)
+    if options.strategy == SIGNAL and is_first_rank():
+        warnings.warn('with strategy="signal" all results are meaningless: only their times are not', stacklevel=2)
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
     costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)
     check_agreement(_facts(distribution, capture, stages, pipeline, schedule))
-    program = _program(schedule, stages, pipeline, mesh.coordinate["pipe"])
+    lowering, pipe = lowering_named(options.lowering), mesh.coordinate["pipe"]
+    compiled = [
+        compile_stage(stages[index], distribution, schedule, lowering, dump) for index in schedule.stages_of(pipe)
+    ]
+    own = [stage for stage, _ in compiled]
+    costs = replace(costs, memory={stage.index: memory for stage, memory in compiled})
+    if options.profile:
+        costs = measured(costs, {stage.index: profile_stage(stage) for stage in own})
+        schedule = _schedule(distribution, options, costs, with_backward=with_backward)
+    program = _program(schedule, stages, pipeline, pipe)
     dump.text("schedule", schedule)
     dump.text("program", program)
-    lowering = lowering_named(options.lowering)
-    own = [
-        compile_stage(stages[index], distribution, schedule, lowering, dump)[0]
-        for index in schedule.stages_of(program.rank)
-    ]
+    dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
     timeout = timedelta(seconds=options.transfer_timeout_s)
     connections = connect(pipeline.reshards, own, mesh, plan.microbatches, timeout)
     executor = Executor(
@@ -66,7 +76,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0},
         loss,
     )
-    return Step(capture, loss, distribution, executor, _result_specs(capture, stages), with_backward=with_backward)
+    results = _result_specs(capture, stages)
+    return Step(capture, loss, distribution, executor, results, options.timeline, with_backward=with_backward)
 
 
 def _loss(capture: Capture, position: int | None) -> Loss | None:
@@ -88,6 +99,8 @@ def _schedule(distribution: Distribution, options: Options, costs: Costs, *, wit
     plan = distribution.final_plan
     schedule = choose_schedule(options.schedule or plan.schedule, costs, distribution.mesh, plan.microbatches)
     check_placement(schedule, distribution.placement)
+    if with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
+        warnings.warn(warning, stacklevel=2)
     return schedule if with_backward else forward_only(schedule)
 
 

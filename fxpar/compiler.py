@@ -16,7 +16,7 @@ from fxpar.model.pin_parameters import pin_parameters
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.passes.insert_reshards import insert_reshards
-from fxpar.passes.kept_memory import KeptMemory, kept_memory
+from fxpar.passes.kept_memory import kept_memory
 from fxpar.passes.logical_random import logical_random
 from fxpar.passes.partition import partition
 from fxpar.passes.propagate_layouts import propagate_layouts
@@ -25,7 +25,9 @@ from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.pipeline import Pipeline
 from fxpar.planner.prices import default_prices
+from fxpar.planner.stage_memory import stage_memory
 from fxpar.schedule import Schedule
+from fxpar.schedule.memory import StageMemory
 from fxpar.stage import CompiledSplit, CompiledStage, PlannedStage, StageGraph
 
 
@@ -87,10 +89,10 @@ def join_stages(
 
 def compile_stage(
     planned: PlannedStage, distribution: Distribution, schedule: Schedule, lowering: Lowering, dump: Dump
-) -> tuple[CompiledStage, KeptMemory]:
+) -> tuple[CompiledStage, StageMemory]:
     """The passes that a rank runs for a stage of its own: local shapes, then code of what the schedule runs.
 
-    Also gives what the stage keeps in memory.
+    Also gives what the stage takes in memory.
     """
     index = planned.joint.index
     local = insert_collectives(planned.joint, distribution.mesh)
@@ -118,7 +120,9 @@ def compile_stage(
         tuple(pieces[len(local.inputs) :]),
         None if halves is None else _compile_split(halves, lowering),
     )
-    return stage, kept_memory(local, parts, halves)
+    owners = distribution.final_plan.parameters
+    own = {name for name, planned in owners.items() if planned.stage == index}
+    return stage, stage_memory(local, kept_memory(local, parts, halves), own)
 
 
 def _compile_split(halves: SplitBackward, lowering: Lowering) -> CompiledSplit:

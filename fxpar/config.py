@@ -14,10 +14,9 @@ from fxpar.errors import (
     UnknownAlgorithmError,
     UnknownLoweringError,
     UnknownOptionError,
-    UnknownStrategyError,
 )
 from fxpar.resharding.search import ALGORITHMS
-from fxpar.resharding.strategies import STRATEGIES
+from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
 
 LOWERINGS = ("inductor", "aten")
@@ -28,10 +27,13 @@ class Options:
     """How to compile.
 
     dump: directory for numbered dumps of every pass (default: the environment variable FXPAR_DUMP, else none).
+    timeline: directory in which each rank writes what it did, and when, in its latest step.
+    profile: whether to time every stage's graphs once, and go by that rather than by estimates.
     lowering: what turns graphs into code; "inductor" or "aten" (the reference).
     schedule: another pipeline schedule than the one that `distribute` was given, for the same stages of each rank; kept
         as its name or as text.
-    strategy: how values move between stages; "broadcast", "send_recv", "local_allgather" or "global_allgather".
+    strategy: how values move between stages; "broadcast", "send_recv", "local_allgather" or "global_allgather"; or
+        "signal", by which one element of each arrives and all results are meaningless, but for the time that they take.
     algorithm: what chooses the senders and the order of what moves; "best", "greedy", "depth_first", "balance" or
         "naive".
     transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
@@ -39,6 +41,8 @@ class Options:
     """
 
     dump: Path | None = None
+    timeline: Path | None = None
+    profile: bool = False
     lowering: str = "inductor"
     schedule: str | None = None
     strategy: str = "broadcast"
@@ -59,13 +63,16 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     for name in values:
         if name not in known:
             raise UnknownOptionError(name, known)
-    if not isinstance(values["dump"], str | Path | None):
-        raise InvalidOptionError("dump", values["dump"], "a directory")
-    values["dump"] = Path(values["dump"]) if values["dump"] else None
+    for name in ("dump", "timeline"):
+        if not isinstance(values.get(name), str | Path | None):
+            raise InvalidOptionError(name, values[name], "a directory")
+        values[name] = Path(values[name]) if values.get(name) else None
     if values.get("schedule") is not None:
         values["schedule"] = schedule_text(values["schedule"])
     options = Options(**values)
     _check_names(options)
+    if not isinstance(options.profile, bool):
+        raise InvalidOptionError("profile", options.profile, "True or False")
     timeout_s = options.transfer_timeout_s
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InvalidOptionError("transfer_timeout_s", timeout_s, "seconds, more than none")
@@ -75,8 +82,7 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
 def _check_names(options: Options) -> None:
     if options.lowering not in LOWERINGS:
         raise UnknownLoweringError(str(options.lowering), LOWERINGS)
-    if str(options.strategy) not in STRATEGIES:
-        raise UnknownStrategyError(str(options.strategy), tuple(STRATEGIES))
+    strategy_named(str(options.strategy))
     if options.algorithm not in ALGORITHMS:
         raise UnknownAlgorithmError(str(options.algorithm), ALGORITHMS)
 

@@ -51,6 +51,11 @@ class Dump:
         if self._directory is not None:
             self._write(name, None, "txt", str(content))
 
+    def json(self, name: str, content: str) -> None:
+        """Write what programs read."""
+        if self._directory is not None:
+            self._write(name, None, "json", content)
+
     def _write(self, name: str, stage: int | None, suffix: str, content: str) -> None:
         if self._directory is None:
             return

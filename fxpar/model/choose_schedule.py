@@ -10,11 +10,11 @@ from fxpar.schedule import (
     DELAYED,
     INTERLEAVED,
     SCHEDULE_NAMES,
+    Costs,
     Schedule,
     build_schedule,
     check_fits,
 )
-from fxpar.schedule.costs import Costs
 
 _STAGES_PER_RANK = 2
 """Of an interleaved schedule, where nothing else is said."""

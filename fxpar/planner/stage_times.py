@@ -1,9 +1,11 @@
-"""Estimate how long the computations of a stage take, before anything is compiled."""
+"""How long the computations of stages take: estimated before anything is compiled, or measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+import torch.distributed as dist
 from torch import fx
 
 from fxpar.annotate import is_backward
@@ -12,9 +14,7 @@ from fxpar.layouts.work import work_us
 from fxpar.mesh import Mesh
 from fxpar.pipeline import Pipeline
 from fxpar.planner.prices import Prices, default_prices
-from fxpar.schedule import Kind
-from fxpar.schedule.costs import Costs
-from fxpar.schedule.transfer_costs import transfer_costs
+from fxpar.schedule import Costs, Kind, transfer_costs
 from fxpar.stage import PlannedStage, PortKind
 
 
@@ -24,6 +24,16 @@ def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mes
     times = {stage.joint.index: stage_times(stage, mesh.x * mesh.y, prices) for stage in stages}
     transfers = transfer_costs(pipeline.reshards, prices.network)
     return Costs(tuple(placement), pipeline.edges, times, transfers)
+
+
+def measured(costs: Costs, own: Mapping[int, Mapping[Kind, float]]) -> Costs:
+    """The same with the times that ranks measured of their `own` stages, in microseconds; a collective of all ranks.
+
+    Of ranks that share a stage, the slowest counts.
+    """
+    parts = [replace(costs, compute_us=own, memory={})] * dist.get_world_size()
+    dist.all_gather_object(parts, parts[0])
+    return replace(Costs.merge(parts), memory=costs.memory)
 
 
 def stage_times(planned: PlannedStage, num_ranks: int, prices: Prices) -> dict[Kind, float]:

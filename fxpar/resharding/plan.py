@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby, pairwise
 
-from fxpar.errors import UnknownStrategyError
 from fxpar.resharding.bound import lower_bound
 from fxpar.resharding.network import LOOPBACK, Network
 from fxpar.resharding.search import Flow, Slot, search
 from fxpar.resharding.show import table, timeline
-from fxpar.resharding.strategies import EXCHANGING, STRATEGIES, Cut, Group, Leg
+from fxpar.resharding.strategies import EXCHANGING, SIGNAL, Cut, Group, Leg, Strategy, strategy_named
 from fxpar.resharding.tile import Tiles
 from fxpar.resharding.units import UnitTask, unit_tasks
 
@@ -131,14 +130,13 @@ def make_plan(
     Raises:
         UnknownStrategyError, UnknownAlgorithmError: no such name.
     """
-    if strategy not in STRATEGIES:
-        raise UnknownStrategyError(strategy, tuple(STRATEGIES))
+    carry = strategy_named(strategy)
     tasks = unit_tasks(source, destination)
     wholes = [whole_flow(task, itemsize, hosts) for task in tasks]
     planner = _Planner(tasks, wholes, itemsize, hosts, network, waves or {})
-    legs = list(planner.legs(strategy))
+    legs = list(planner.legs(carry, in_waves=strategy in EXCHANGING))
     slots = search([planner.flow(task, leg) for task, leg in legs], algorithm, seed=seed)
-    relays = [*planner.inside_hosts(), *planner.between_hosts(legs, slots)]
+    relays = [*planner.inside_hosts(1 if strategy == SIGNAL else None), *planner.between_hosts(legs, slots)]
     bound = lower_bound(wholes)
     return ReshardPlan(strategy, algorithm, itemsize, tuple(hosts), tasks, tuple(relays), Fraction(bound), network)
 
@@ -167,14 +165,14 @@ class _Planner:
         self._sent: Counter[int] = Counter()
         self._led: Counter[int] = Counter()
 
-    def legs(self, strategy: str) -> Iterator[tuple[int, Leg]]:
+    def legs(self, carry: Strategy, *, in_waves: bool) -> Iterator[tuple[int, Leg]]:
         """Task numbers with the legs that they take between hosts."""
         for number, task in enumerate(self._tasks):
             holding = self._wholes[number].senders
             needing = [rank for rank in task.receivers if self._hosts[rank] not in holding]
             if needing:
-                for together in self._by_wave(needing) if strategy in EXCHANGING else [needing]:
-                    for leg in STRATEGIES[strategy](task.num_elements, self._groups(together)):
+                for together in self._by_wave(needing) if in_waves else [needing]:
+                    for leg in carry(task.num_elements, self._groups(together)):
                         yield number, leg
 
     def flow(self, number: int, leg: Leg) -> Flow:
@@ -182,14 +180,15 @@ class _Planner:
         ring = {self._hosts[group[0]]: None for cut in leg.cuts for group in cut.ring}
         return Flow(leg.num_elements * self._itemsize, self._wholes[number].senders, tuple(ring))
 
-    def inside_hosts(self) -> Iterator[Relay]:
-        """What receivers read from holders on their own host."""
+    def inside_hosts(self, most: int | None) -> Iterator[Relay]:
+        """What receivers read from holders on their own host: all elements of each task, or so many at most."""
         for number, task in enumerate(self._tasks):
             holding = self._wholes[number].senders
             needing = [rank for rank in task.receivers if self._hosts[rank] in holding and rank not in task.senders]
             for group in self._groups(needing):
                 sender = self._least(task, self._hosts[group[0]])
-                yield Relay(number, 0, task.num_elements, (sender,), (group,), 0, 0, 1)
+                count = task.num_elements if most is None else min(most, task.num_elements)
+                yield Relay(number, 0, count, (sender,), (group,), 0, 0, 1)
 
     def between_hosts(self, legs: Sequence[tuple[int, Leg]], slots: Sequence[Slot]) -> Iterator[Relay]:
         """The relays of all legs, in the order of their slots."""

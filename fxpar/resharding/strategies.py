@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
+from fxpar.errors import UnknownStrategyError
+
+SIGNAL = "signal"
+"""The strategy that delivers nothing but the news that something would have arrived."""
+
 Group: TypeAlias = tuple[int, ...]
 """The receivers of one host, the leader first."""
 
@@ -69,14 +74,36 @@ def broadcast(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
     return [Leg(num_elements, (Cut(0, num_elements, tuple(groups)),))]
 
 
+def signal(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
+    """As broadcast, but of the first element alone: what a transfer costs that has no bytes to move.
+
+    What arrives is meaningless. It bounds from above how fast any strategy could be (Zhuang et al., section 5).
+    """
+    return [Leg(1, (Cut(0, 1, tuple(groups)),))] if num_elements else []
+
+
 STRATEGIES: Mapping[str, Strategy] = {
     "broadcast": broadcast,
     "send_recv": send_recv,
     "local_allgather": local_allgather,
     "global_allgather": global_allgather,
 }
+"""Those that deliver what they are asked to."""
+
 EXCHANGING = frozenset({"local_allgather", "global_allgather"})
 """Those in which each receiver depends on all the others of its leg."""
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy of that name: one of `STRATEGIES`, or "signal".
+
+    Raises:
+        UnknownStrategyError: there is none.
+    """
+    known = {**STRATEGIES, SIGNAL: signal}
+    if name not in known:
+        raise UnknownStrategyError(name, tuple(known))
+    return known[name]
 
 
 def _parts(num_elements: int, ranks: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:

@@ -58,7 +58,8 @@ class Buffers:
             for buffer in buffers:
                 if not is_shared(buffer):
                     return buffer[:]
-            buffers.append(torch.empty(num_bytes, dtype=torch.uint8, device=self.device))
+            # Not empty: what a signal does not fill must not be numbers that processors are slow at.
+            buffers.append(torch.zeros(num_bytes, dtype=torch.uint8, device=self.device))
             return buffers[-1][:]
 
     @property

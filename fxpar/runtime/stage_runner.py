@@ -90,11 +90,13 @@ class StageRunner:
     def _backward(self, microbatch: int, state: StepState) -> None:
         stage = self.stage
         assert stage.backward is not None, f"stage {stage.index} was compiled without a whole backward"
-        made = stage.backward(*state.saved.pop((stage.index, microbatch)), *self._tangents(microbatch, state))
+        tangents = self._tangents(microbatch, state)
+        made = stage.backward(*state.saved.pop((stage.index, microbatch)), *tangents)
         gradients = dict(zip(stage.gradients, made, strict=True))
         returning = [gradients.pop(port) for port in stage.gradients if port.kind is PortKind.EDGE]
         self._return(returning, microbatch, state)
-        self._accumulate(list(gradients.values()), returning, state)
+        # A gradient may be a tangent as it came, which another stage of this rank may still use.
+        self._accumulate(list(gradients.values()), [*returning, *tangents], state)
 
     def _input_gradients(self, microbatch: int, state: StepState) -> None:
         stage = self.stage

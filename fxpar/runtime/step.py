@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from fxpar.dtensor import from_local
 from fxpar.mesh import batch_rank
 from fxpar.model.distribution import Distribution
 from fxpar.random import RANDOM_STATE, random_state
-from fxpar.runtime.executor import Executor
+from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
+from fxpar.runtime.recorder import Recorder
 from fxpar.runtime.results import ResultSpec, gather_result
 from fxpar.stage import PortKind
 
@@ -29,12 +31,14 @@ class Step:
         distribution: Distribution,
         executor: Executor,
         results: Sequence[ResultSpec],
+        timeline: Path | None = None,
         *,
         with_backward: bool,
     ) -> None:
         self._distribution = distribution
         self._executor = executor
         self._results = results
+        self._timeline = timeline
         self._loss = None if loss is None else loss.position
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
@@ -46,12 +50,13 @@ class Step:
         """Run a step on Dynamo's arguments; the results of the forward, in its order."""
         held = self._distribution.own_parameters()
         parameters = {name: parameter.to_local().detach() for name, parameter in held.items()}
+        buffers = {name: args[position] for name, position in self._buffers.items()}
+        inputs = {name: args[position] for name, position in self._inputs.items()} | {RANDOM_STATE.name: self._draw()}
         with torch.no_grad():
-            done = self._executor.run(
-                parameters,
-                {name: args[position] for name, position in self._buffers.items()},
-                {name: args[position] for name, position in self._inputs.items()} | {RANDOM_STATE.name: self._draw()},
-            )
+            if self._timeline is None:
+                done = self._executor.run(parameters, buffers, inputs)
+            else:
+                done = self._record(self._timeline, (parameters, buffers, inputs))
         results = [self._result(position, done.results.get(position)) for position in range(len(self._results))]
         if self._with_backward:
             assert self._loss is not None, "a step with a backward has a loss"
@@ -63,6 +68,17 @@ class Step:
         elif self._loss is not None:
             results[self._loss] = done.loss
         return tuple(results)
+
+    def _record(
+        self, directory: Path, arguments: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]
+    ) -> StepResult:
+        """Run the step, and write its timeline."""
+        mesh = self._distribution.mesh
+        recorder = Recorder(mesh.coordinate["pipe"])
+        done = self._executor.run(*arguments, recorder.observe)
+        directory.mkdir(parents=True, exist_ok=True)
+        recorder.timeline.save(directory / f"timeline.rank{mesh.rank}.json")
+        return done
 
     def _draw(self) -> Tensor:
         """The random state of this step; it moves on with every step that trains."""

@@ -152,8 +152,11 @@ class Route:
         held = self._side.tile_to_send(value)
         for number, relay in self._published:
             task = self._plan.tasks[relay.task]
-            message = self._writers[number].begin(task.num_elements * value.itemsize)
-            pack(value, held, task.region, message.buffer)
+            message = self._writers[number].begin(relay.num_elements * value.itemsize)
+            if relay.num_elements == task.num_elements:
+                pack(value, held, task.region, message.buffer)
+            else:
+                message.buffer.copy_(packed_relays([relay], self._plan.tasks, value, held, self._buffers)[0])
             message.publish(len(message.buffer))
         shipment, tag = Shipment(), self._tag_of(microbatch, passed_on=False)
         if self._sent:

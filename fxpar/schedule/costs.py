@@ -102,7 +102,11 @@ class Costs:
 
     def save(self, path: str | Path) -> None:
         """Write them as JSON. Ranks that know their own stages alone may each write what they know."""
-        Path(path).write_text(json.dumps(_to_json(self), indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    def to_json(self) -> str:
+        """What `save` writes."""
+        return json.dumps(_to_json(self), indent=1)
 
     @staticmethod
     def load(path: str | Path) -> Costs:

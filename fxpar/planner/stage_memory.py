@@ -1,0 +1,69 @@
+"""What a stage of this rank takes in memory, from its local graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from torch import fx
+
+from fxpar.annotate import tensor
+from fxpar.passes.kept_memory import KeptMemory, KeptPort
+from fxpar.schedule import Kind
+from fxpar.schedule.memory import StageMemory
+from fxpar.stage import JointGraph, Port, PortKind
+
+_ADAM_STATES = 2
+"""What optimizers are taken to keep for every weight that they train: Adam's two moments."""
+
+
+def stage_memory(local: JointGraph, kept: KeptMemory, own: Collection[str]) -> StageMemory:
+    """Figures of one stage; `own` are the parameters that its ranks own, which may be fewer than it uses."""
+    inputs, outputs, tangents, gradients = _port_bytes(local)
+    weights = {port: size for port, size in inputs.items() if port.kind is PortKind.PARAMETER and port.name in own}
+    trained = [port for port in weights if port in gradients]
+    results = sum(port.num_bytes for port in kept.outputs if port.port.kind is PortKind.RESULT)
+    return StageMemory(
+        parameters=sum(weights.values()),
+        gradients=sum(size for port, size in gradients.items() if port.kind is PortKind.PARAMETER),
+        optimizer=_ADAM_STATES * sum(weights[port] for port in trained),
+        saved_for_inputs=kept.saved_until_inputs_bytes - _bytes_until(kept.outputs, ("I", "B")),
+        saved_for_weights=kept.saved_until_weights_bytes - _bytes_until(kept.outputs, ("W",)),
+        carried=kept.carried_bytes - sum(port.num_bytes for port in kept.gradients),
+        results=kept.result_bytes + results,
+        values=_of_edges(outputs),
+        gradients_of=_of_edges(tangents),
+        read=_of_edges(inputs),
+        returned=_of_edges(gradients),
+        values_until=_until(kept.outputs),
+        read_until=_until(kept.inputs),
+        gradients_of_until=frozenset(port.port.name for port in kept.tangents),
+        returned_until=frozenset(port.port.name for port in kept.gradients),
+    )
+
+
+def _port_bytes(local: JointGraph) -> tuple[dict[Port, int], ...]:
+    """What each port of the stage's border takes: inputs, outputs, tangents, gradients."""
+    graph = local.module.graph
+    entering = [tensor(node).nbytes for node in graph.find_nodes(op="placeholder")]
+    (output,) = graph.find_nodes(op="output")
+    leaving = [tensor(node).nbytes if isinstance(node, fx.Node) else 0 for node in output.args[0]]
+    num_inputs, num_outputs = len(local.inputs), len(local.outputs)
+    return (
+        dict(zip(local.inputs, entering[:num_inputs], strict=True)),
+        dict(zip(local.outputs, leaving[:num_outputs], strict=True)),
+        dict(zip(local.tangents, entering[num_inputs:], strict=True)),
+        dict(zip(local.gradients, leaving[num_outputs:], strict=True)),
+    )
+
+
+def _of_edges(sizes: Mapping[Port, int]) -> dict[str, int]:
+    return {port.name: size for port, size in sizes.items() if port.kind is PortKind.EDGE}
+
+
+def _until(ports: Iterable[KeptPort]) -> dict[str, Kind]:
+    """By edge; a whole backward frees what either half would."""
+    return {kept.port.name: "W" if kept.until == "W" else "I" for kept in ports if kept.port.kind is PortKind.EDGE}
+
+
+def _bytes_until(ports: Iterable[KeptPort], until: Collection[str]) -> int:
+    return sum(kept.num_bytes for kept in ports if kept.until in until)

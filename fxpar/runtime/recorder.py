@@ -1,0 +1,70 @@
+"""Take notes of a step as it runs: when everything began and ended, and what was kept for the backward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from fxpar.runtime.step_state import StepState
+from fxpar.schedule import Compute, Instruction, Send, Wait
+from fxpar.schedule.timeline import SENDS, WAIT, Span, Timeline
+
+
+class Recorder:
+    """Observes the step of one pipe rank.
+
+    `saved_peak_bytes` is the most memory that was held for backwards at once: that of distinct storages, without
+    parameters, buffers and inputs of the step.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._spans: list[Span] = []
+        self.saved_peak_bytes = 0
+        self._epoch_us = 1e6 * time.time() - 1e-3 * time.perf_counter_ns()
+
+    def observe(self, instruction: Instruction, state: StepState, run: Callable[[], Any]) -> None:
+        """Run an instruction, and note it."""
+        begin = self._now_us()
+        run()
+        end = self._now_us()
+        match instruction:
+            case Compute(action):
+                self._spans.append(Span.of_action(self._rank, action, begin, end))
+                self.saved_peak_bytes = max(self.saved_peak_bytes, _kept_bytes(state))
+            case Wait(transfer):
+                self._spans.append(Span.of_transfer(self._rank, WAIT, transfer, begin, end))
+            case Send(transfer):
+                self._spans.append(Span.of_transfer(self._rank, SENDS, transfer, begin, end))
+
+    @property
+    def timeline(self) -> Timeline:
+        """What was noted, by the wall clock; of sends, how long they kept the rank from computing."""
+        return Timeline(tuple(self._spans))
+
+    def _now_us(self) -> float:
+        return self._epoch_us + 1e-3 * time.perf_counter_ns()
+
+
+def _kept_bytes(state: StepState) -> int:
+    resident = {_storage(value) for value in _resident(state)}
+    kept = {
+        _storage(value): value.untyped_storage().nbytes()
+        for values in (*state.saved.values(), *state.carried.values())
+        for value in values
+    }
+    return sum(num_bytes for storage, num_bytes in kept.items() if storage not in resident)
+
+
+def _resident(state: StepState) -> Iterator[Tensor]:
+    yield from state.parameters.values()
+    yield from state.buffers.values()
+    for microbatches in state.inputs.values():
+        yield from microbatches
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
