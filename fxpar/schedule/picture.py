@@ -44,7 +44,7 @@ def _bars(spans: Sequence[Span], begin_us: float) -> list[Bar]:
             span.begin_us - begin_us,
             span.end_us - begin_us,
             span.name if span.microbatch is None else str(span.microbatch),
-            f"{span.name}: {span.begin_us:,.0f} to {span.end_us:,.0f} us",
+            f"{span.name}: {span.begin_us - begin_us:,.0f} to {span.end_us - begin_us:,.0f} us",
             _COLOURS.get(span.kind, 0),
         )
         for span in spans

@@ -115,14 +115,14 @@ class Timeline:
 
     @staticmethod
     def load(path: str | Path) -> Timeline:
-        """What `save` wrote to the file `path`, or to all files below that folder whose names end in `timeline.json`.
+        """What `save` wrote to the file `path`, or to all files `*timeline*.json` below that folder.
 
         Raises InvalidTimelineError if there is no such trace.
         """
         root = Path(path)
-        files = sorted(root.rglob("*timeline.json")) if root.is_dir() else [root]
+        files = sorted(root.rglob("*timeline*.json")) if root.is_dir() else [root]
         if not files:
-            raise InvalidTimelineError(str(path), "no file *timeline.json below it")
+            raise InvalidTimelineError(str(path), "no file *timeline*.json below it")
         return Timeline.merge(map(_load, files))
 
     @staticmethod

@@ -49,7 +49,7 @@ def test_bars_bear_their_microbatch_and_start_with_the_step() -> None:
     assert [group.findtext(f"{SVG}text") for group in bars] == ["5", "5", "5"]
     lefts = [float(rect.attrib["x"]) for group in bars for rect in group.iter(f"{SVG}rect")]
     assert [round(left - lefts[0]) for left in lefts] == [0, 300, 600]
-    assert next(group.findtext(f"{SVG}title") for group in bars) == "0F5: 10 to 20 us"
+    assert next(group.findtext(f"{SVG}title") for group in bars) == "0F5: 0 to 10 us"
 
 
 def test_colours_tell_kinds_apart_as_the_legend_says() -> None:

@@ -109,8 +109,8 @@ def _idle_within(timeline: Timeline) -> list[float]:
 @pytest.mark.parametrize("transfer", [0.0, 0.25, 0.5, 1.0, 2.0, 5.0])
 @pytest.mark.parametrize("weights", [0.5, 1.0, 1.5])
 def test_delaying_weight_gradients_never_costs_time(transfer: float, weights: float) -> None:
-    for num_stages in range(1, 9):
-        for num_microbatches in (1, 2, num_stages, 2 * num_stages, 32):
+    for num_stages in (1, 2, 3, 5, 8):
+        for num_microbatches in (1, 2, num_stages, 20):
             times = _split(num_stages, 1.0, 1.0, weights)
             costs = uniform_costs(range(num_stages), chain(num_stages), times, transfer, transfer)
             delays = costs.weight_delays(num_microbatches)
