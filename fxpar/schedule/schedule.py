@@ -159,7 +159,12 @@ def _check_whole(schedule: Schedule, stage: int, rank: int) -> None:
         last = (weights if inputs in done else whole) if schedule.has_backward else forward
         for needed in (forward, last):
             if needed not in done:
-                where = f"{schedule.name}, rank {rank}" if done else schedule.name
+                if not done:
+                    rows = "\n  ".join(marked(actions, -1) for actions in schedule.ranks)
+                    raise InvalidScheduleError(
+                        f"{schedule.name}: {needed} is missing: no rank runs its stage\n  {rows}"
+                    )
+                where = f"{schedule.name}, rank {rank}"
                 raise InvalidScheduleError(f"{where}: {needed} is missing\n  {_gap(schedule.ranks[rank], needed)}")
 
 

@@ -141,6 +141,28 @@ def test_eager_keeps_as_many_more_activations_as_there_are_later_stages() -> Non
         assert more == [num_stages - stage for stage in range(1, num_stages + 1)]
 
 
+@pytest.mark.parametrize("name", [name for name in SCHEDULE_NAMES if name != "gpipe"])
+def test_memory_does_not_grow_with_the_microbatches(name: str) -> None:
+    edges = [*chain(4), Edge("shared", 0, (1, 2, 3)), Edge("mask", 0, (2, 3), differentiable=False)]
+    sizes = dict.fromkeys([edge.name for edge in edges], 10)
+    stage = StageMemory(
+        saved_for_inputs=3,
+        saved_for_weights=5,
+        carried=7 if "I" in str(build_schedule(name, 4, 1)) else 0,
+        values=sizes,
+        gradients_of=sizes,
+        read=sizes,
+        returned=sizes,
+        values_until={"out1": "W", "shared": "I"},
+        read_until={"out0": "I", "mask": "W"},
+        gradients_of_until=frozenset({"out0", "shared"}),
+        returned_until=frozenset({"out0", "out2"}),
+    )
+    few, many = (_peaks(build_schedule(name, 4, m), *[stage] * 4, edges=edges, lookahead=2) for m in (24, 48))
+    assert [peak.saved_peak_bytes for peak in few] == [peak.saved_peak_bytes for peak in many]
+    assert [peak.peak_bytes for peak in few] == [peak.peak_bytes for peak in many]
+
+
 def test_splitting_the_backward_frees_what_only_input_gradients_need() -> None:
     stage = StageMemory(saved_for_inputs=10, saved_for_weights=1)
     schedule = Schedule.parse("0F0 0I0 0F1 0I1 0W0 0W1")
