@@ -4,10 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, fx
+
+from fxpar.annotate import tensor
+
+aten = torch.ops.aten
 
 
 def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """The graph's own Python code, which drops every intermediate value after its last use."""
-    run: Callable[..., Sequence[Tensor]] = graph.forward
+    run: Callable[..., Sequence[Tensor]] = _with_strides_of_views(graph).forward
     return run
+
+
+def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
+    """`graph`, or a copy whose views have the strides of their fakes in dims of size 1, too.
+
+    There `aten.view` gives others on real tensors than on fake ones. Kernels that tell channels-last from contiguous by
+    them then refuse what they took in the trace: group norm does, behind the attention over a single image.
+    """
+    views = {node for node in graph.graph.nodes if _may_differ(node)}
+    if not views:
+        return graph
+    restored = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        copies[node] = restored.node_copy(node, copies.__getitem__)
+        if node in views:
+            view = tensor(node)
+            copies[node] = restored.call_function(
+                aten.as_strided.default, (copies[node], list(view.shape), list(view.stride()))
+            )
+    return fx.GraphModule(graph, restored)
+
+
+def _may_differ(node: fx.Node) -> bool:
+    if node.target not in (aten.view.default, aten._unsafe_view.default):
+        return False
+    view = tensor(node)
+    return 1 in view.shape and not view.is_contiguous()

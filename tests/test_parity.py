@@ -35,7 +35,7 @@ def test_training_equals_one_process_under_every_schedule(turn: int, sizes: dict
     run_ranks(math.prod(sizes.values()), check_runs, runs)
 
 
-UNET = [({"pipe": 2}, 1, "1f1b"), ({"pipe": 2, "data": 2}, 2, "eager-1f1b"), ({"data": 2}, 4, "gpipe")]
+UNET = [({"pipe": 2}, 1, "1f1b"), ({"pipe": 2, "data": 2}, 2, "eager-1f1b"), ({"data": 2}, 8, "gpipe")]
 
 
 @pytest.mark.parametrize(("sizes", "microbatches", "schedule"), UNET, ids=[str(sizes) for sizes, *_ in UNET])

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxpar.config import LOWERINGS
 from fxpar.errors import UnknownLoweringError
@@ -55,3 +55,15 @@ def test_aten_drops_values_after_their_last_use(monkeypatch: pytest.MonkeyPatch)
     graph.recompile()
     lower("aten")(graph)(torch.randn(3))
     assert len(held) == 1
+
+
+def test_aten_takes_views_of_a_single_image_for_what_they_were_in_the_trace() -> None:
+    """Its stride of images is arbitrary, but group norm reads the memory order from it."""
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        channels_last = x.transpose(1, 2).view(1, 4, 3, 3)
+        return (nn.functional.group_norm(channels_last * 2, 2),)
+
+    x = torch.randn(1, 9, 4)
+    found = lower("aten")(traced(function, x))(x)
+    torch.testing.assert_close(found[0], function(x)[0])
