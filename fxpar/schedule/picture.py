@@ -52,7 +52,9 @@ def _bars(spans: Sequence[Span], begin_us: float) -> list[Bar]:
 
 
 def _figures(timelines: Mapping[str, Timeline]) -> str:
-    return "; ".join(
-        f"{label + ': ' if label else ''}{line.makespan_us / 1000:,.3f} ms, bubble {line.bubble_share:.1%}"
-        for label, line in timelines.items()
-    )
+    """Of many there is only room for the first figure."""
+    shown = []
+    for label, timeline in timelines.items():
+        bubble = "" if len(timelines) > 2 else f", bubble {timeline.bubble_share:.1%}"
+        shown.append(f"{label} {timeline.makespan_us / 1000:,.3f} ms{bubble}".lstrip())
+    return "; ".join(shown)

@@ -51,8 +51,8 @@ def add_flags(parser: ArgumentParser) -> None:
         "--measured",
         type=Path,
         nargs="+",
-        metavar="FILE",
-        help="traces of a recorded step, to lay beside the simulated",
+        metavar="PATH",
+        help="traces of a recorded step, or the folder of them, to lay beside the simulated",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")
 
@@ -67,11 +67,11 @@ def run(options: Namespace, console: Console) -> int:
     measured = Timeline.merge(map(Timeline.load, options.measured)).from_start() if options.measured else None
     timelines = {prediction.schedule.name: prediction.timeline for prediction in predictions}
     timelines |= {MEASURED: measured} if measured else {}
+    for path in filter(None, (options.svg, options.trace)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     if options.svg:
-        picture = draw_timelines(
-            _title(predictions, source), timelines, beside=measured is not None and len(predictions) == 1
-        )
-        options.svg.write_text(picture, encoding="utf-8")
+        beside = measured is not None and len(predictions) == 1
+        options.svg.write_text(draw_timelines(_title(predictions, source), timelines, beside=beside), encoding="utf-8")
     if options.trace:
         save_trace(options.trace, timelines)
     rows = [_row(prediction, measured) for prediction in predictions]

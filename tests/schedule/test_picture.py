@@ -63,3 +63,4 @@ def test_colours_tell_kinds_apart_as_the_legend_says() -> None:
 
 def test_the_figures_of_each_timeline_are_on_it() -> None:
     assert "0.030 ms, bubble 66.7%" in _texts(draw_timelines("a step", {"": STEP}))
+    assert "a 0.030 ms; b 0.030 ms; c 0.030 ms" in _texts(draw_timelines("a step", {"a": STEP, "b": STEP, "c": STEP}))

@@ -194,6 +194,16 @@ def test_a_message_starts_when_its_receiver_has_posted() -> None:
     assert _times(simulate(lower(schedule, chain(2)), costs))["1F1"] == (9, 14)
 
 
+def test_a_multicast_waits_for_those_who_pass_it_on_and_for_no_others() -> None:
+    edges = (Edge("skip", 0, (1, 2)),)
+    for slow, begins in ((1, {"1F1": 13, "2F1": 13}), (2, {"1F1": 4, "2F1": 13})):
+        times: dict[Kind, list[float]] = {"F": [1.0, 1.0, 1.0]}
+        times["F"][slow] = 10.0
+        programs = lower(forward_only(build_schedule("gpipe", 3, 2)), edges, lookahead=0)
+        found = _times(simulate(programs, uniform_costs(range(3), edges, times, 1)))
+        assert {name: found[name][0] for name in begins} == begins, f"stage {slow} posts when it has ended, at 12"
+
+
 def test_what_stays_on_its_rank_takes_no_time() -> None:
     schedule = Schedule.parse("0F0 1F0")
     assert _run(schedule, chain(2), {"F": [1, 1]}, value=7).makespan_us == 2

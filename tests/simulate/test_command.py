@@ -170,7 +170,7 @@ def test_numbers_that_are_none_are_refused(flags: list[str], capsys: pytest.Capt
 
 
 def test_timelines_are_drawn_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    svg, trace = tmp_path / "new" / "step.svg", tmp_path / "new" / "step.json"
     rows = _rows(capsys, *CHAIN, "--schedule", "1f1b", "--svg", str(svg), "--trace", str(trace))
     assert Timeline.load(trace).makespan_us == rows["1f1b"]["makespan_us"]
     texts = [text.text for text in ElementTree.parse(svg).iter(f"{SVG}text")]
