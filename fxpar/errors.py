@@ -62,8 +62,8 @@ class MemoryBudgetError(FxparError):
 
     def __init__(self, found_mib: str, budget_mib: str, where: str, parts: str) -> None:
         super().__init__(
-            f"{where}: {found_mib} MiB are in memory there: expected at most {budget_mib} MiB. They are, in MiB: {parts}. "
-            f'Fewer microbatches in flight ("1f1b"), more stages, smaller microbatches or more shards need less'
+            f"{where}: {found_mib} MiB are in memory there: expected at most {budget_mib} MiB. In MiB: {parts}. "
+            'Fewer microbatches in flight ("1f1b"), more stages, smaller microbatches or more shards need less'
         )
 
 

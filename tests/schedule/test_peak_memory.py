@@ -185,7 +185,7 @@ def test_a_program_over_its_budget_is_refused_with_where_and_what_for() -> None:
     with pytest.raises(MemoryBudgetError) as caught:
         check_memory(peaks, 4 * 2**20 - 1)
     assert str(caught.value) == (
-        "rank 0, instruction 6: compute 0F2: 4.0 MiB are in memory there: expected at most 4.0 MiB. They are, in MiB: "
+        "rank 0, instruction 6: compute 0F2: 4.0 MiB are in memory there: expected at most 4.0 MiB. In MiB: "
         'parameters 1.0, saved 3.0. Fewer microbatches in flight ("1f1b"), more stages, smaller microbatches or more '
         "shards need less"
     )
