@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch._dynamo
@@ -25,6 +25,10 @@ from torch.distributed.tensor.placement_types import _StridedShard as StridedSha
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +62,7 @@ __all__ = [
     "make_fx",
     "mark_static",
     "never_compiled",
+    "pipeline_schedule_of_csv",
     "rename_placeholder",
     "schema",
     "skip_frame",
@@ -119,7 +124,21 @@ def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[s
     return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(axes), _init_backend=False)
 
 
-# Inductor takes seconds to import, which only those who use it should pay: hence the imports inside the functions.
+# What follows takes seconds to import, which only those who use it should pay: hence the imports inside the functions.
+
+
+def pipeline_schedule_of_csv(
+    path: Path, stage: "PipelineStage", microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]
+) -> "PipelineScheduleMulti":
+    """The order of computations in `path` ("compute_only"), run by torch.distributed.pipelining, which adds messages.
+
+    `loss` makes of the last stage's output and a target what each microbatch adds to the loss.
+    """
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    schedule = _PipelineScheduleRuntime([stage], microbatches, loss_fn=loss, scale_grads=False)
+    schedule._load_csv(str(path), format="compute_only")
+    return schedule
 
 
 def inductor_cache() -> Path:

@@ -1,0 +1,78 @@
+"""Steps of torch.distributed.pipelining with the model, stages, microbatches and orders of fxpar, to compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+
+from fxpar._torch import pipeline_schedule_of_csv
+from fxpar.bench.torch_stages import torch_stages
+from fxpar.schedule import build_schedule, write_csv
+
+TorchSchedule: TypeAlias = Literal["Schedule1F1B", "eager order"]
+"""Torch's own 1F1B, which waits for messages where it needs them; or the order of eager-1F1B, run by torch's runtime of
+custom schedules, which posts every receive as early as the order of the sends allows."""
+
+
+def torch_step(
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    stages: Sequence[str],
+    microbatches: int,
+    schedule: TorchSchedule,
+    *,
+    compiled: bool,
+) -> Callable[[], float]:
+    """A call of what comes back runs a step: forward and backward of all microbatches, from no gradients to finished.
+
+    It gives the loss on the last rank and NaN on the others; the gradients of a rank's stage are in its `model`.
+    Every rank of the default process group calls both, and runs one stage on the CPU.
+
+    Args:
+        model: the same on every rank; its forward gives a mean loss over the batch.
+        batch: the forward's arguments by keyword, the same on every rank; the first dim of each is the batch.
+        stages: paths of the modules that open the second and later stages.
+        compiled: by Inductor, at the first step; otherwise stages run op by op.
+    """
+    rank, num_stages = dist.get_rank(), len(stages) + 1
+    assert dist.get_world_size() == num_stages, f"{num_stages} stages on {dist.get_world_size()} ranks"
+    part = torch_stages(model, batch, stages, microbatches)[rank]
+    if compiled:
+        part.module.compile()
+    # Told what arrives and leaves, torch need not find it out: it would want gradients in a layout that gloo refuses.
+    like = part.arriving, part.leaving
+    stage = PipelineStage(part.module, rank, num_stages, torch.device("cpu"), *like)
+    run = _schedule(stage, microbatches, schedule)
+    inputs = part.keywords(batch)
+    # The loss is a matter of the last stage, but torch asks for something of each microbatch to compare with.
+    target = torch.zeros(microbatches) if stage.is_last else None
+
+    def step() -> float:
+        losses: list[Tensor] = []
+        part.module.zero_grad()
+        run.step(target=target, losses=losses, return_outputs=False, **inputs)
+        return sum(loss.item() for loss in losses) if losses else math.nan
+
+    return step
+
+
+def _schedule(stage: PipelineStage, microbatches: int, schedule: TorchSchedule) -> Schedule1F1B | PipelineScheduleMulti:
+    def share(loss: Tensor, target: Tensor) -> Tensor:
+        """A microbatch's part in the mean: dividing it once costs less than dividing all gradients in the end."""
+        return loss / microbatches
+
+    if schedule == "Schedule1F1B":
+        return Schedule1F1B(stage, microbatches, loss_fn=share, scale_grads=False)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "schedule.csv"
+        write_csv(build_schedule("eager-1f1b", stage.num_stages, microbatches), path)
+        return pipeline_schedule_of_csv(path, stage, microbatches, share)
