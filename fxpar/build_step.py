@@ -107,7 +107,7 @@ def _schedule(distribution: Distribution, options: Options, costs: Costs, *, wit
 def _program(schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline, pipe: int) -> Program:
     programs = lower(schedule, pipeline.edges)
     messages = pipeline_messages(stages, [reshard.crossing for reshard in pipeline.reshards])
-    check_programs(programs, schedule, pipeline.edges, messages if schedule.has_backward else None)
+    check_programs(programs, schedule, pipeline.edges, messages)
     return programs[pipe]
 
 

@@ -37,6 +37,11 @@ def at_most(name: str, value: float, goal: float) -> Bar:
     return Bar(f"{name}, at most", value, goal, value <= goal)
 
 
+def at_least(name: str, value: float, goal: float) -> Bar:
+    """A bar that is met by `goal` and all above it (and not by NaN)."""
+    return Bar(f"{name}, at least", value, goal, value >= goal)
+
+
 def exactly(name: str, value: float, goal: float) -> Bar:
     """A bar that is met by `goal` alone."""
     return Bar(f"{name}, exactly", value, goal, value == goal)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from fxpar.bench.cluster import EmulatedCluster
 from fxpar.bench.processors import ProcessorUse, share_of_others
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
 from fxpar.bench.transfers import Measured, Transfer, measured, time_transfers
+from fxpar.bench.turns import meet_on_one_clock
 from fxpar.resharding.cases import ONE_TO_MANY
 from fxpar.resharding.network import Network
 from fxpar.resharding.strategies import STRATEGIES
@@ -30,8 +29,6 @@ SECONDS_EACH = 5.0
 """Other strategies than broadcast are repeated as often as fits into this, at least once."""
 
 GOAL_OVER_BOUND, GOAL_OVER_ONE_HOST = 1.15, 1.1
-
-_NEWS_S = 0.1
 
 
 def emulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
@@ -83,16 +80,8 @@ def _transfer(problem: Problem, strategy: str, network: Network) -> Transfer:
 def time_on_one_clock(transfers: Sequence[Transfer]) -> tuple[list[list[float]], ProcessorUse]:
     """`time_transfers` on ranks that are all on this machine, and what that takes of its processors."""
     before = ProcessorUse.now()
-    seconds = time_transfers(transfers, torch.device("cpu"), _meet_on_one_clock)
+    seconds = time_transfers(transfers, torch.device("cpu"), meet_on_one_clock)
     return seconds, ProcessorUse.now().since(before)
-
-
-def _meet_on_one_clock() -> float:
-    """Processes of one kernel share a clock, so they can go on at a time that they agree upon."""
-    start = torch.tensor([time.monotonic() + _NEWS_S], dtype=torch.float64)
-    dist.all_reduce(start, dist.ReduceOp.MAX)
-    time.sleep(max(0.0, start.item() - time.monotonic()))
-    return start.item()
 
 
 def rows(found: Emulated) -> Iterator[tuple[Row, list[Bar]]]:

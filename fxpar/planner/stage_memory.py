@@ -30,10 +30,10 @@ def stage_memory(local: JointGraph, kept: KeptMemory, own: Collection[str]) -> S
         saved_for_weights=kept.saved_until_weights_bytes - _bytes_until(kept.outputs, ("W",)),
         carried=kept.carried_bytes - sum(port.num_bytes for port in kept.gradients),
         results=kept.result_bytes + results,
-        values=_of_edges(outputs),
-        gradients_of=_of_edges(tangents),
-        read=_of_edges(inputs),
-        returned=_of_edges(gradients),
+        values=_of_edges(outputs, kept.outputs),
+        gradients_of=_of_edges(tangents, kept.tangents),
+        read=_of_edges(inputs, kept.inputs),
+        returned=_of_edges(gradients, kept.gradients),
         values_until=_until(kept.outputs),
         read_until=_until(kept.inputs),
         gradients_of_until=frozenset(port.port.name for port in kept.tangents),
@@ -56,8 +56,10 @@ def _port_bytes(local: JointGraph) -> tuple[dict[Port, int], ...]:
     )
 
 
-def _of_edges(sizes: Mapping[Port, int]) -> dict[str, int]:
-    return {port.name: size for port, size in sizes.items() if port.kind is PortKind.EDGE}
+def _of_edges(sizes: Mapping[Port, int], kept: Iterable[KeptPort]) -> dict[str, int]:
+    """By edge; one that is kept takes all that it is a part of."""
+    whole = {each.port: each.num_bytes for each in kept}
+    return {port.name: whole.get(port, size) for port, size in sizes.items() if port.kind is PortKind.EDGE}
 
 
 def _until(ports: Iterable[KeptPort]) -> dict[str, Kind]:
