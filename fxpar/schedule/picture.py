@@ -33,9 +33,10 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline], *, beside: boo
 
 
 def _lanes(label: str, timeline: Timeline) -> Iterator[tuple[int, str, Lane]]:
+    begin_us = timeline.begin_us
     for rank, name, spans in timeline.tracks():
         if name != WAIT:
-            yield rank, name, Lane(f"rank {rank} {name} {label}".rstrip(), _bars(spans, timeline.begin_us))
+            yield rank, name, Lane(f"rank {rank} {name} {label}".rstrip(), _bars(spans, begin_us))
 
 
 def _bars(spans: Sequence[Span], begin_us: float) -> list[Bar]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +83,9 @@ class Timeline:
 
     def from_start(self) -> Timeline:
         """The same, on a clock that is 0 when the first rank begins."""
-        return Timeline(
-            tuple(
-                Span(
-                    span.rank,
-                    span.lane,
-                    span.name,
-                    span.begin_us - self.begin_us,
-                    span.end_us - self.begin_us,
-                    span.kind,
-                    span.stage,
-                    span.microbatch,
-                )
-                for span in self.spans
-            )
-        )
+        zero_us = self.begin_us
+        moved = (replace(s, begin_us=s.begin_us - zero_us, end_us=s.end_us - zero_us) for s in self.spans)
+        return Timeline(tuple(moved))
 
     def tracks(self) -> Iterator[tuple[int, str, list[Span]]]:
         """Rank, lane, and spans that do not overlap; a lane with spans that do has several such tracks."""
