@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,38 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from fxpar._torch import pipeline_schedule_of_csv
-from fxpar.bench.torch_stages import torch_stages
+from fxpar.bench.torch_stages import TorchStage, torch_stages
 from fxpar.schedule import build_schedule, write_csv
 
 TorchSchedule: TypeAlias = Literal["Schedule1F1B", "eager order"]
 """Torch's own 1F1B, which waits for messages where it needs them; or the order of eager-1F1B, run by torch's runtime of
 custom schedules, which posts every receive as early as the order of the sends allows."""
+
+
+Step: TypeAlias = Callable[[], float]
+"""Forward and backward of all microbatches, from no gradients to finished ones. It gives the loss on the last rank and
+NaN on the others; the gradients of a rank's stage are in its model."""
+
+
+def torch_steps(
+    model: nn.Module, batch: Mapping[str, Tensor], stages: Sequence[str], microbatches: int, *, compiled: bool
+) -> dict[TorchSchedule, Step]:
+    """A step under each schedule, over the same stage modules; every rank makes them, and runs the same ones in order.
+
+    The ranks are those of the default process group. Each runs one stage, on the CPU.
+
+    Args:
+        model: the same on every rank; its forward gives a mean loss over the batch.
+        batch: the forward's arguments by keyword, the same on every rank; the first dim of each is the batch.
+        stages: paths of the modules that open the second and later stages.
+        compiled: by Inductor, at the first step; otherwise stages run op by op.
+    """
+    ranks, num_stages = dist.get_world_size(), len(stages) + 1
+    assert ranks == num_stages, f"{num_stages} stages on {ranks} ranks"
+    part = torch_stages(model, batch, stages, microbatches)[dist.get_rank()]
+    if compiled:
+        part.module.compile()
+    return {schedule: _step(part, batch, microbatches, schedule) for schedule in get_args(TorchSchedule)}
 
 
 def torch_step(
@@ -31,28 +57,17 @@ def torch_step(
     schedule: TorchSchedule,
     *,
     compiled: bool,
-) -> Callable[[], float]:
-    """A call of what comes back runs a step: forward and backward of all microbatches, from no gradients to finished.
+) -> Step:
+    """One of `torch_steps`."""
+    return torch_steps(model, batch, stages, microbatches, compiled=compiled)[schedule]
 
-    It gives the loss on the last rank and NaN on the others; the gradients of a rank's stage are in its `model`.
-    Every rank of the default process group calls both, and runs one stage on the CPU.
 
-    Args:
-        model: the same on every rank; its forward gives a mean loss over the batch.
-        batch: the forward's arguments by keyword, the same on every rank; the first dim of each is the batch.
-        stages: paths of the modules that open the second and later stages.
-        compiled: by Inductor, at the first step; otherwise stages run op by op.
-    """
-    rank, num_stages = dist.get_rank(), len(stages) + 1
-    assert dist.get_world_size() == num_stages, f"{num_stages} stages on {dist.get_world_size()} ranks"
-    part = torch_stages(model, batch, stages, microbatches)[rank]
-    if compiled:
-        part.module.compile()
+def _step(part: TorchStage, batch: Mapping[str, Tensor], microbatches: int, schedule: TorchSchedule) -> Step:
     # Told what arrives and leaves, torch need not find it out: it would want gradients in a layout that gloo refuses.
     like = part.arriving, part.leaving
-    stage = PipelineStage(part.module, rank, num_stages, torch.device("cpu"), *like)
+    stage = PipelineStage(part.module, dist.get_rank(), dist.get_world_size(), torch.device("cpu"), *like)
     run = _schedule(stage, microbatches, schedule)
-    inputs = part.keywords(batch)
+    inputs: dict[str, Any] = part.keywords(batch)
     # The loss is a matter of the last stage, but torch asks for something of each microbatch to compare with.
     target = torch.zeros(microbatches) if stage.is_last else None
 

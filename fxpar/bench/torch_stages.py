@@ -15,6 +15,7 @@ from fxpar.hints import Hints
 from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.model.logical import install
+from fxpar.passes.extract import returned
 from fxpar.passes.split_stages import split_stages
 from fxpar.stage import Port, PortKind, StageGraph
 
@@ -98,16 +99,10 @@ def _likes(graphs: Sequence[StageGraph]) -> dict[Port, Tensor]:
     """By what leaves a stage: a contiguous tensor like it, without memory."""
     likes = {}
     for graph in graphs:
-        for port, node in zip(graph.outputs, _returned(graph), strict=True):
+        for port, node in zip(graph.outputs, returned(graph.module), strict=True):
             value = example(node)
             likes[port] = torch.empty(value.shape, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
     return likes
-
-
-def _returned(graph: StageGraph) -> tuple[fx.Node, ...]:
-    (returned,) = graph.module.graph.output_node().args
-    assert isinstance(returned, tuple)
-    return returned
 
 
 class _Writer:
@@ -141,7 +136,9 @@ class _Writer:
             # Borders copy what leaves a stage, which torch's stages have no need of.
             is_copy = is_marker(node, "border")
             copies[node] = copies[node.args[0]] if is_copy else self._graph.node_copy(node, copies.__getitem__)
-        made = {port: copies[node] for port, node in zip(self._stage.outputs, _returned(self._stage), strict=True)}
+        made = {
+            port: copies[node] for port, node in zip(self._stage.outputs, returned(self._stage.module), strict=True)
+        }
         given = [self._contiguous(made[port]) if port in made else self._values[port] for port in leaving]
         is_last = leaving[0].kind is PortKind.RESULT
         self._graph.output(given[0] if is_last else tuple(given))

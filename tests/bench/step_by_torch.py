@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from fxpar.bench.models import example
-from fxpar.bench.torch_pipeline import TorchSchedule, torch_step
+from fxpar.bench.torch_pipeline import torch_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,15 @@ def check_steps(case: Case) -> list[str]:
     loss = model(**batch)
     loss.backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for schedule in get_args(TorchSchedule):
+    names: set[str] = set()
+    for step in torch_steps(model, batch, case.openers, MICROBATCHES, compiled=case.compiled).values():
         model.zero_grad()
-        step = torch_step(model, batch, case.openers, MICROBATCHES, schedule, compiled=case.compiled)
         for _ in range(2):
             check_loss(step(), loss.item())
         found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
         torch.testing.assert_close(found, {name: expected[name] for name in found}, rtol=1e-4, atol=1e-6)
-    return sorted(found)
+        names |= found.keys()
+    return sorted(names)
 
 
 def check_loss(found: float, expected: float) -> None:
