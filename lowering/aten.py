@@ -11,6 +11,8 @@ from fxpar.annotate import tensor
 
 aten = torch.ops.aten
 
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
 
 def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """The graph's own Python code, which drops every intermediate value after its last use."""
@@ -21,8 +23,9 @@ def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
 def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
     """`graph`, or a copy whose views have the strides of their fakes in dims of size 1, too.
 
-    There `aten.view` gives others on real tensors than on fake ones. Kernels that tell channels-last from contiguous by
-    them then refuse what they took in the trace: group norm does, behind the attention over a single image.
+    There `aten.view` and `aten.reshape` give others on real tensors than on fake ones. Kernels that tell channels-last
+    from contiguous by them then refuse what they took in the trace: group norm does, behind the attention over a single
+    image.
     """
     views = {node for node in graph.graph.nodes if _may_differ(node)}
     if not views:
@@ -40,7 +43,7 @@ def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _may_differ(node: fx.Node) -> bool:
-    if node.target not in (aten.view.default, aten._unsafe_view.default):
+    if node.target not in _VIEWS:
         return False
     view = tensor(node)
     return 1 in view.shape and not view.is_contiguous()
