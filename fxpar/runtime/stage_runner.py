@@ -54,7 +54,7 @@ class StageRunner:
         runs[kind](microbatch, state)
 
     def free(self, kind: Kind, microbatch: int, state: StepState) -> None:
-        """Forget what leaves with a message, which has it; saved values were taken out when they were used last."""
+        """Forget what leaves with a message, which has it, and what was kept for this action."""
         if kind == "F":
             for edge in self._leaving:
                 del state.leaving[edge, microbatch]
@@ -63,6 +63,9 @@ class StageRunner:
                 state.gradients.pop((edge, microbatch), None)
             for edge in self._returning:
                 del state.returning[edge, self.stage.index, microbatch]
+            del state.saved[self.stage.index, microbatch]
+        else:
+            del state.carried[self.stage.index, microbatch]
 
     def _forward(self, microbatch: int, state: StepState) -> None:
         stage = self.stage
@@ -91,7 +94,7 @@ class StageRunner:
         stage = self.stage
         assert stage.backward is not None, f"stage {stage.index} was compiled without a whole backward"
         tangents = self._tangents(microbatch, state)
-        made = stage.backward(*state.saved.pop((stage.index, microbatch)), *tangents)
+        made = stage.backward(*state.saved[stage.index, microbatch], *tangents)
         gradients = dict(zip(stage.gradients, made, strict=True))
         returning = [gradients.pop(port) for port in stage.gradients if port.kind is PortKind.EDGE]
         self._return(returning, microbatch, state)
@@ -101,10 +104,9 @@ class StageRunner:
     def _input_gradients(self, microbatch: int, state: StepState) -> None:
         stage = self.stage
         assert stage.split is not None, f"stage {stage.index} was compiled without a split backward"
-        saved = state.saved.pop((stage.index, microbatch))
+        saved = state.saved[stage.index, microbatch]
         kept = [saved[position] for position in stage.split.weights_saved]
         used = [saved[position] for position in stage.split.inputs_saved]
-        del saved
         made = stage.split.inputs(*used, *self._tangents(microbatch, state))
         self._return(made[: len(self._edges)], microbatch, state)
         state.carried[stage.index, microbatch] = [*kept, *made[len(self._edges) :]]
@@ -112,7 +114,7 @@ class StageRunner:
     def _weight_gradients(self, microbatch: int, state: StepState) -> None:
         stage = self.stage
         assert stage.split is not None, f"stage {stage.index} was compiled without a split backward"
-        kept = state.carried.pop((stage.index, microbatch))
+        kept = state.carried[stage.index, microbatch]
         self._accumulate(stage.split.weights(*kept), kept, state)
 
     def _return(self, gradients: Sequence[Tensor], microbatch: int, state: StepState) -> None:

@@ -53,10 +53,10 @@ class Step:
         buffers = {name: args[position] for name, position in self._buffers.items()}
         inputs = {name: args[position] for name, position in self._inputs.items()} | {RANDOM_STATE.name: self._draw()}
         with torch.no_grad():
-            if self._timeline is None:
-                done = self._executor.run(parameters, buffers, inputs)
-            else:
+            if self._timeline is not None and self._speaks_for_its_stage:
                 done = self._record(self._timeline, (parameters, buffers, inputs))
+            else:
+                done = self._executor.run(parameters, buffers, inputs)
         results = [self._result(position, done.results.get(position)) for position in range(len(self._results))]
         if self._with_backward:
             assert self._loss is not None, "a step with a backward has a loss"
@@ -68,6 +68,11 @@ class Step:
         elif self._loss is not None:
             results[self._loss] = done.loss
         return tuple(results)
+
+    @property
+    def _speaks_for_its_stage(self) -> bool:
+        """Whether it is the first of the ranks that share a place on the pipe axis, and so do the same."""
+        return not any(place for axis, place in self._distribution.mesh.coordinate.items() if axis != "pipe")
 
     def _record(
         self, directory: Path, arguments: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]
