@@ -104,7 +104,10 @@ SUBJECTS = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A distributed training run that must equal the one on a single process: some steps under each schedule."""
+    """A distributed training run that must equal the one on a single process: some steps under each schedule.
+
+    `stages` is how many there are, by default one for each pipe rank; `profile` is the option of that name.
+    """
 
     subject: str
     mesh: Mapping[str, int]
@@ -113,6 +116,8 @@ class Run:
     schedules: tuple[str, ...] = SCHEDULE_NAMES
     steps: int = 2
     strategy: str = "broadcast"
+    stages: int | None = None
+    profile: bool = False
 
 
 def check_runs_between_hosts(runs: Sequence[Run], ranks_per_host: int) -> None:
@@ -140,12 +145,13 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     fxpar.distribute(
         model,
         mesh,
-        stages=subject.openers(mesh.pipe),
+        stages=subject.openers(run.stages or mesh.pipe),
         layouts=subject.hints,
         microbatches=run.microbatches,
+        schedule=run.schedules[0],
         example_inputs=mine[0],
     )
-    options = {"lowering": run.lowering, "strategy": run.strategy}
+    options = {"lowering": run.lowering, "strategy": run.strategy, "profile": run.profile}
     compiled = {
         schedule: torch.compile(model, backend="fxpar", options={**options, "schedule": schedule})
         for schedule in run.schedules
