@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from fxpar.capture import capture_forward
 from fxpar.distribute import distribute
 from fxpar.errors import (
     AlreadyDistributedError,
     HintNotFoundError,
     InvalidHintError,
     InvalidOptionError,
+    InvalidScheduleError,
     InvalidStagesError,
     NotCompiledError,
     StageNotFoundError,
@@ -23,9 +25,10 @@ from fxpar.errors import (
     UnknownScheduleError,
 )
 from fxpar.layout import Layout, Shard
-from fxpar.model.distribution import common_seed
+from fxpar.model.distribution import common_seed, distribution_of
 from fxpar.plan import Plan, PlannedParameter
 from fxpar.random import random_state
+from fxpar.schedule import build_schedule, write_csv
 from tests.fake_mesh import fake_mesh
 
 
@@ -89,6 +92,7 @@ def test_a_plan_saves_loads_and_serves_again(tmp_path: Path) -> None:
         microbatches=4,
         schedule="1f1b",
         parameters={"head.bias": PlannedParameter(1, Layout((16,), (("x", Shard(0, 2)),)))},
+        placement=(0, 1),
     )
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
@@ -140,19 +144,91 @@ def test_a_meta_module_that_cannot_initialise_itself_is_an_error() -> None:
     [
         ({"stages": ["block.1"]}, StageNotFoundError, "'block.1' names no module.*did you mean 'blocks.1'"),
         ({"stages": ["block.1"], "example_inputs": EXAMPLE}, StageNotFoundError, "did you mean 'blocks.1'"),
-        ({"stages": ["blocks.1", "head"]}, InvalidStagesError, "makes 3 stages, but the mesh has pipe=2"),
+        (
+            {"stages": ["blocks.1", "head"]},
+            InvalidStagesError,
+            "has 3 stages, but the mesh has pipe=2, for which",
+        ),
         ({"stages": 2}, InvalidStagesError, "needs `example_inputs`"),
         ({"stages": ["blocks.1"], "layouts": {"nothing": ("x",)}}, HintNotFoundError, "'nothing' matches no parameter"),
         ({"stages": ["blocks.1"], "layouts": {"head.bias": ("w",)}}, InvalidHintError, "axis 'w' is none of"),
         ({"stages": ["blocks.1"], "layouts": {"head.bias": ("x", None)}}, InvalidHintError, "2 entries.*1 dims"),
         ({"stages": ["blocks.1"], "layouts": {"blocks.0.0.weight": ("x", "x")}}, InvalidHintError, "used 2 times"),
         ({"stages": ["blocks.1"], "schedule": "2f2b"}, UnknownScheduleError, "unknown schedule '2f2b'.*'1f1b'"),
+        (
+            {"stages": ["blocks.1", "head"], "schedule": "interleaved"},
+            InvalidStagesError,
+            "'interleaved' runs a multiple of 2",
+        ),
+        (
+            {"stages": ["blocks.1"], "schedule": [["0F0", "2F0", "2B0", "0B0"], ["1F0", "1B0"]]},
+            InvalidStagesError,
+            "the schedule runs 3 stages on 2 pipe ranks, but the model has 2 and the mesh has pipe=2",
+        ),
+        (
+            {"stages": ["blocks.1"], "schedule": "0F0 1F0 1B0 0B0"},
+            InvalidStagesError,
+            "the schedule runs 2 stages on 1 pipe ranks",
+        ),
         ({"stages": ["blocks.1"], "microbatches": 0}, InvalidOptionError, "microbatches.*positive integer"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with fake_mesh(pipe=2, x=2) as mesh, pytest.raises(error, match=message):
         distribute(Net(), mesh, **arguments)
+
+
+ONE_F_ONE_B = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+
+
+def _with_schedule(schedule: Any) -> Plan:
+    with fake_mesh(pipe=2) as mesh:
+        model = distribute(Net(), mesh, stages=["blocks.1"], microbatches=2, schedule=schedule)
+        return _plan_of(model)
+
+
+def _plan_of(model: nn.Module) -> Plan:
+    torch.compiler.reset()
+    return distribution_of(capture_forward(model, "cpu", EXAMPLE).model).final_plan
+
+
+def test_ones_own_schedule_may_be_lists_text_a_file_or_a_schedule(tmp_path: Path) -> None:
+    schedule = build_schedule("1f1b", 2, 2)
+    path = tmp_path / "mine.csv"
+    write_csv(schedule, path)
+    forms = [ONE_F_ONE_B, str(schedule), path, str(path), schedule]
+    assert {_with_schedule(form).schedule for form in forms} == {str(schedule)}
+
+
+def test_ones_own_schedule_says_where_stages_are() -> None:
+    with fake_mesh(pipe=2) as mesh:
+        openers = ["blocks.0.2", "blocks.1", "head"]
+        rows = [["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]]
+        model = distribute(Net(), mesh, stages=openers, schedule=rows)
+        assert _plan_of(model).placement == (0, 1, 1, 0)
+        owned = {name for name, _ in model.named_parameters()}
+        assert owned == {"blocks.0.0.weight", "blocks.0.0.bias", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    ("rank_0", "message"),
+    [
+        ("0F0 0F1 0B1", r"rank 0: 0B0 is missing\n  .*--> 0B0\? <--"),
+        ("0F0 0F1 0B0 0F1 0B1", r"rank 0, action 3: 0F1 runs a second time\n  0F0 0F1 0B0 --> 0F1 <-- 0B1"),
+        ("0F0 0B1 0F1 0B0", r"rank 0, action 1: 0B1 runs before 0F1\n  0F0 --> 0B1 <-- 0F1 0B0"),
+        ("0F0 0I0 0F1 0I1 0W0", r"rank 0: 0W1 is missing"),
+        ("0F0 0X0", r"rank 0, action 1: '0X0' is not an action"),
+    ],
+    ids=["missing", "twice", "out of order", "half a backward", "no action"],
+)
+def test_a_schedule_that_is_no_schedule_is_refused_with_the_wrong_action_marked(rank_0: str, message: str) -> None:
+    with pytest.raises(InvalidScheduleError, match=message):
+        _with_schedule([rank_0.split(), ONE_F_ONE_B[1]])
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidScheduleError, match=r"mine\.csv: expected a CSV file with a row of actions"):
+        _with_schedule(tmp_path / "mine.csv")
 
 
 def test_distributing_twice_is_an_error() -> None:
