@@ -13,10 +13,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 import fxpar
+from fxpar.backend import fxpar as compile_by_fxpar
 from fxpar.bench.models import GPT2_HINTS, LLAMA_HINTS, example
 from fxpar.hints import Entry
 from fxpar.schedule import SCHEDULE_NAMES
@@ -120,6 +121,26 @@ class Run:
     profile: bool = False
 
 
+class UnderSchedules:
+    """A backend of `torch.compile` that gives fxpar's steps under several schedules; the `chosen` one runs.
+
+    Dynamo captures the forward once for all of them, and that is what takes the time of a compile.
+    """
+
+    def __init__(self, schedules: Sequence[str], options: Mapping[str, Any]) -> None:
+        self._schedules = schedules
+        self._options = options
+        self.chosen = schedules[0]
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        """Compile a graph under every schedule."""
+        steps = {
+            schedule: compile_by_fxpar(module, example_inputs, options={**self._options, "schedule": schedule})
+            for schedule in self._schedules
+        }
+        return lambda *args: steps[self.chosen](*args)
+
+
 def check_runs_between_hosts(runs: Sequence[Run], ranks_per_host: int) -> None:
     """As `check_runs`, where ranks of different hosts do not use each other's memory. For `run_ranks`."""
     os.environ["FXPAR_HOST"] = f"host {dist.get_rank() // ranks_per_host}"
@@ -152,13 +173,12 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         example_inputs=mine[0],
     )
     options = {"lowering": run.lowering, "strategy": run.strategy, "profile": run.profile}
-    compiled = {
-        schedule: torch.compile(model, backend="fxpar", options={**options, "schedule": schedule})
-        for schedule in run.schedules
-    }
+    under = UnderSchedules(run.schedules, options)
+    step = torch.compile(model, backend=under)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, alone)]
     for number, (schedule, whole, part) in enumerate(zip(turns, batches, mine, strict=True)):
-        expected, found = _loss(alone(**whole)), _loss(compiled[schedule](**part))
+        under.chosen = schedule
+        expected, found = loss_of(alone(**whole)), loss_of(step(**part))
         expected.backward()
         found.backward()
         _compare(f"{run}, step {number} under {schedule}", expected, found, alone, model)
@@ -178,25 +198,27 @@ def check_same_bits(subject_name: str, sizes: Mapping[str, int], microbatches: i
     alone = subject.build()
     model = copy.deepcopy(alone)
     batch = subject.make_batch(BATCH)
-    expected = _loss(alone(**batch))
+    expected = loss_of(alone(**batch))
     expected.backward()
     stages = subject.openers(mesh.pipe)
     fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, microbatches=microbatches, example_inputs=batch)
     first: dict[str, Tensor] = {}
-    for schedule in SCHEDULE_NAMES:
-        step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "schedule": schedule})
-        loss = _loss(step(**batch))
+    under = UnderSchedules(SCHEDULE_NAMES, {"lowering": "aten"})
+    step = torch.compile(model, backend=under)
+    for under.chosen in SCHEDULE_NAMES:
+        loss = loss_of(step(**batch))
         loss.backward()
-        _compare(f"{subject_name} on {sizes} under {schedule}", expected, loss, alone, model)
+        _compare(f"{subject_name} on {sizes} under {under.chosen}", expected, loss, alone, model)
         gradients = {name: cast(DTensor, p.grad).to_local() for name, p in model.named_parameters()}
         model.zero_grad()
         found = {"the loss": loss.detach(), **gradients}
         first = first or found
         differing = [name for name, value in found.items() if not torch.equal(value, first[name])]
-        assert not differing, f"{schedule} gives {differing} other bits than {SCHEDULE_NAMES[0]}"
+        assert not differing, f"{under.chosen} gives {differing} other bits than {SCHEDULE_NAMES[0]}"
 
 
-def _loss(output: Any) -> Tensor:
+def loss_of(output: Any) -> Tensor:
+    """The loss in what a forward returns: all of it, or what is so called."""
     loss: Tensor = output if isinstance(output, torch.Tensor) else output["loss"]
     return loss
 
