@@ -24,5 +24,9 @@ BENCHMARKS = {
             "emulate": "run the cases of the paper on emulated hosts with links of 200 Mbit/s; some 7 minutes, as root",
         },
     ),
+    "pipeline": Benchmark(
+        "schedules of real models on ranks of this machine, against torch.distributed.pipelining",
+        {"emulate": "on emulated hosts whose links communicate as long as is hard to hide; some 10 minutes, as root"},
+    ),
 }
 """Name -> what the benchmark is."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fxpar.bench.cluster import EmulatedCluster
 from fxpar.bench.report import Bar, Row, Say, at_least, at_most
 from fxpar.bench.sleeping import Sleeping
-from fxpar.bench.turns import Sample, Turn, median_ms, median_ratio, take_turns, turns_of
+from fxpar.bench.turns import Sample, Step, Turn, median_ms, median_ratio, take_turns, turns_of
 from fxpar.resharding.network import Network
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.schedule import DELAYED, Schedule, build_schedule, chain, lower, simulate
@@ -95,7 +95,7 @@ def measure(model: Sleeping) -> dict[str, list[Turn]]:
 
 def run_variants(model: Sleeping) -> Mapping[str, Sequence[Sample]]:
     """What each rank does."""
-    steps = {str(v): model.executor(v.built(model), NETWORK, v.strategy) for v in VARIANTS}
+    steps: dict[str, Step] = {str(v): model.executor(v.built(model), NETWORK, v.strategy) for v in VARIANTS}
     return take_turns(steps, WARM_UP, REPEATS)
 
 

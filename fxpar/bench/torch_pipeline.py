@@ -21,6 +21,7 @@ from fxpar.schedule import build_schedule, write_csv
 TorchSchedule: TypeAlias = Literal["Schedule1F1B", "eager order"]
 """Torch's own 1F1B, which waits for messages where it needs them; or the order of eager-1F1B, run by torch's runtime of
 custom schedules, which posts every receive as early as the order of the sends allows."""
+TORCH_SCHEDULES: tuple[TorchSchedule, ...] = get_args(TorchSchedule)
 
 
 Step: TypeAlias = Callable[[], float]
@@ -46,7 +47,7 @@ def torch_steps(
     part = torch_stages(model, batch, stages, microbatches)[dist.get_rank()]
     if compiled:
         part.module.compile()
-    return {schedule: _step(part, batch, microbatches, schedule) for schedule in get_args(TorchSchedule)}
+    return {schedule: _step(part, batch, microbatches, schedule) for schedule in TORCH_SCHEDULES}
 
 
 def torch_step(

@@ -35,7 +35,7 @@ class Turn:
     others: float
 
 
-def take_turns(steps: Mapping[str, Step], warm_up: int, repeats: int) -> Mapping[str, list[Sample]]:
+def take_turns(steps: dict[str, Step], warm_up: int, repeats: int) -> Mapping[str, list[Sample]]:
     """Samples of every step by name, on this rank; the first `warm_up` rounds are not counted."""
     samples: dict[str, list[Sample]] = {name: [] for name in steps}
     for turn in range(warm_up + repeats):

@@ -1,0 +1,235 @@
+"""Schedules of real models on emulated hosts, against each other, against signals, and against torch's pipelines."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fxpar
+from fxpar.bench.cluster import EmulatedCluster
+from fxpar.bench.models import example
+from fxpar.bench.pipeline_sleeping import EXPOSED, MOST_OTHERS, Variant
+from fxpar.bench.report import Bar, Row, Say, at_least
+from fxpar.bench.torch_pipeline import TORCH_SCHEDULES, torch_steps
+from fxpar.bench.turns import Sample, Step, Turn, median_ms, median_ratio, take_turns, turns_of
+from fxpar.launch import run_ranks
+from fxpar.resharding.strategies import SIGNAL
+from fxpar.schedule import DELAYED, Costs
+
+WARM_UP, REPEATS = 1, 6
+
+_PAYLOAD = 0.956
+"""What TCP leaves of the rate of a link."""
+
+ONE_F_ONE_B, EAGER, EAGER_SIGNAL = Variant("1f1b"), Variant("eager-1f1b"), Variant("eager-1f1b", SIGNAL)
+GATHERING = Variant("1f1b", "local_allgather")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That steps of one variant take `goal` times as long as those of another, at least."""
+
+    faster: str
+    slower: str
+    goal: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model in stages, each on a host of its own, with the variants that take turns.
+
+    Args:
+        model: its module of the repository's examples, and the sizes in its `Config`.
+        microbatch: how many examples one has.
+        pipe, x: sizes of the mesh.
+        claims: what the figures must show.
+    """
+
+    name: str
+    model: str
+    config: Mapping[str, Any]
+    microbatch: int
+    microbatches: int
+    openers: tuple[str, ...]
+    pipe: int
+    variants: tuple[Variant, ...]
+    claims: tuple[Claim, ...]
+    against_torch: bool = False
+    x: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all stages."""
+        return self.pipe * self.x
+
+    def build(self) -> tuple[nn.Module, dict[str, Tensor]]:
+        """The model and a batch of one step, the same on every rank."""
+        torch.manual_seed(0)
+        return _BUILDERS[self.model](self.config, self.microbatch * self.microbatches)
+
+    def distribute(
+        self, model: nn.Module, batch: Mapping[str, Tensor]
+    ) -> Callable[[Mapping[str, Any]], Callable[..., Tensor]]:
+        """Spread the model over all ranks; gives what compiles it with options, as often as one likes."""
+        mesh = fxpar.init_mesh(pipe=self.pipe, x=self.x)
+        stages, inputs = list(self.openers), dict(batch)
+        fxpar.distribute(model, mesh, stages=stages, microbatches=self.microbatches, example_inputs=inputs)
+        return lambda options: torch.compile(model, backend="fxpar", options={"lowering": "aten", **options})
+
+
+def _gpt(config: Mapping[str, Any], size: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    gpt = example("gpt")
+    sizes = gpt.Config(**config)
+    ids = torch.randint(sizes.vocabulary, (size, sizes.context + 1))
+    return gpt.GPT(sizes), {"tokens": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
+
+
+def _unet(config: Mapping[str, Any], size: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    unet = example("unet")
+    sizes = unet.Config(**config)
+    noisy, noise = torch.randn(2, size, 1, sizes.image, sizes.image).unbind()
+    return unet.NoisePredictor(sizes), {"noisy": noisy, "times": torch.randint(1000, (size,)), "noise": noise}
+
+
+_BUILDERS: Mapping[str, Callable[[Mapping[str, Any], int], tuple[nn.Module, dict[str, Tensor]]]] = {
+    "gpt": _gpt,
+    "unet": _unet,
+}
+
+_NEVER_SLOWER_THAN_TORCH = tuple(Claim(str(EAGER), f"torch, {name}", 1.0) for name in TORCH_SCHEDULES)
+
+UNET = Case(
+    "U-Net, 2 stages",
+    "unet",
+    {"image": 32, "channels": (64, 128, 128), "layers": 1},
+    microbatch=2,
+    microbatches=24,
+    openers=("unet.up_blocks.1.attentions.0",),
+    pipe=2,
+    variants=(ONE_F_ONE_B, EAGER, Variant(DELAYED), Variant("zb-h2"), EAGER_SIGNAL),
+    claims=(
+        Claim(str(EAGER), str(ONE_F_ONE_B), 1.25),
+        Claim(str(EAGER), str(EAGER_SIGNAL), 0.95),
+        *_NEVER_SLOWER_THAN_TORCH,
+    ),
+    against_torch=True,
+)
+UNET_ON_PAIRS = replace(
+    UNET,
+    name="U-Net, 2 stages of 2 devices",
+    microbatch=1,
+    x=2,
+    variants=(GATHERING, ONE_F_ONE_B, EAGER, Variant(DELAYED)),
+    claims=(Claim(str(EAGER), str(GATHERING), 1.5),),
+    against_torch=False,
+)
+GPT = Case(
+    "GPT, 4 stages",
+    "gpt",
+    {"layers": 8, "hidden": 256, "heads": 4},
+    microbatch=2,
+    microbatches=16,
+    openers=("blocks.2", "blocks.4", "blocks.6"),
+    pipe=4,
+    variants=(ONE_F_ONE_B, EAGER, Variant(DELAYED), EAGER_SIGNAL),
+    claims=(Claim(str(EAGER), str(ONE_F_ONE_B), 1.1), *_NEVER_SLOWER_THAN_TORCH),
+    against_torch=True,
+)
+
+
+def computing_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
+    """The U-Net and the GPT on ranks that share this machine's memory: there is little to hide, and no goal."""
+    for case in (UNET, GPT):
+        say(f"{case.name} on this machine")
+        for row, _ in _rows(case, math.inf, measure(case, None)):
+            yield row, []
+
+
+def computing(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
+    """The U-Net and the GPT, by fxpar and by torch."""
+    for case in (UNET, UNET_ON_PAIRS, GPT):
+        say(f"{case.name}: how long stages compute")
+        rate_mbit = rate_that_exposes(EXPOSED, case)
+        say(f"{case.name} on emulated hosts")
+        turns = measure(case, rate_mbit)
+        yield from _rows(case, rate_mbit, turns)
+
+
+def rate_that_exposes(share: float, case: Case) -> float:
+    """The rate of links, in Mbit/s, at which that share of a 1F1B step is communication.
+
+    A microbatch takes P + C (S - 1) / S, with P of computation in the slowest stage and C of communication there and
+    back between two stages, on average. All ranks compute at once while that is measured, as they do in a step.
+    """
+    num_stages = case.pipe
+    with TemporaryDirectory() as folder:
+        run_ranks(case.num_ranks, dump_costs, case, folder, timeout_s=600)
+        costs = Costs.load(folder)
+    compute_us = max(costs.action_us(stage, "F") + costs.action_us(stage, "B") for stage in range(num_stages))
+    exchanged = [sum((*memory.read.values(), *memory.returned.values())) for memory in costs.memory.values()]
+    both_ways_us = compute_us * share / (1 - share) * num_stages / (num_stages - 1)
+    return 8 * sum(exchanged) / (num_stages - 1) / both_ways_us / _PAYLOAD
+
+
+def dump_costs(case: Case, folder: str) -> None:
+    """Run a step of the case on this rank, and write what its stages cost."""
+    model, batch = case.build()
+    compiled = case.distribute(model, batch)({"schedule": "1f1b", "profile": True, "dump": folder})
+    compiled(**batch).backward()
+
+
+def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Turn]]:
+    """All variants, each stage on a host of its own whose link has that rate; without one all are on this machine.
+
+    Raises:
+        ClusterUnavailableError: this machine or user cannot emulate hosts.
+    """
+    if rate_mbit is None:
+        return turns_of(run_ranks(case.num_ranks, run_variants, case, timeout_s=900))
+    with EmulatedCluster(case.pipe, rate_mbit=rate_mbit) as cluster:
+        return turns_of(cluster.run(case.x, run_variants, case, timeout_s=900))
+
+
+def run_variants(case: Case) -> Mapping[str, Sequence[Sample]]:
+    """What each rank does."""
+    model, batch = case.build()
+    steps: dict[str, Step] = {}
+    if case.against_torch:
+        theirs = torch_steps(copy.deepcopy(model), batch, case.openers, case.microbatches, compiled=False)
+        steps |= {f"torch, {name}": step for name, step in theirs.items()}
+    compile_with = case.distribute(model, batch)
+    for variant in case.variants:
+        # Profiled, so that weight gradients are delayed by what they really take.
+        options = {"schedule": variant.schedule, "strategy": variant.strategy, "profile": variant.schedule == DELAYED}
+        steps[str(variant)] = partial(_step, compile_with(options), model, batch)
+    return take_turns(steps, WARM_UP, REPEATS)
+
+
+def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    model.zero_grad()
+    compiled(**batch).backward()
+
+
+def _rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> Iterator[tuple[Row, list[Bar]]]:
+    for name, found in turns.items():
+        row: Row = {
+            "computing stages": case.name,
+            "rate_mbit": rate_mbit,
+            "variant": name,
+            "step_ms": median_ms(found),
+            "speed_up_over_1f1b": median_ratio(turns, str(ONE_F_ONE_B), name, MOST_OTHERS),
+            "processors_of_others": statistics.median(turn.others for turn in found),
+        }
+        yield row, []
+    ratios = [(claim, median_ratio(turns, claim.slower, claim.faster, MOST_OTHERS)) for claim in case.claims]
+    summary: Row = {"computing stages": case.name, **{f"{c.faster} over {c.slower}": ratio for c, ratio in ratios}}
+    yield summary, [at_least(f"{case.name}: {c.faster} over {c.slower}", ratio, c.goal) for c, ratio in ratios]
