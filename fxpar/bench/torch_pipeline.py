@@ -50,19 +50,6 @@ def torch_steps(
     return {schedule: _step(part, batch, microbatches, schedule) for schedule in TORCH_SCHEDULES}
 
 
-def torch_step(
-    model: nn.Module,
-    batch: Mapping[str, Tensor],
-    stages: Sequence[str],
-    microbatches: int,
-    schedule: TorchSchedule,
-    *,
-    compiled: bool,
-) -> Step:
-    """One of `torch_steps`."""
-    return torch_steps(model, batch, stages, microbatches, compiled=compiled)[schedule]
-
-
 def _step(part: TorchStage, batch: Mapping[str, Tensor], microbatches: int, schedule: TorchSchedule) -> Step:
     # Told what arrives and leaves, torch need not find it out: it would want gradients in a layout that gloo refuses.
     like = part.arriving, part.leaving
