@@ -150,7 +150,7 @@ def computing_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
     """The U-Net and the GPT on ranks that share this machine's memory: there is little to hide, and no goal."""
     for case in (UNET, GPT):
         say(f"{case.name} on this machine")
-        for row, _ in _rows(case, math.inf, measure(case, None)):
+        for row, _ in computing_rows(case, math.inf, measure(case, None)):
             yield row, []
 
 
@@ -161,7 +161,7 @@ def computing(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
         rate_mbit = rate_that_exposes(EXPOSED, case)
         say(f"{case.name} on emulated hosts")
         turns = measure(case, rate_mbit)
-        yield from _rows(case, rate_mbit, turns)
+        yield from computing_rows(case, rate_mbit, turns)
 
 
 def rate_that_exposes(share: float, case: Case) -> float:
@@ -199,7 +199,7 @@ def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Turn]]:
         return turns_of(cluster.run(case.x, run_variants, case, timeout_s=900))
 
 
-def run_variants(case: Case) -> Mapping[str, Sequence[Sample]]:
+def run_variants(case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS) -> Mapping[str, Sequence[Sample]]:
     """What each rank does."""
     model, batch = case.build()
     steps: dict[str, Step] = {}
@@ -211,7 +211,7 @@ def run_variants(case: Case) -> Mapping[str, Sequence[Sample]]:
         # Profiled, so that weight gradients are delayed by what they really take.
         options = {"schedule": variant.schedule, "strategy": variant.strategy, "profile": variant.schedule == DELAYED}
         steps[str(variant)] = partial(_step, compile_with(options), model, batch)
-    return take_turns(steps, WARM_UP, REPEATS)
+    return take_turns(steps, warm_up, repeats)
 
 
 def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str, Tensor]) -> None:
@@ -219,7 +219,10 @@ def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str,
     compiled(**batch).backward()
 
 
-def _rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> Iterator[tuple[Row, list[Bar]]]:
+def computing_rows(
+    case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]
+) -> Iterator[tuple[Row, list[Bar]]]:
+    """Every variant's figures, then what they must show."""
     for name, found in turns.items():
         row: Row = {
             "computing stages": case.name,

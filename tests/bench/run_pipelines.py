@@ -1,0 +1,37 @@
+"""What ranks do to try the pipeline benchmark; apart from the tests, so that they start without their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fxpar.bench.pipeline_computing import GPT, Case, run_variants
+from fxpar.bench.sleeping import Sleeping
+from fxpar.bench.turns import Sample
+from fxpar.resharding.network import LOOPBACK
+from fxpar.runtime.recorder import Recorder
+from fxpar.schedule import Schedule
+
+SMALL_GPT = replace(
+    GPT,
+    config={"vocabulary": 32, "context": 8, "layers": 2, "hidden": 16, "heads": 2},
+    microbatches=2,
+    openers=("blocks.1",),
+    pipe=2,
+)
+
+
+def sleep_through(model: Sleeping, schedules: Sequence[Schedule], strategy: str) -> list[list[str]]:
+    """The actions that this rank slept for, in order, by each schedule."""
+    return [_sleep_through(model, schedule, strategy) for schedule in schedules]
+
+
+def _sleep_through(model: Sleeping, schedule: Schedule, strategy: str) -> list[str]:
+    recorder = Recorder(0)
+    model.executor(schedule, LOOPBACK, strategy)(recorder.observe)
+    return [span.name for span in recorder.timeline.spans if span.lane == "compute"]
+
+
+def run_small(case: Case) -> Mapping[str, Sequence[Sample]]:
+    """All variants of a case, once."""
+    return run_variants(case, warm_up=0, repeats=1)
