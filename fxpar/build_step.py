@@ -60,7 +60,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     costs = replace(costs, memory={stage.index: memory for stage, memory in compiled})
     if options.profile:
         costs = measured(costs, {stage.index: profile_stage(stage) for stage in own})
-        schedule = _schedule(distribution, options, costs, with_backward=with_backward)
+        if with_backward:  # the order of forwards does not depend on times
+            schedule = _schedule(distribution, options, costs, with_backward=with_backward)
     program = _program(schedule, stages, pipeline, pipe)
     dump.text("schedule", schedule)
     dump.text("program", program)
