@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fxpar.config import read_options
+from fxpar.errors import InvalidOptionError, InvalidScheduleError, UnknownScheduleError
+from fxpar.schedule import build_schedule, write_csv
 
 
 @pytest.mark.parametrize("given", [None, {}, {"dump": None}])
@@ -18,3 +21,28 @@ def test_the_environment_says_where_to_dump_where_the_options_do_not(
     monkeypatch.setenv("FXPAR_DUMP", "there")
     assert read_options(given).dump == Path("there")
     assert read_options({"dump": "here"}).dump == Path("here")
+
+
+def test_a_schedule_is_kept_as_its_name_or_as_text(tmp_path: Path) -> None:
+    schedule = build_schedule("1f1b", 1, 2)
+    write_csv(schedule, tmp_path / "mine.csv")
+    assert read_options({"schedule": "zb-h1"}).schedule == "zb-h1"
+    for own in ("0F0 0B0 0F1 0B1", [["0F0", "0B0", "0F1", "0B1"]], tmp_path / "mine.csv", schedule):
+        assert read_options({"schedule": own}).schedule == "0F0 0B0 0F1 0B1"
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"),
+    [
+        ({"schedule": "1f2b"}, UnknownScheduleError, "'1f2b'.*did you mean '1f1b'"),
+        ({"schedule": [["0F0", "0F1", "0B1"]]}, InvalidScheduleError, "rank 0: 0B0 is missing"),
+        ({"schedule": [["0F0", "0B0", "0B0"]]}, InvalidScheduleError, "action 2: 0B0 runs a second time"),
+        ({"schedule": "0B0 0F0"}, InvalidScheduleError, "action 0: 0B0 runs before 0F0"),
+        ({"schedule": "nowhere.csv"}, InvalidScheduleError, "nowhere.csv: expected a CSV file"),
+        ({"timeline": 3}, InvalidOptionError, "'timeline' is 3: expected a directory"),
+        ({"profile": "yes"}, InvalidOptionError, "'profile' is 'yes': expected True or False"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(option: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_options(option)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import fxpar
-from fxpar.errors import PlanMismatchError
+from fxpar.errors import InvalidScheduleError, PlanMismatchError
 from fxpar.launch import run_ranks
 from fxpar.resharding.strategies import STRATEGIES
 from tests.parity import SUBJECTS
@@ -185,3 +186,57 @@ def load_single_process_checkpoint(state: dict[str, Any]) -> None:
 def test_a_checkpoint_of_one_process_loads() -> None:
     torch.manual_seed(9)
     run_ranks(4, load_single_process_checkpoint, Wide().state_dict())
+
+
+FOUR = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+ELSEWHERE = [["1F0", "1F1", "1B0", "1B1"], ["0F0", "0F1", "0B0", "0B1"]]
+
+
+def steps_by(schedules: list[Any], microbatches: int) -> list[tuple[float, list[str]] | str]:
+    """Of a step by each schedule: the loss and what was warned of, or the error."""
+    mesh = fxpar.init_mesh(pipe=2)
+    model, _, tokens = build_wide(mesh, microbatches)
+    found: list[tuple[float, list[str]] | str] = []
+    for schedule in schedules:
+        step = torch.compile(model, backend="fxpar", options={**ATEN, "schedule": schedule})
+        try:
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                loss = step(tokens)[1].item()
+            found.append((loss, [str(warning.message) for warning in warned]))
+        except InvalidScheduleError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_step_runs_by_ones_own_schedule_and_refuses_those_for_another_model() -> None:
+    for named, own, few, elsewhere in run_ranks(2, steps_by, ["1f1b", FOUR, "0F0 0B0\n1F0 1B0", ELSEWHERE], 2):
+        assert own == named
+        assert few.startswith("custom: it has actions for 2 stages on 2 pipe ranks, and 1 microbatches: expected")
+        assert "pipe ranks (1, 0), but the model was distributed for (0, 1)" in elsewhere
+
+
+def test_fewer_microbatches_than_stages_work_and_are_warned_of_with_their_bubble() -> None:
+    (named,), (other,) = run_ranks(2, steps_by, ["eager-1f1b"], 1)
+    assert named[0] == other[0], "all ranks have the loss"
+    (text,) = [text for text in named[1] if "bubble" in text]
+    assert text.startswith("eager-1f1b: 1 microbatches for 2 pipe ranks: at least 50% of the step is bubble")
+
+
+def signal() -> tuple[list[str], int]:
+    """What a step is warned of by which nothing arrives, and how large its gradients are."""
+    live_on(dist.get_rank())
+    mesh = fxpar.init_mesh(pipe=2)
+    model, _, tokens = build_wide(mesh)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        step = torch.compile(model, backend="fxpar", options={**ATEN, "strategy": "signal"})
+        step(tokens)[1].backward()
+    step(tokens)[1].backward()
+    return [str(warning.message) for warning in warned], sum(p.grad.numel() for p in model.parameters())
+
+
+def test_a_step_by_signals_runs_and_says_that_its_results_are_meaningless() -> None:
+    for warned, num_gradients in run_ranks(2, signal):
+        assert 'with strategy="signal" all results are meaningless: only their times are not' in warned
+        assert num_gradients > 0

@@ -12,7 +12,7 @@ from fxpar.errors import UnknownAlgorithmError, UnknownStrategyError
 from fxpar.resharding.network import MAX_CHUNKS, Network
 from fxpar.resharding.plan import Relay, ReshardPlan, make_plan
 from fxpar.resharding.search import ALGORITHMS
-from fxpar.resharding.strategies import STRATEGIES
+from fxpar.resharding.strategies import SIGNAL, STRATEGIES
 from fxpar.resharding.tile import Tile
 from tests.resharding.layouts import Case, cases
 
@@ -111,6 +111,26 @@ def test_small_transfers_stay_whole_and_large_ones_are_cut_by_size() -> None:
     assert network.chunk_count(25_000_000, num_hops=1) == 1
     assert 100 < network.chunk_count(25_000_000, num_hops=4) < 200
     assert network.chunk_count(10**12, num_hops=4) == MAX_CHUNKS
+
+
+@given(cases(), st.integers(1, 8))
+def test_a_signal_is_one_element_of_each_task_for_every_host_that_waits(case: Case, per_host: int) -> None:
+    hosts = [rank // per_host for rank in range(NUM_RANKS)]
+    held, needed = case.tiles()
+    whole, plan = (make_plan(held, needed, 4, hosts, strategy=name) for name in ("broadcast", SIGNAL))
+    assert plan.tasks == whole.tasks
+    assert [relay.num_elements for relay in plan.relays] == [1] * len(plan.relays)
+    assert plan.num_bytes == 4 * sum(relay.num_hops for relay in plan.relays)
+    for number, task in enumerate(plan.tasks):
+        told = {rank for relay in plan.relays if relay.task == number for rank in _takers(relay)}
+        assert told == set(task.receivers) - set(task.senders), "nobody waits in vain"
+
+
+def test_a_signal_inside_a_host_is_one_element_too() -> None:
+    held, needed = {0: tile(1000)}, {1: tile(1000), 2: tile(1000)}
+    inside, between = (make_plan(held, needed, 4, hosts, strategy=SIGNAL) for hosts in ([0, 0, 0], [0, 1, 2]))
+    assert [relay.num_elements for relay in inside.relays] == [1]
+    assert (inside.num_bytes, between.num_bytes) == (0, 8)
 
 
 def test_unknown_names_are_refused() -> None:
