@@ -113,7 +113,7 @@ def report(losses: list[float], reference: list[float], seconds: list[float], wo
 def add_options(parser: argparse.ArgumentParser, *, batch: int, lr: float, report: str) -> None:
     """The options of every training, with these defaults."""
     parser.add_argument("--microbatches", type=int, default=8, help="parts of a part of a batch, one after another")
-    parser.add_argument("--schedule", default="eager-1f1b", help=", ".join(SCHEDULE_NAMES))
+    parser.add_argument("--schedule", default="eager-1f1b", help=f"{', '.join(SCHEDULE_NAMES)}, or a CSV file")
     parser.add_argument("--lowering", default="inductor", help="inductor or aten")
     parser.add_argument("--batch", type=int, default=batch, help="sequences or images per step")
     parser.add_argument("--steps", type=int, default=30, help="two or more")

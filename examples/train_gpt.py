@@ -73,7 +73,7 @@ def parse_options() -> argparse.Namespace:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     pipe = min(2, processes)
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--pipe", type=int, default=pipe, help="stages of the pipeline")
+    parser.add_argument("--pipe", type=int, default=pipe, help="ranks of the pipeline")
     parser.add_argument("--data", type=int, default=1, help="parts of each batch")
     parser.add_argument("--x", type=int, default=processes // pipe, help="parts of each matrix")
     parser.add_argument("--layers", type=int, default=8)

@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node 4 examples/train_unet.py
 
-The images are of random blobs. Unless options say otherwise, up to four processes make a pipeline of as many stages.
-Skip connections lead from early stages to late ones, past those in between.
+The images are of random blobs. Unless options say otherwise, up to four processes make a pipeline of as many stages, or
+of twice as many if these are interleaved. Skip connections lead from early stages to late ones, past those in between.
 """
 
 import argparse
@@ -46,7 +46,6 @@ def train_on_mesh(
     fxpar.distribute(
         model,
         mesh,
-        stages=options.pipe,
         microbatches=options.microbatches,
         schedule=options.schedule,
         example_inputs=batches[0],
@@ -86,7 +85,7 @@ def parse_options() -> argparse.Namespace:
     pipe = min(4, processes)
     defaults = Config()
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--pipe", type=int, default=pipe, help="stages of the pipeline")
+    parser.add_argument("--pipe", type=int, default=pipe, help="ranks of the pipeline")
     parser.add_argument("--data", type=int, default=processes // pipe, help="parts of each batch")
     parser.add_argument("--image", type=int, default=defaults.image, help="height and width in pixels")
     parser.add_argument("--channels", type=int, nargs="+", default=defaults.channels, help="of each level")
