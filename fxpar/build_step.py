@@ -67,7 +67,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     dump.text("program", program)
     dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
     timeout = timedelta(seconds=options.transfer_timeout_s)
-    connections = connect(pipeline.reshards, own, mesh, plan.microbatches, timeout)
+    connections = connect(pipeline.reshards, own, mesh, plan.microbatches, timeout, answered=loss is None)
     executor = Executor(
         mesh,
         program,

@@ -60,7 +60,8 @@ class Sleeping:
         programs = lower(schedule, edges)
         check_programs(programs, schedule, edges)
         own = [self._stage(index) for index in schedule.stages_of(mesh.rank)]
-        connections = connect(self._reshards(mesh, network, strategy), own, mesh, schedule.num_microbatches, _TIMEOUT)
+        reshards = self._reshards(mesh, network, strategy)
+        connections = connect(reshards, own, mesh, schedule.num_microbatches, _TIMEOUT, answered=False)
         loss = Loss(0, _DTYPE)
         program = programs[mesh.rank]
         return SleepingStep(Executor(mesh, program, own, connections, schedule.num_microbatches, {}, loss))

@@ -122,12 +122,14 @@ class Executor:
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)
         gradients = self._finish_gradients()
+        # Every rank has a part in the loss once it has received all that others sent, which may not answer.
+        mean = None if loss is None else loss.value()
         for transfer, shipment in state.sent.items():
             self._way(transfer).complete(shipment)
         for way in self._traffic.values():
             way.finish()
         self._lending.finish()
-        return StepResult(None if loss is None else loss.value(), results, gradients)
+        return StepResult(mean, results, gradients)
 
     def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Sequence[Tensor]]:
         split: dict[str, Sequence[Tensor]] = {}

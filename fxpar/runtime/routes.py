@@ -20,13 +20,14 @@ from fxpar.runtime.way import Way
 class Move:
     """A value that is moved once per microbatch, by a plan that is the same on every rank; `side` is this rank's.
 
-    The names of all sides differ. `in_turn` is as of `Route`.
+    The names of all sides differ. `in_turn` and `answered` are as of `Route`.
     """
 
     plan: ReshardPlan
     side: Side
     microbatches: int = 1
     in_turn: bool = True
+    answered: bool = True
 
 
 def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout: timedelta) -> Sequence[Way]:
@@ -46,7 +47,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     for move, own in zip(moves, turns, strict=True):
         tags = tag, move.microbatches
         opened = _channels(move, own, channels)
-        routes.append(Route(move.plan, move.side, opened, buffers, *tags, timeout, own))
+        routes.append(Route(move.plan, move.side, opened, buffers, *tags, timeout, own, answered=move.answered))
         tag += TAG_KINDS * move.microbatches
     return routes
 

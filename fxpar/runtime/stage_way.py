@@ -84,6 +84,8 @@ def open_stage_ways(
     piece_of: Callable[[Crossing], Piece],
     buffers: Buffers,
     timeout: timedelta,
+    *,
+    answered: bool = True,
 ) -> list[tuple[Crossing, StageWay | HandOver]]:
     """The ways that this rank takes part in; a collective of all ranks, with the same `reshards` in the same order.
 
@@ -91,6 +93,7 @@ def open_stage_ways(
         microbatches: how many of them a step has; lent parameters and their gradients move once per step.
         piece_of: how what this rank receives shall lie in its memory.
         timeout: how long one message may take.
+        answered: as of `Route`, of what moves for each microbatch; lent parameters always are.
     """
     pipe = mesh.coordinate["pipe"]
     ways: list[tuple[Crossing, StageWay | HandOver]] = [
@@ -101,7 +104,9 @@ def open_stage_ways(
     moving = [reshard for reshard in reshards if not reshard.crossing.is_handed_over]
     if not moving:
         return ways
-    routes = open_routes([_move(reshard, mesh, microbatches) for reshard in moving], buffers, _FIRST_TAG, timeout)
+    routes = open_routes(
+        [_move(reshard, mesh, microbatches, answered) for reshard in moving], buffers, _FIRST_TAG, timeout
+    )
     for crossing, route in zip([reshard.crossing for reshard in moving], routes, strict=True):
         sends, receives = pipe == crossing.source_pipe, pipe in crossing.target_pipes
         if sends or receives:
@@ -110,11 +115,13 @@ def open_stage_ways(
     return ways
 
 
-def _move(reshard: Reshard, mesh: Mesh, microbatches: int) -> Move:
+def _move(reshard: Reshard, mesh: Mesh, microbatches: int, answered: bool) -> Move:
     crossing, at = reshard.crossing, mesh.coordinate
     held = crossing.held(mesh, at) if at["pipe"] == crossing.source_pipe else None
     needed = crossing.needed(mesh, at) if at["pipe"] in crossing.target_pipes else None
     side = Side(crossing.name, mesh.rank, held, needed, crossing.dtype)
     # A stage may ask for its microbatches long after another: who sends to both must not wait for one of them.
     in_turn = len(crossing.target_pipes) == 1
-    return Move(reshard.plan, side, 1 if crossing.is_of_parameter else microbatches, in_turn)
+    if crossing.is_of_parameter:
+        return Move(reshard.plan, side, 1, in_turn)
+    return Move(reshard.plan, side, microbatches, in_turn, answered)

@@ -113,6 +113,8 @@ class Route:
         timeout: how long one message may take.
         turns: whose turn it is, where the ranks of a host serve several peers one after another, as planned. For that
             they wait for each other, so it must not be where one peer may post its receive long after another.
+        answered: whether receivers answer when they have all. If not, what was sent must be known to have arrived
+            before it is completed: while gloo writes, it does not notice that a peer has died.
     """
 
     def __init__(
@@ -125,9 +127,12 @@ class Route:
         num_tags: int,
         timeout: timedelta,
         turns: Turns,
+        *,
+        answered: bool = True,
     ) -> None:
         self._plan, self._side, self._name, self._rank = plan, side, side.name, side.rank
         rank = side.rank
+        self._answered = answered
         self._writers, self._readers, self._buffers = channels.writers, channels.readers, buffers
         self._turns, self._turn_writers, self._turn_readers = turns, channels.turn_writers, channels.turn_readers
         self._tag, self._num_tags, self._timeout = tag, num_tags, timeout
@@ -161,7 +166,8 @@ class Route:
         shipment, tag = Shipment(), self._tag_of(microbatch, passed_on=False)
         if self._sent:
             for number, relay in self._sent:
-                shipment.acknowledged.append(self._expect(relay.path[1], tag + self._num_tags))
+                if self._answered:
+                    shipment.acknowledged.append(self._expect(relay.path[1], tag + self._num_tags))
                 if self._turns.after(number):
                     shipment.turns[number] = self._expect(relay.path[1], self._turn_tag(microbatch))
             relays = [relay for _, relay in self._sent]
@@ -304,7 +310,7 @@ class Route:
         if number in self._writers:
             message = self._writers[number].begin(relay.num_elements * receipt.value.itemsize)
         memory, (previous, following) = landing.memory(relay), _neighbours(relay, self._rank)
-        if following is not None:
+        if following is not None and self._answered:
             onward = self._tag_of(receipt.microbatch, passed_on=True)
             receipt.passing.acknowledged.append(self._expect(following, onward + self._num_tags))
         tag = self._tag_of(receipt.microbatch, passed_on=previous != relay.path[0])
@@ -338,7 +344,8 @@ class Route:
             if turn_at is not None and arrived >= turn_at and previous == inflow.relay.path[0]:
                 self._begin_send(passing, _ANSWER, previous, self._turn_tag(receipt.microbatch))
                 turn_at = None
-        self._begin_send(passing, _ANSWER, previous, inflow.tag + self._num_tags)
+        if self._answered:
+            self._begin_send(passing, _ANSWER, previous, inflow.tag + self._num_tags)
         inflow.landing.deliver(inflow.relay, inflow.memory)
 
 

@@ -34,15 +34,26 @@ class Connections:
 
 
 def connect(
-    reshards: Sequence[Reshard], own: Sequence[CompiledStage], mesh: Mesh, microbatches: int, timeout: timedelta
+    reshards: Sequence[Reshard],
+    own: Sequence[CompiledStage],
+    mesh: Mesh,
+    microbatches: int,
+    timeout: timedelta,
+    *,
+    answered: bool = True,
 ) -> Connections:
     """The connections of this rank's `own` stages; a collective of all ranks, with the same `reshards`.
 
     Args:
         timeout: how long one message may take.
+        answered: as of `Route`. A step with a loss needs no answers: in the end all ranks wait for it.
     """
     buffers = Buffers(torch.device(mesh.device_type))
-    ways = open_stage_ways(reshards, mesh, microbatches, lambda crossing: _piece(crossing, own, mesh), buffers, timeout)
+
+    def piece_of(crossing: Crossing) -> Piece:
+        return _piece(crossing, own, mesh)
+
+    ways = open_stage_ways(reshards, mesh, microbatches, piece_of, buffers, timeout, answered=answered)
     traffic = {(c.port.name, c.source, c.targets): way for c, way in ways if not c.is_of_parameter}
     lending = Lending.of([(crossing, way) for crossing, way in ways if crossing.is_of_parameter], mesh)
     return Connections(traffic, lending, buffers)

@@ -251,7 +251,8 @@ def make_connections(
 ) -> Connections:
     """This rank's connections, wired as a compiled model's are."""
     timeout = timedelta(seconds=timeout_s)
-    return connect(pipeline(toy, mesh, schedule).reshards, own, mesh, schedule.num_microbatches, timeout)
+    reshards = pipeline(toy, mesh, schedule).reshards
+    return connect(reshards, own, mesh, schedule.num_microbatches, timeout, answered=False)
 
 
 def make_executor(
