@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 
 from fxpar.launch import run_ranks
+from fxpar.schedule import SCHEDULE_NAMES
 from tests.parity import Run, check_runs, check_runs_between_hosts, check_same_bits
 
 MESHES = [
@@ -28,11 +30,42 @@ INDUCTOR = {"gpt": {"pipe": 2, "x": 2}, "gpt2": {"x": 2}, "llama": {"data": 2}}
 MICROBATCHES = [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize(("turn", "sizes"), list(enumerate(MESHES)), ids=[str(mesh) for mesh in MESHES])
-def test_training_equals_one_process_under_every_schedule(turn: int, sizes: dict[str, int]) -> None:
-    """Each model meets each number of microbatches on two of the meshes."""
-    runs = [Run(subject, sizes, MICROBATCHES[(turn + i) % 4]) for i, subject in enumerate(LANGUAGE_MODELS)]
-    run_ranks(math.prod(sizes.values()), check_runs, runs)
+def runs_on(turn: int) -> list[Run]:
+    """A run of each model on a mesh: the schedules are dealt out to the models, to each mesh the next way round.
+
+    So no pair of a mesh, a model, a schedule and a number of microbatches is missed; the test below counts them.
+    """
+    return [
+        Run(
+            subject,
+            MESHES[turn],
+            MICROBATCHES[(turn + place) % len(MICROBATCHES)],
+            schedules=tuple(
+                schedule
+                for card, schedule in enumerate(SCHEDULE_NAMES)
+                if (card + turn) % len(LANGUAGE_MODELS) == place
+            ),
+        )
+        for place, subject in enumerate(LANGUAGE_MODELS)
+    ]
+
+
+def test_every_pair_of_mesh_model_schedule_and_microbatches_is_trained() -> None:
+    runs = [run for turn in range(len(MESHES)) for run in runs_on(turn)]
+    cases = [(str(run.mesh), run.subject, schedule, run.microbatches) for run in runs for schedule in run.schedules]
+    choices = ([str(mesh) for mesh in MESHES], LANGUAGE_MODELS, SCHEDULE_NAMES, MICROBATCHES)
+    for one, other in itertools.combinations(range(len(choices)), 2):
+        if {one, other} == {0, 3}:
+            continue  # a mesh has three runs, of three numbers of microbatches
+        met = {(case[one], case[other]) for case in cases}
+        assert met == set(itertools.product(choices[one], choices[other]))
+    in_stages = {(run.subject, schedule) for run in runs if "pipe" in run.mesh for schedule in run.schedules}
+    assert in_stages == set(itertools.product(LANGUAGE_MODELS, SCHEDULE_NAMES)), "each on several stages at least once"
+
+
+@pytest.mark.parametrize("turn", range(len(MESHES)), ids=[str(mesh) for mesh in MESHES])
+def test_training_equals_one_process(turn: int) -> None:
+    run_ranks(math.prod(MESHES[turn].values()), check_runs, runs_on(turn))
 
 
 UNET = [({"pipe": 2}, 1, "1f1b"), ({"pipe": 2, "data": 2}, 2, "eager-1f1b"), ({"data": 2}, 8, "gpipe")]
