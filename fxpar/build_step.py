@@ -65,7 +65,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     program = _program(schedule, stages, pipeline, pipe)
     dump.text("schedule", schedule)
     dump.text("program", program)
-    dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
+    if with_backward:  # or an evaluation would write over what its training costs
+        dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
     timeout = timedelta(seconds=options.transfer_timeout_s)
     connections = connect(pipeline.reshards, own, mesh, plan.microbatches, timeout, answered=loss is None)
     executor = Executor(

@@ -33,8 +33,8 @@ _DTYPES = {
 class Dump:
     """Writes `directory/rank<rank>/<number>_<pass>[.stage<index>].py`, numbered as passes first report.
 
-    A later compile into the same directory writes over the files of an earlier one. Without a directory nothing is
-    written.
+    A later compile into the same directory takes away what an earlier one wrote of the same passes. Without a directory
+    nothing is written.
     """
 
     def __init__(self, directory: str | Path | None, rank: int) -> None:
@@ -59,8 +59,12 @@ class Dump:
     def _write(self, name: str, stage: int | None, suffix: str, content: str) -> None:
         if self._directory is None:
             return
-        number = self._numbers.setdefault(name, len(self._numbers) + 1)
         self._directory.mkdir(parents=True, exist_ok=True)
+        if name not in self._numbers:
+            self._numbers[name] = len(self._numbers) + 1
+            for earlier in self._directory.glob(f"[0-9][0-9]_{name}.*"):
+                earlier.unlink()
+        number = self._numbers[name]
         of_stage = "" if stage is None else f".stage{stage}"
         path = self._directory / f"{number:02d}_{name}{of_stage}.{suffix}"
         path.write_text(content.rstrip("\n") + "\n", encoding="utf-8")

@@ -205,11 +205,12 @@ def test_dumps_are_numbered_in_the_order_of_the_passes(mesh: fxpar.Mesh, tmp_pat
         "decompose_for_sharding",
         "propagate_layouts",
         "insert_reshards",
-        "schedule",
-        "program",
         "insert_collectives",
         "partition_forward",
         "partition_backward",
+        "schedule",
+        "program",
+        "costs",
     ]
     assert names == sorted(passes)
     numbered = sorted((tmp_path / "rank0").iterdir())

@@ -146,6 +146,27 @@ def test_files_are_numbered_as_passes_first_report(captured_graph: fx.GraphModul
     assert (tmp_path / "rank3/01_capture.py").read_text() == format_graph(captured_graph)
 
 
+def test_a_later_compile_leaves_nothing_of_an_earlier_one_that_has_other_numbers(
+    captured_graph: fx.GraphModule, tmp_path: Path
+) -> None:
+    earlier = Dump(tmp_path, rank=0)
+    earlier.graph("capture", captured_graph)
+    earlier.graph("split_backward_inputs", captured_graph, stage=0)
+    earlier.graph("split_stages", captured_graph, stage=0)
+    earlier.graph("split_stages", captured_graph, stage=1)
+    earlier.json("costs", "{}")
+    later = Dump(tmp_path, rank=0)
+    later.graph("capture", captured_graph)
+    later.graph("split_stages", captured_graph, stage=0)
+    later.json("costs", "{}")
+    assert {path.name for path in tmp_path.rglob("*.*")} == {
+        "01_capture.py",
+        "02_split_backward_inputs.stage0.py",  # of a pass that did not run again
+        "02_split_stages.stage0.py",
+        "03_costs.json",
+    }
+
+
 def test_without_a_directory_nothing_is_written(
     captured_graph: fx.GraphModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

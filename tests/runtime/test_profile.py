@@ -17,7 +17,7 @@ MICROBATCHES = 4
 
 
 def profile(sizes: Mapping[str, int], folder: Path) -> None:
-    """A step and an evaluation by a schedule that goes by times, and a step by one with whole backwards."""
+    """A step by a schedule that goes by times, one with whole backwards, and an evaluation beside it."""
     mesh = fxpar.init_mesh(**sizes)
     subject = SUBJECTS["gpt"]
     torch.manual_seed(0)
@@ -30,8 +30,8 @@ def profile(sizes: Mapping[str, int], folder: Path) -> None:
         step = torch.compile(model, backend="fxpar", options=options)
         losses.append(loss_of(step(**batch)).item())
     with torch.no_grad():
-        step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "schedule": DELAYED, "profile": True})
-        losses.append(loss_of(step(**batch)).item())
+        options |= {"schedule": DELAYED}
+        losses.append(loss_of(torch.compile(model, backend="fxpar", options=options)(**batch)).item())
     assert losses == pytest.approx(losses[:1] * 3, rel=1e-6)
 
 
@@ -42,7 +42,7 @@ def test_ranks_agree_on_what_they_measured_and_on_the_delays_that_follow(tmp_pat
         assert len(ranks) == 2
         assert ranks[0].compute_us == ranks[1].compute_us
         for times in ranks[0].compute_us.values():
-            assert set(times) == set(kinds), "what the schedule runs, and no estimates"
+            assert set(times) == set(kinds), "what the training runs, and no estimates"
             assert all(time_us > 0 for time_us in times.values())
     texts = {file.read_text(encoding="utf-8").strip() for file in (tmp_path / DELAYED).glob("rank*/*_schedule.txt")}
     delays = Costs.load(tmp_path / DELAYED).weight_delays(MICROBATCHES)
