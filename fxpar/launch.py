@@ -20,6 +20,9 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
+# Modules that ranks find imported; what heavier work imports can be added before the first call of `run_ranks`.
+PRELOADED = ["fxpar.backend"]
+
 
 class RankFailedError(RuntimeError):
     """A rank raised, ended early, or took too long; the message has its traceback."""
@@ -50,7 +53,7 @@ def run_ranks(
         RankFailedError: a rank raised, ended early, or was not done after `timeout_s`, when it prints all its stacks.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fxpar.backend"])
+    context.set_forkserver_preload(PRELOADED)
     job = pickle.dumps((work, args))
     with ExitStack() as running:
         store = f"file://{running.enter_context(TemporaryDirectory())}/store"
