@@ -18,7 +18,8 @@ from fxpar.lowering import lower as lowering_named
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.pipeline import Pipeline
-from fxpar.planner.stage_times import estimate_costs, measured
+from fxpar.planner.prices import memory_of
+from fxpar.planner.stage_times import estimate_costs, gather_costs
 from fxpar.random import RANDOM_STATE
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
@@ -27,8 +28,19 @@ from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.results import ResultSpec
 from fxpar.runtime.step import Step
 from fxpar.runtime.wiring import connect
-from fxpar.schedule import Costs, Program, Schedule, check_programs, few_microbatches_warning, forward_only, lower
-from fxpar.stage import PlannedStage, Port, PortKind
+from fxpar.schedule import (
+    MEMORY_HEADER,
+    Costs,
+    Program,
+    Schedule,
+    check_memory,
+    check_programs,
+    few_microbatches_warning,
+    forward_only,
+    lower,
+    peak_memory,
+)
+from fxpar.stage import CompiledStage, PlannedStage, Port, PortKind
 
 
 def build_step(capture: Capture, options: Options, *, with_backward: bool) -> Step:
@@ -37,6 +49,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     Raises:
         NoLossError: gradients are wanted, but the forward returns no scalar that requires grad.
         PlanMismatchError: the ranks derived different plans.
+        MemoryBudgetError: a rank would need more memory than there is.
         and what the passes raise.
     """
     distribution = distribution_of(capture.model)
@@ -52,19 +65,16 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)
     check_agreement(_facts(distribution, capture, stages, pipeline, schedule))
-    lowering, pipe = lowering_named(options.lowering), mesh.coordinate["pipe"]
-    compiled = [
-        compile_stage(stages[index], distribution, schedule, lowering, dump) for index in schedule.stages_of(pipe)
-    ]
-    own = [stage for stage, _ in compiled]
-    costs = replace(costs, memory={stage.index: memory for stage, memory in compiled})
-    if options.profile:
-        costs = measured(costs, {stage.index: profile_stage(stage) for stage in own})
-        if with_backward:  # the order of forwards does not depend on times
-            schedule = _schedule(distribution, options, costs, with_backward=with_backward)
-    program = _program(schedule, stages, pipeline, pipe)
+    own, costs = _compile(stages, distribution, schedule, costs, options, dump)
+    if options.profile and with_backward:  # the order of forwards does not depend on times
+        schedule = _schedule(distribution, options, costs, with_backward=with_backward)
+    programs = _programs(schedule, stages, pipeline)
+    peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
+    check_memory(peaks, options.memory_bytes or memory_of(mesh.device_type))
+    program = programs[mesh.coordinate["pipe"]]
     dump.text("schedule", schedule)
     dump.text("program", program)
+    dump.text("memory", "\n".join(map(str, (MEMORY_HEADER, *peaks))))
     if with_backward:  # or an evaluation would write over what its training costs
         dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
     timeout = timedelta(seconds=options.transfer_timeout_s)
@@ -106,11 +116,30 @@ def _schedule(distribution: Distribution, options: Options, costs: Costs, *, wit
     return schedule if with_backward else forward_only(schedule)
 
 
-def _program(schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline, pipe: int) -> Program:
+def _compile(
+    stages: Sequence[PlannedStage],
+    distribution: Distribution,
+    schedule: Schedule,
+    costs: Costs,
+    options: Options,
+    dump: Dump,
+) -> tuple[list[CompiledStage], Costs]:
+    """This rank's stages, and what all stages cost now that they are compiled; a collective of all ranks."""
+    lowering, pipe = lowering_named(options.lowering), distribution.mesh.coordinate["pipe"]
+    compiled = [
+        compile_stage(stages[index], distribution, schedule, lowering, dump) for index in schedule.stages_of(pipe)
+    ]
+    own = [stage for stage, _ in compiled]
+    times = {stage.index: profile_stage(stage) for stage in own} if options.profile else costs.compute_us
+    memory = {stage.index: figures for stage, figures in compiled}
+    return own, gather_costs(replace(costs, compute_us=times, memory=memory))
+
+
+def _programs(schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline) -> tuple[Program, ...]:
     programs = lower(schedule, pipeline.edges)
     messages = pipeline_messages(stages, [reshard.crossing for reshard in pipeline.reshards])
     check_programs(programs, schedule, pipeline.edges, messages)
-    return programs[pipe]
+    return programs
 
 
 def _facts(

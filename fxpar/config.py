@@ -36,6 +36,8 @@ class Options:
         "signal", by which one element of each arrives and all results are meaningless, but for the time that they take.
     algorithm: what chooses the senders and the order of what moves; "best", "greedy", "depth_first", "balance" or
         "naive".
+    memory_bytes: how much memory a step of a rank may take, by what its graphs and schedule need (default: that of its
+        GPU; on a CPU, any).
     transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
         it, until a PeerLostError says which. The death of a rank is noticed at once.
     """
@@ -47,6 +49,7 @@ class Options:
     schedule: str | None = None
     strategy: str = "broadcast"
     algorithm: str = "best"
+    memory_bytes: float | None = None
     transfer_timeout_s: float = 1800.0
 
 
@@ -73,6 +76,9 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     _check_names(options)
     if not isinstance(options.profile, bool):
         raise InvalidOptionError("profile", options.profile, "True or False")
+    memory = options.memory_bytes
+    if memory is not None and not (isinstance(memory, int | float) and memory > 0):
+        raise InvalidOptionError("memory_bytes", memory, "bytes, more than none")
     timeout_s = options.transfer_timeout_s
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InvalidOptionError("transfer_timeout_s", timeout_s, "seconds, more than none")

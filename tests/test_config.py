@@ -40,6 +40,7 @@ def test_a_schedule_is_kept_as_its_name_or_as_text(tmp_path: Path) -> None:
         ({"schedule": "0B0 0F0"}, InvalidScheduleError, "action 0: 0B0 runs before 0F0"),
         ({"schedule": "nowhere.csv"}, InvalidScheduleError, "nowhere.csv: expected a CSV file"),
         ({"timeline": 3}, InvalidOptionError, "'timeline' is 3: expected a directory"),
+        ({"memory_bytes": -1}, InvalidOptionError, "'memory_bytes' is -1: expected bytes"),
         ({"profile": "yes"}, InvalidOptionError, "'profile' is 'yes': expected True or False"),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import fxpar
-from fxpar.errors import InvalidScheduleError, PlanMismatchError
+from fxpar.errors import InvalidScheduleError, MemoryBudgetError, PlanMismatchError
 from fxpar.launch import run_ranks
 from fxpar.resharding.strategies import STRATEGIES
 from tests.parity import SUBJECTS
@@ -240,3 +240,22 @@ def test_a_step_by_signals_runs_and_says_that_its_results_are_meaningless() -> N
     for warned, num_gradients in run_ranks(2, signal):
         assert 'with strategy="signal" all results are meaningless: only their times are not' in warned
         assert num_gradients > 0
+
+
+def exceed_a_budget() -> str:
+    """The error of a rank when another one's stage needs more memory than a rank may take."""
+    mesh = fxpar.init_mesh(pipe=2)
+    model, _, tokens = build_wide(mesh)
+    step = torch.compile(model, backend="fxpar", options={**ATEN, "memory_bytes": 2500})
+    try:
+        step(tokens)
+    except MemoryBudgetError as error:
+        return str(error)
+    return "it fits"
+
+
+def test_a_step_that_cannot_fit_is_refused_on_every_rank_before_it_runs() -> None:
+    first, last = run_ranks(2, exceed_a_budget)
+    assert first == last
+    assert first.startswith("rank 1, instruction "), first
+    assert "compute 1" in first

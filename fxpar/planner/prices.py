@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from fxpar.passes.moves import StepKind
 from fxpar.resharding.network import LOOPBACK, Network
@@ -70,6 +73,11 @@ _CUDA = Prices(
     stored_us_per_byte=1e-6,
     network=Network(bytes_per_us=2.5e4, chunk_us=20.0),
 )
+
+
+def memory_of(device_type: str) -> float:
+    """The bytes that a rank has for its tensors: a GPU's memory; on a CPU, which ranks share, it is not known."""
+    return torch.cuda.get_device_properties().total_memory if device_type == "cuda" else math.inf
 
 
 def default_prices(device_type: str) -> Prices:

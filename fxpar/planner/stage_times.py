@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 import torch.distributed as dist
 from torch import fx
@@ -26,14 +25,14 @@ def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mes
     return Costs(tuple(placement), pipeline.edges, times, transfers)
 
 
-def measured(costs: Costs, own: Mapping[int, Mapping[Kind, float]]) -> Costs:
-    """The same with the times that ranks measured of their `own` stages, in microseconds; a collective of all ranks.
+def gather_costs(own: Costs) -> Costs:
+    """What all ranks know of their `own` stages together; a collective of all ranks.
 
-    Of ranks that share a stage, the slowest counts.
+    Of ranks that share a stage, the slowest and the fullest count.
     """
-    parts = [replace(costs, compute_us=own, memory={})] * dist.get_world_size()
-    dist.all_gather_object(parts, parts[0])
-    return replace(Costs.merge(parts), memory=costs.memory)
+    parts = [own] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    return Costs.merge(parts)
 
 
 def stage_times(planned: PlannedStage, num_ranks: int, prices: Prices) -> dict[Kind, float]:

@@ -75,7 +75,7 @@ MEMORY_HEADER = "rank" + "".join(f"{title:>11}" for title in ("peak MiB", "peak 
 """The head of a table of `RankMemory`: the peaks, then the parts of the first of them."""
 
 
-def check_memory(peaks: Sequence[RankMemory], budget_bytes: int) -> None:
+def check_memory(peaks: Sequence[RankMemory], budget_bytes: float) -> None:
     """Raise MemoryBudgetError for the rank whose program needs most, if that is more than `budget_bytes`."""
     worst = max(peaks, key=lambda peak: peak.peak_bytes)
     if worst.peak_bytes > budget_bytes:
@@ -84,5 +84,5 @@ def check_memory(peaks: Sequence[RankMemory], budget_bytes: int) -> None:
         raise MemoryBudgetError(_mib(worst.peak_bytes), _mib(budget_bytes), where, parts)
 
 
-def _mib(num_bytes: int) -> str:
+def _mib(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.1f}"
