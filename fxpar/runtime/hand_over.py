@@ -36,3 +36,7 @@ class HandOver:
 
     def finish(self) -> None:
         """Nothing: there is no one to pass anything on to."""
+
+    def forget(self) -> None:
+        """Let go of what a step that failed has left."""
+        self._values.clear()

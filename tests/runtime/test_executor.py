@@ -16,7 +16,7 @@ from fxpar.mesh import Mesh
 from fxpar.schedule import SCHEDULE_NAMES, Schedule, build_schedule, forward_only, peak_in_flight
 from fxpar.tiles import assemble
 from tests.runtime.toy_pipeline import ROWS, WIDTH, Expected, Toy, owners, run_alone, whole_values
-from tests.runtime.train_toy import Outcome, lose_a_stage, memory_by_step, most_alive, train
+from tests.runtime.train_toy import Outcome, fail_between_stages, lose_a_stage, memory_by_step, most_alive, train
 
 WHOLE = Layout((ROWS, WIDTH))
 RAGGED_ROWS = WHOLE.with_placement("x", Shard(0, 2))
@@ -155,3 +155,7 @@ def test_a_step_that_loses_a_stage_names_the_edge_and_keeps_nothing(ranks_per_ho
     (message, num_kept), _ = run_ranks(2, lose_a_stage, Toy([WHOLE] * 2), {"pipe": 2}, ranks_per_host, timeout_s=100)
     assert re.match(r"lost rank 1 while moving .*of edge \w+ from stage \d to stage \d", message), message
     assert num_kept == 0
+
+
+def test_a_step_that_fails_between_stages_of_one_rank_keeps_nothing() -> None:
+    assert run_ranks(1, fail_between_stages, Toy([WHOLE] * 2)) == [0]

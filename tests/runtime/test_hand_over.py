@@ -43,3 +43,12 @@ def test_a_value_is_not_kept_once_it_was_taken() -> None:
     assert ref() is not None, "until then, the way keeps it"
     way.wait(0)
     assert ref() is None
+
+
+def test_what_a_failed_step_left_can_be_forgotten() -> None:
+    value = torch.ones(2)
+    way, ref = HandOver(Piece.like(value)), weakref.ref(value)
+    way.send(value, 0)
+    del value
+    way.forget()
+    assert ref() is None

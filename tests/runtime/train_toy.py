@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,3 +157,27 @@ def lose_a_stage(toy: Toy, sizes: Mapping[str, int], ranks_per_host: int) -> tup
     except _Left:
         dist.destroy_process_group()
     return message, sum(ref() is not None for ref in made)
+
+
+def fail_between_stages(toy: Toy) -> int:
+    """A stage fails on the rank that has made its values: how many of these it keeps."""
+    mesh, schedule = init_mesh(), Schedule.parse("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1")
+    first, second = compiled_stages(toy, mesh, schedule)
+    made = list[weakref.ref[Tensor]]()
+
+    def watched(*inputs: Tensor) -> Sequence[Tensor]:
+        values = first.forward(*inputs)
+        made.extend(map(weakref.ref, values[: len(first.outputs)]))
+        return values
+
+    def failing(*inputs: Tensor) -> Sequence[Tensor]:
+        raise _Left
+
+    stages = [replace(first, forward=watched), replace(second, forward=failing)]
+    connections = make_connections(toy, mesh, schedule, stages)
+    executor = make_executor(toy, mesh, schedule, stages, connections)
+    values = whole_values(toy, ROWS * schedule.num_microbatches)
+    with suppress(_Left):
+        run_step(toy, executor, mesh, stages, values, values["count"].clone())
+    assert made, "the first stage ran"
+    return sum(ref() is not None for ref in made)
