@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
 
 import pytest
 import torch
@@ -12,12 +10,10 @@ from torch import Tensor, nn
 
 import fxpar
 from fxpar.capture import Capture, capture_forward
-from fxpar.compiler import plan_stages
-from fxpar.model.distribution import Distribution, distribution_of
+from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.passes.shared_values import recomputable
 from fxpar.pipeline import Pipeline
-from fxpar.stage import PlannedStage
 from tests.fake_mesh import fake_mesh
 from tests.parity import SUBJECTS
 from tests.whole_pipeline import run_pipeline
@@ -37,24 +33,21 @@ def exact_batch() -> list[Tensor]:
     return [value.double() if value.is_floating_point() else value for value in SUBJECT.make_batch(2).values()]
 
 
-@contextmanager
-def planned(model: nn.Module, num_stages: int = 4) -> Iterator[tuple[Capture, Distribution, tuple[PlannedStage, ...]]]:
-    """The capture of the model with its stages, each on a rank."""
+@functools.cache  # each takes seconds, and nothing changes it
+def planned(num_stages: int) -> tuple[Capture, Pipeline]:
+    """The capture of the model, and the pipeline of its stages, each on a rank."""
     torch.compiler.reset()
+    model = exact_model()
     with fake_mesh(pipe=num_stages) as mesh:
         fxpar.distribute(model, mesh, stages=SUBJECT.openers(num_stages), example_inputs=exact_batch())
         capture = capture_forward(model, "cpu", exact_batch())
         distribution = distribution_of(capture.model)
-        yield capture, distribution, plan_stages(capture, distribution, distribution.final_plan.stages)
-
-
-def pipeline_of(distribution: Distribution, stages: tuple[PlannedStage, ...]) -> Pipeline:
-    return insert_reshards(stages, distribution.mesh, distribution.final_plan.parameters)
+        stages = distribution.planned[capture.signature()]
+        return capture, insert_reshards(stages, mesh, distribution.final_plan.parameters)
 
 
 def test_a_skip_connection_moves_once_from_its_stage_to_its_readers_alone() -> None:
-    with planned(exact_model()) as (_, distribution, stages):
-        pipeline = pipeline_of(distribution, stages)
+    _, pipeline = planned(4)
     ways = sorted((edge.source, edge.targets) for edge in pipeline.edges)
     assert ways == [
         (0, (1, 2)),  # the first downsampled image: to the next level, and to the way up
@@ -79,9 +72,8 @@ def test_a_skip_connection_moves_once_from_its_stage_to_its_readers_alone() -> N
 
 
 def test_nothing_that_depends_on_inputs_alone_crosses() -> None:
-    with planned(exact_model()) as (capture, distribution, stages):
-        order = [node for node in capture.module.graph.nodes if node not in capture.sources]
-        pipeline = pipeline_of(distribution, stages)
+    capture, pipeline = planned(4)
+    order = [node for node in capture.module.graph.nodes if node not in capture.sources]
     from_inputs = {node.name for node in recomputable(order, capture.sources)}
     assert from_inputs, "the sinusoids of the times"
     assert not from_inputs & {edge.name for edge in pipeline.edges}
@@ -93,8 +85,8 @@ def test_the_stages_together_give_the_gradients_of_the_model(num_stages: int) ->
     model = exact_model()
     loss = model(*exact_batch())
     loss.backward()
-    with planned(copy.deepcopy(model), num_stages) as (_, distribution, stages):
-        (found,), gradients, _ = run_pipeline(pipeline_of(distribution, stages), model, exact_batch())
+    _, pipeline = planned(num_stages)
+    (found,), gradients, _ = run_pipeline(pipeline, model, exact_batch())
     torch.testing.assert_close(found, loss.detach(), **EXACT)
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert gradients.keys() == wanted.keys()
