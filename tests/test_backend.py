@@ -210,6 +210,7 @@ def test_dumps_are_numbered_in_the_order_of_the_passes(mesh: fxpar.Mesh, tmp_pat
         "partition_backward",
         "schedule",
         "program",
+        "memory",
         "costs",
     ]
     assert names == sorted(passes)

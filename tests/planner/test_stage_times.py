@@ -16,8 +16,8 @@ from fxpar.launch import run_ranks
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.planner.prices import default_prices
-from fxpar.planner.stage_times import estimate_costs, measured, stage_times
-from fxpar.schedule import Costs, Kind, StageMemory, chain, uniform_costs
+from fxpar.planner.stage_times import estimate_costs, gather_costs, stage_times
+from fxpar.schedule import Costs, Kind, StageMemory, chain
 from fxpar.stage import PlannedStage
 from tests.fake_mesh import fake_mesh
 
@@ -76,25 +76,20 @@ def test_an_evaluation_has_no_backward_to_take_time() -> None:
     assert all(times["B"] == times["I"] == times["W"] == 0 < times["F"] for times in costs.compute_us.values())
 
 
-def measure(times: Mapping[int, Mapping[int, Mapping[Kind, float]]]) -> Costs:
-    """What a rank knows after it told others what it measured, on top of estimates and its own memory."""
+def gather(times: Mapping[int, Mapping[int, Mapping[Kind, float]]]) -> Costs:
+    """What a rank knows after all have told what they know of their own stages."""
     rank = dist.get_rank()
-    estimated = uniform_costs([0, 1], chain(2), {"F": [9.0, 9.0], "B": [9.0, 9.0]}, 3.0, 3.0)
-    own = {stage: StageMemory(parameters=rank) for stage in times[rank]}
-    return measured(
-        Costs(estimated.placement, estimated.edges, estimated.compute_us, estimated.transfers, memory=own), times[rank]
-    )
+    memory = {stage: StageMemory(parameters=rank) for stage in times[rank]}
+    return gather_costs(Costs((0, 1), chain(2), times[rank], {}, memory=memory))
 
 
-def test_what_ranks_measured_replaces_estimates_and_the_slowest_of_a_stage_counts() -> None:
+def test_ranks_know_the_same_of_all_stages_and_the_slowest_and_fullest_of_a_stage_count() -> None:
     """Ranks 0 and 1 share stage 0, and each is slower at something."""
     times: dict[int, dict[int, dict[Kind, float]]] = {
         0: {0: {"F": 1.0, "B": 5.0}},
         1: {0: {"F": 2.0, "B": 4.0}},
         2: {1: {"F": 3.0, "B": 6.0}},
     }
-    found = run_ranks(3, measure, times)
-    for rank, costs in enumerate(found):
+    for costs in run_ranks(3, gather, times):
         assert costs.compute_us == {0: {"F": 2.0, "B": 5.0}, 1: {"F": 3.0, "B": 6.0}}
-        assert costs.transfers == found[0].transfers
-        assert [figures.parameters for figures in costs.memory.values()] == [rank], "a rank keeps its own"
+        assert {stage: figures.parameters for stage, figures in costs.memory.items()} == {0: 1, 1: 2}
