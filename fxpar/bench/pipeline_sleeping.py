@@ -18,7 +18,7 @@ NETWORK = Network(bytes_per_us=RATE_MBIT / 8 * 0.956, chunk_us=150.0)
 """What TCP leaves of that rate, and what a message of gloo costs besides on two busy cores."""
 
 MICROBATCHES = 32
-WARM_UP, REPEATS = 1, 5
+WARM_UP, REPEATS = 1, 4
 
 EXPOSED = 0.3
 """The share of a 1F1B step that is communication which nothing hides."""
