@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from fxpar.agreement import check_agreement
 from fxpar.capture import Capture, example
-from fxpar.check_pipeline import pipeline_messages
 from fxpar.compiler import compile_stage, join_stages, plan_stages
 from fxpar.config import Options, is_first_rank
 from fxpar.dump import Dump
@@ -17,6 +16,7 @@ from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
+from fxpar.passes.pipeline_messages import pipeline_messages
 from fxpar.pipeline import Pipeline
 from fxpar.planner.prices import memory_of
 from fxpar.planner.stage_times import estimate_costs, gather_costs

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import fxpar
 from fxpar.annotate import set_value
 from fxpar.capture import capture_forward
-from fxpar.check_pipeline import pipeline_messages
 from fxpar.compiler import plan_stages
 from fxpar.errors import InvalidScheduleError
 from fxpar.layout import Layout, Shard
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.crossings import StageNodes
 from fxpar.passes.insert_reshards import insert_reshards
+from fxpar.passes.pipeline_messages import pipeline_messages
 from fxpar.pipeline import Crossing
 from fxpar.schedule import Edge, build_schedule, check_programs, forward_only, lower
 from fxpar.stage import PlannedStage, Port, PortKind
