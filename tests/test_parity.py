@@ -94,7 +94,8 @@ def test_training_equals_one_process_when_inductor_compiles(subject: str) -> Non
 
 
 def test_training_equals_one_process_where_every_stage_is_a_host() -> None:
-    runs = [Run(subject, {"pipe": 4}, microbatches=4, steps=1) for subject in LANGUAGE_MODELS]
+    schedules = {"gpt": ("1f1b", "zb-h1"), "gpt2": ("eager-1f1b", "zb-h2"), "llama": ("eager-1f1b-delayed",)}
+    runs = [Run(name, {"pipe": 4}, microbatches=4, steps=1, schedules=own) for name, own in schedules.items()]
     run_ranks(4, check_runs_between_hosts, runs, 1)
 
 

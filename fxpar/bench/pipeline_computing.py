@@ -121,6 +121,7 @@ UNET = Case(
     claims=(
         Claim(str(EAGER), str(ONE_F_ONE_B), 1.25),
         Claim(str(EAGER), str(EAGER_SIGNAL), 0.95),
+        Claim(DELAYED, str(EAGER_SIGNAL), 0.95),
         *_NEVER_SLOWER_THAN_TORCH,
     ),
     against_torch=True,
