@@ -28,7 +28,7 @@ test: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 format: install
 	$(BIN)/ruff check --fix
