@@ -64,6 +64,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
     costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)
+    if with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
+        warnings.warn(warning, stacklevel=2)
     check_agreement(_facts(distribution, capture, stages, pipeline, schedule))
     own, costs = _compile(stages, distribution, schedule, costs, options, dump)
     if options.profile and with_backward:  # the order of forwards does not depend on times
@@ -111,8 +113,6 @@ def _schedule(distribution: Distribution, options: Options, costs: Costs, *, wit
     plan = distribution.final_plan
     schedule = choose_schedule(options.schedule or plan.schedule, costs, distribution.mesh, plan.microbatches)
     check_placement(schedule, distribution.placement)
-    if with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
-        warnings.warn(warning, stacklevel=2)
     return schedule if with_backward else forward_only(schedule)
 
 

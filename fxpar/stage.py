@@ -105,6 +105,14 @@ class CompiledSplit:
     inputs_saved: tuple[int, ...]
     weights_saved: tuple[int, ...]
 
+    def for_inputs(self, saved: Sequence[Tensor]) -> list[Tensor]:
+        """Those of the saved values that `inputs` takes."""
+        return [saved[position] for position in self.inputs_saved]
+
+    def for_weights(self, saved: Sequence[Tensor]) -> list[Tensor]:
+        """Those of the saved values that `weights` takes."""
+        return [saved[position] for position in self.weights_saved]
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledStage:
@@ -126,3 +134,8 @@ class CompiledStage:
     input_pieces: tuple[Tensor, ...]
     tangent_pieces: tuple[Tensor, ...]
     split: CompiledSplit | None = None
+
+    @property
+    def returned_edges(self) -> list[str]:
+        """The edges whose gradients come out of a backward, in their order."""
+        return [port.name for port in self.gradients if port.kind is PortKind.EDGE]

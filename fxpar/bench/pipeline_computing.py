@@ -111,7 +111,7 @@ _NEVER_SLOWER_THAN_TORCH = tuple(Claim(str(EAGER), f"torch, {name}", 1.0) for na
 UNET = Case(
     "U-Net, 2 stages",
     "unet",
-    # Wide enough that links of 200 Mbit/s expose what is wanted: what TCP takes of two cores counts as computing, too.
+    # Wide, since what TCP takes of two cores counts as computing, too: that grows with the bytes, which are fewer then.
     {"image": 16, "channels": (192, 384, 384), "layers": 1},
     microbatch=2,
     microbatches=24,

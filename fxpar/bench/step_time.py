@@ -16,14 +16,12 @@ from torch.nn import functional as F
 import fxpar
 from fxpar.bench.models import example
 from fxpar.bench.report import Bar, Row, Say, at_most
+from fxpar.bench.turns import Step, alternate
 from fxpar.launch import run_ranks
 
 GOAL = 1.0
 STAGES, BATCH, MICROBATCHES = 4, 16, 8
 WARM_UP, STEPS = 2, 20
-
-Step = Callable[[], Any]
-"""One forward and backward over all microbatches, from no gradients to finished ones."""
 
 COMPILED = ("fxpar, inductor", "Schedule1F1B, inductor")
 EAGER = ("fxpar, aten", "Schedule1F1B, eager")
@@ -61,12 +59,11 @@ def take_turns() -> Mapping[str, list[float]]:
         EAGER[1]: torch_step(compiled=False),
     }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(WARM_UP + STEPS):
-        for name in reversed(steps) if turn % 2 else steps:  # whoever follows whom must not matter
-            dist.barrier()
-            start = time.perf_counter()
-            steps[name]()
-            seconds[name].append(time.perf_counter() - start)
+    for name in alternate(list(steps), WARM_UP + STEPS):
+        dist.barrier()
+        start = time.perf_counter()
+        steps[name]()
+        seconds[name].append(time.perf_counter() - start)
     return {name: found[WARM_UP:] for name, found in seconds.items()}
 
 

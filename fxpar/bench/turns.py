@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,13 +38,18 @@ class Turn:
 def take_turns(steps: dict[str, Step], warm_up: int, repeats: int) -> Mapping[str, list[Sample]]:
     """Samples of every step by name, on this rank; the first `warm_up` rounds are not counted."""
     samples: dict[str, list[Sample]] = {name: [] for name in steps}
-    for turn in range(warm_up + repeats):
-        for name in reversed(steps) if turn % 2 else steps:  # whoever follows whom must not matter
-            start, before = meet_on_one_clock(), ProcessorUse.now()
-            steps[name]()
-            seconds = time.monotonic() - start
-            samples[name].append(Sample(seconds, ProcessorUse.now().since(before)))
+    for name in alternate(list(steps), warm_up + repeats):
+        start, before = meet_on_one_clock(), ProcessorUse.now()
+        steps[name]()
+        seconds = time.monotonic() - start
+        samples[name].append(Sample(seconds, ProcessorUse.now().since(before)))
     return {name: found[warm_up:] for name, found in samples.items()}
+
+
+def alternate(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """All names in every round, backwards in every other: whoever follows whom must not matter."""
+    for turn in range(rounds):
+        yield from reversed(names) if turn % 2 else names
 
 
 def meet_on_one_clock() -> float:

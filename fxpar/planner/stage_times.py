@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch.distributed as dist
-from torch import fx
 
 from fxpar.annotate import is_backward
 from fxpar.layouts.dataflow import Border, Operation, operations
 from fxpar.layouts.work import work_us
 from fxpar.mesh import Mesh
+from fxpar.passes.cut import closure, operands
 from fxpar.pipeline import Pipeline
 from fxpar.planner.prices import Prices, default_prices
 from fxpar.schedule import Costs, Kind, transfer_costs
@@ -43,7 +43,7 @@ def stage_times(planned: PlannedStage, num_ranks: int, prices: Prices) -> dict[K
     """
     program = operations(planned.joint)
     edges = [op for op in program if op.border is Border.GRADIENT and op.port and op.port.kind is PortKind.EDGE]
-    needed = _needed(program, {operand.node for op in edges for operand in op.operands})
+    needed = closure([operand.node for op in edges for operand in op.operands], operands)
     backward = [op for op in program if op.call is not None and is_backward(op.node)]
     early = [op for op in backward if op.node in needed]
     forward = [op for op in program if op.call is not None and not is_backward(op.node)]
@@ -53,12 +53,3 @@ def stage_times(planned: PlannedStage, num_ranks: int, prices: Prices) -> dict[K
 
     times: dict[Kind, float] = {"F": total(forward), "B": total(backward), "I": total(early)}
     return times | {"W": times["B"] - times["I"]}
-
-
-def _needed(program: list[Operation], ends: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that those of `ends` depend on, and themselves."""
-    needed = set(ends)
-    for operation in reversed(program):
-        if operation.node in needed:
-            needed.update(operand.node for operand in operation.operands)
-    return needed

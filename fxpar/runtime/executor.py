@@ -116,8 +116,7 @@ class Executor:
         self._gradients: dict[str, Tensor] = {}
         self._reductions: list[BatchReduction] = []
         for way in self._traffic.values():
-            if isinstance(way, HandOver):
-                way.forget()
+            way.forget()
 
     def _finish(self) -> StepResult:
         """What the step gives, once all that this rank sends or passes on has left."""

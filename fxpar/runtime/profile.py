@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxpar.runtime.buffers import Piece
 from fxpar.schedule import Kind
-from fxpar.stage import Callables, CompiledStage, PortKind
+from fxpar.stage import Callables, CompiledStage
 
 _REPEATS = 5
 
@@ -30,16 +30,10 @@ def profile_stage(stage: CompiledStage) -> dict[Kind, float]:
         if stage.backward is not None:
             _, times["B"] = _timed(stage.backward, [*saved, *tangents])
         if stage.split is not None:
-            used = [saved[position] for position in stage.split.inputs_saved]
-            found, times["I"] = _timed(stage.split.inputs, [*used, *tangents])
-            carried = found[_num_edges(stage) :]
-            kept = [saved[position] for position in stage.split.weights_saved]
-            _, times["W"] = _timed(stage.split.weights, [*kept, *carried])
+            found, times["I"] = _timed(stage.split.inputs, [*stage.split.for_inputs(saved), *tangents])
+            carried = found[len(stage.returned_edges) :]
+            _, times["W"] = _timed(stage.split.weights, [*stage.split.for_weights(saved), *carried])
     return times
-
-
-def _num_edges(stage: CompiledStage) -> int:
-    return sum(port.kind is PortKind.EDGE for port in stage.gradients)
 
 
 def _made_up(pieces: Iterable[Tensor]) -> list[Tensor]:

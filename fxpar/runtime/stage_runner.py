@@ -36,7 +36,13 @@ class StageRunner:
             if port.name in self._returning and port not in stage.gradients
         }
         self.parameters = [port.name for port in stage.gradients if port.kind is not PortKind.EDGE]
-        self._edges = [port.name for port in stage.gradients if port.kind is PortKind.EDGE]
+        self._edges = stage.returned_edges
+        self._runs: Mapping[Kind, Callable[[int, StepState], None]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._input_gradients,
+            "W": self._weight_gradients,
+        }
 
     @property
     def edges_read(self) -> list[str]:
@@ -45,13 +51,7 @@ class StageRunner:
 
     def run(self, kind: Kind, microbatch: int, state: StepState) -> None:
         """Run the graph for actions of `kind`."""
-        runs: Mapping[Kind, Callable[[int, StepState], None]] = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._input_gradients,
-            "W": self._weight_gradients,
-        }
-        runs[kind](microbatch, state)
+        self._runs[kind](microbatch, state)
 
     def free(self, kind: Kind, microbatch: int, state: StepState) -> None:
         """Forget what leaves with a message, which has it, and what was kept for this action."""
@@ -105,11 +105,9 @@ class StageRunner:
         stage = self.stage
         assert stage.split is not None, f"stage {stage.index} was compiled without a split backward"
         saved = state.saved[stage.index, microbatch]
-        kept = [saved[position] for position in stage.split.weights_saved]
-        used = [saved[position] for position in stage.split.inputs_saved]
-        made = stage.split.inputs(*used, *self._tangents(microbatch, state))
+        made = stage.split.inputs(*stage.split.for_inputs(saved), *self._tangents(microbatch, state))
         self._return(made[: len(self._edges)], microbatch, state)
-        state.carried[stage.index, microbatch] = [*kept, *made[len(self._edges) :]]
+        state.carried[stage.index, microbatch] = [*stage.split.for_weights(saved), *made[len(self._edges) :]]
 
     def _weight_gradients(self, microbatch: int, state: StepState) -> None:
         stage = self.stage

@@ -76,6 +76,10 @@ class StageWay:
         """
         self._way.finish()
 
+    def forget(self) -> None:
+        """Keep nothing of a step that failed."""
+        self._posted.clear()
+
 
 def open_stage_ways(
     reshards: Sequence[Reshard],

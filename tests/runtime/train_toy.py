@@ -97,6 +97,7 @@ class _Late:
     def __init__(self, way: StageWay, microbatches: int) -> None:
         self._way, self._microbatches = way, microbatches
         self.post_receive, self.complete, self.finish = way.post_receive, way.complete, way.finish
+        self.forget = way.forget
         self._num_sent = self._num_awaited = 0
 
     def send(self, value: Tensor, microbatch: int) -> Any:
