@@ -240,6 +240,23 @@ class ClusterUnavailableError(FxparError):
         )
 
 
+class InvalidClusterError(FxparError):
+    """A description of a cluster lacks a figure, or has one that cannot be."""
+
+    def __init__(self, where: str, figure: str, expected: str, found: object) -> None:
+        what = "nothing" if found is None else repr(found)
+        super().__init__(
+            f"{where}: {figure}: expected {expected}, found {what}; `fxpar calibrate` writes complete cluster files"
+        )
+
+
+class UnknownClusterError(FxparError):
+    """The name is not one of a cluster that comes with fxpar."""
+
+    def __init__(self, found: str, expected: Sequence[str]) -> None:
+        super().__init__(f"unknown cluster {found!r}: {_one_of(expected, found)}; the name of a file ends in .json")
+
+
 class SharedMemoryError(FxparError):
     """Memory that the ranks of one host share cannot be had."""
 

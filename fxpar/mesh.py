@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from fxpar._torch import HashStore
 from fxpar.errors import InvalidMeshError, MeshSizeError
 from fxpar.hosts import discover_hosts
 from fxpar.layout import AXES
+from fxpar.planner.cluster import Cluster, read_cluster
 
 STAGE_AXES = ("data", "y", "x", "z")
 """Axes of a stage's parameter mesh. z comes last, so that gathering it gives contiguous pieces."""
@@ -24,7 +26,7 @@ STAGE_AXES = ("data", "y", "x", "z")
 class Mesh:
     """Sizes of the five axes, this process's rank, and the host of every rank (default: all are on one).
 
-    Ranks count with x fastest, then y, z, data and pipe.
+    Ranks count with x fastest, then y, z, data and pipe. `cluster` says what ranks and hosts can do, if that is known.
 
     Raises:
         InvalidMeshError: a size is not a positive integer, or there is not a host for each rank.
@@ -39,6 +41,7 @@ class Mesh:
     device_type: str = "cpu"
     device_mesh: DeviceMesh | None = field(default=None, compare=False, repr=False)
     hosts: tuple[int, ...] = ()
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
@@ -114,25 +117,38 @@ class Mesh:
 
 
 def init_mesh(
-    pipe: int = 1, data: int = 1, z: int = 1, y: int = 1, x: int = 1, *, device_type: str | None = None
+    pipe: int = 1,
+    data: int = 1,
+    z: int = 1,
+    y: int = 1,
+    x: int = 1,
+    *,
+    device_type: str | None = None,
+    cluster: Cluster | str | Path | None = None,
 ) -> Mesh:
     """Arrange the started processes in a mesh; x varies fastest with the rank. A collective.
 
     Works under torchrun (or any launcher that sets c10d's variables), after an own `init_process_group`, and in
     a single process without either.
 
+    Args:
+        cluster: what the machines can do, by which layouts and stages are chosen: a file that `fxpar calibrate` wrote,
+            or the name of a published one, such as "dgx-a100". By default it is one with GPUs of the same name.
+
     Raises:
         InvalidMeshError: a size is not a positive integer.
+        UnknownClusterError, InvalidClusterError: there is no such cluster, or its file is wrong.
         MeshSizeError: the product of the sizes is not the number of processes.
     """
     shape = Mesh(pipe, data, z, y, x)
     device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    known = None if cluster is None else read_cluster(cluster)
     _init_process_group(device_type)
     if shape.num_ranks != dist.get_world_size():
         raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
     ranks = torch.arange(shape.num_ranks).view(pipe, data, z, y, x).permute(0, 1, 3, 4, 2)
     device_mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
-    return Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, discover_hosts())
+    return Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, discover_hosts(), known)
 
 
 def _init_process_group(device_type: str) -> None:

@@ -21,7 +21,7 @@ from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
-from fxpar.planner.prices import default_prices
+from fxpar.planner.prices import prices_of
 
 GOAL_S = 5.0
 NUM_LAYERS = 12
@@ -51,7 +51,7 @@ def search_layouts(name: str, layers: int, repeats: int = 3) -> dict[str, str | 
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        propagate_layouts(joint, mesh, pins, default_prices("cpu"), microbatches=1)
+        propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches=1)
         seconds.append(time.perf_counter() - start)
     return {
         "model": name,

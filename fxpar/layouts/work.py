@@ -17,7 +17,8 @@ def work_us(operation: Operation, prices: Prices) -> float:
     if operation.call is None or operation.is_view:
         return 0.0
     written = sum(result.num_bytes for result in operation.results if result is not None)
-    return num_flops(operation) / prices.flops_per_us + written / prices.memory_bytes_per_us
+    dtype = next((result.tensor.dtype for result in operation.results if result is not None), torch.float32)
+    return prices.arithmetic_us(num_flops(operation), dtype) + written / prices.memory_bytes_per_us
 
 
 def num_flops(operation: Operation) -> float:

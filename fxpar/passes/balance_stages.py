@@ -68,7 +68,7 @@ def _node_time(node: fx.Node, capture: Capture, prices: Prices, counter: FlopCou
     before = counter.get_total_flops()
     _run(node, value)
     flops = counter.get_total_flops() - before
-    return flops / prices.flops_per_us + 2 * value.nbytes / prices.memory_bytes_per_us
+    return prices.arithmetic_us(flops, value.dtype) + 2 * value.nbytes / prices.memory_bytes_per_us
 
 
 def _run(node: fx.Node, value: Tensor) -> None:

@@ -24,7 +24,7 @@ from fxpar.passes.logical_stage import LogicalBackward, LogicalForward
 from fxpar.passes.pipeline_graph import PipelineGraph
 from fxpar.pipeline import Crossing, Pipeline, Reshard
 from fxpar.plan import PlannedParameter
-from fxpar.planner.prices import default_prices
+from fxpar.planner.prices import cluster_of
 from fxpar.schedule import Edge
 from fxpar.stage import PlannedStage, Port, PortKind
 
@@ -69,7 +69,7 @@ def insert_reshards(
     Raises:
         UnknownStrategyError, UnknownAlgorithmError: no such name.
     """
-    network = default_prices(mesh.device_type).network
+    network = cluster_of(mesh).network
 
     def plan(crossing: Crossing) -> Reshard:
         return crossing.planned(mesh, network, strategy, algorithm)

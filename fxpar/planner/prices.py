@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from fxpar.mesh import Mesh
 from fxpar.passes.moves import StepKind
+from fxpar.planner.cluster import Cluster, default_cluster
+from fxpar.planner.placement import bytes_per_us, latency_us, spread
 from fxpar.resharding.network import LOOPBACK, Network
+
+# Keeping a byte is no time, but what runs out in the end. These weigh it little against moving it: far less than what
+# a link inside a host takes for a byte, so that memory decides between layouts that are else about as fast.
+_KEPT_US_PER_BYTE = {"cpu": 1e-5, "cuda": 1e-6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,8 @@ class Prices:
     `saved_us_per_byte` is paid for values kept from forward to backward, `stored_us_per_byte` for parameters; both
     stand for memory that runs out rather than for time. `reduce_scatter_factor` is how many times the bytes of a
     ring's reduce-scatter are really sent: 2 where it is an all-reduce underneath. A rank takes its piece of an edge
-    between stages in at `edge_bytes_per_us`; before, the edge passes the `network` between their hosts.
+    between stages in at `edge_bytes_per_us`; before, the edge passes the `network` between their hosts. Arithmetic goes
+    at `flops_per_us` in the dtypes that have no rate of their own.
     """
 
     links: Mapping[str, Link]
@@ -38,6 +46,7 @@ class Prices:
     stored_us_per_byte: float
     reduce_scatter_factor: float = 1.0
     network: Network = LOOPBACK
+    rates: Mapping[torch.dtype, float] = field(default_factory=dict)
 
     def move_us(self, kind: StepKind, axis: str, bytes_sent: float, bytes_kept: float) -> float:
         """The time of one change of placement along `axis`.
@@ -54,32 +63,38 @@ class Prices:
         """The time of sending bytes along `axis` in company, so that the latency of a collective is not theirs."""
         return bytes_sent / self.links[axis].bytes_per_us
 
+    def arithmetic_us(self, num_flops: float, dtype: torch.dtype) -> float:
+        """The time of floating-point operations that give results in `dtype`."""
+        return num_flops / self.rates.get(dtype, self.flops_per_us)
 
-_CPU = Prices(
-    links={axis: Link(latency_us=500.0, bytes_per_us=2e3) for axis in ("y", "x")},
-    edge_bytes_per_us=2e3,
-    flops_per_us=5e4,
-    memory_bytes_per_us=1e4,
-    saved_us_per_byte=1e-5,
-    stored_us_per_byte=1e-5,
-    reduce_scatter_factor=2.0,  # gloo's reduce_scatter moves as many bytes as its all_reduce
-)
-_CUDA = Prices(
-    links={axis: Link(latency_us=15.0, bytes_per_us=2e5) for axis in ("y", "x")},
-    edge_bytes_per_us=2e5,
-    flops_per_us=3e8,
-    memory_bytes_per_us=2e6,
-    saved_us_per_byte=1e-6,
-    stored_us_per_byte=1e-6,
-    network=Network(bytes_per_us=2.5e4, chunk_us=20.0),
-)
+
+def prices_of(mesh: Mesh) -> Prices:
+    """The prices of the mesh's cluster, or the default one, with its axes where they lie on the mesh's hosts."""
+    cluster = cluster_of(mesh)
+    kept = _KEPT_US_PER_BYTE[cluster.device_type]
+    return Prices(
+        links={axis: _link(cluster, mesh, axis) for axis in mesh.sizes if axis != "pipe"},
+        edge_bytes_per_us=cluster.intra_bytes_per_us,
+        flops_per_us=cluster.matmul_flops_per_us["float32"],
+        memory_bytes_per_us=cluster.memory_bytes_per_us,
+        saved_us_per_byte=kept,
+        stored_us_per_byte=kept,
+        reduce_scatter_factor=cluster.reduce_scatter_factor,
+        network=cluster.network,
+        rates={getattr(torch, dtype): rate for dtype, rate in cluster.matmul_flops_per_us.items()},
+    )
+
+
+def cluster_of(mesh: Mesh) -> Cluster:
+    """The cluster that the mesh was made for, or the default one of its devices."""
+    return mesh.cluster or default_cluster(mesh.device_type)
+
+
+def _link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
+    lies = spread(mesh, axis)
+    return Link(latency_us(cluster, lies), bytes_per_us(cluster, lies))
 
 
 def memory_of(device_type: str) -> float:
     """The bytes that a rank has for its tensors: a GPU's memory; on a CPU, which ranks share, it is not known."""
     return torch.cuda.get_device_properties().total_memory if device_type == "cuda" else math.inf
-
-
-def default_prices(device_type: str) -> Prices:
-    """Typical prices: of processes on one CPU host over gloo, or of GPUs on NVLink with 200 Gbit/s between hosts."""
-    return _CUDA if device_type == "cuda" else _CPU

@@ -12,14 +12,14 @@ from fxpar.layouts.work import work_us
 from fxpar.mesh import Mesh
 from fxpar.passes.cut import closure, operands
 from fxpar.pipeline import Pipeline
-from fxpar.planner.prices import Prices, default_prices
+from fxpar.planner.prices import Prices, prices_of
 from fxpar.schedule import Costs, Kind, transfer_costs
 from fxpar.stage import PlannedStage, PortKind
 
 
 def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mesh, placement: Sequence[int]) -> Costs:
     """What the stages' computations and the transfers between them cost, the same on every rank."""
-    prices = default_prices(mesh.device_type)
+    prices = prices_of(mesh)
     times = {stage.joint.index: stage_times(stage, mesh.x * mesh.y, prices) for stage in stages}
     transfers = transfer_costs(pipeline.reshards, prices.network)
     return Costs(tuple(placement), pipeline.edges, times, transfers)

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxpar.agreement import check_agreement
 from fxpar.errors import ReshardError
 from fxpar.hosts import discover_hosts
-from fxpar.planner.prices import default_prices
+from fxpar.planner.cluster import default_cluster
 from fxpar.resharding.network import Network
 from fxpar.resharding.plan import ReshardPlan
 from fxpar.resharding.request import AxisSpec, How, Request, make_request
@@ -107,7 +107,7 @@ def plan_reshard(
 
 
 def _how(mesh: DeviceMesh, strategy: str, algorithm: str, network: Network | None) -> How:
-    return How(strategy, algorithm, network or default_prices(mesh.device_type).network)
+    return How(strategy, algorithm, network or default_cluster(mesh.device_type).network)
 
 
 def _open(request: Request, timeout_s: float) -> tuple[Way, Tile | None]:

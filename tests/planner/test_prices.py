@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from fxpar.mesh import Mesh
 from fxpar.passes.moves import StepKind
-from fxpar.planner.prices import Link, Prices, default_prices
+from fxpar.planner.cluster import cluster_named
+from fxpar.planner.prices import Link, Prices, prices_of
 
 
 def test_a_collective_costs_its_latency_and_its_bytes() -> None:
@@ -21,5 +24,19 @@ def test_a_slice_is_read_and_written_in_memory() -> None:
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-def test_both_automatic_axes_have_a_default_link(device_type: str) -> None:
-    assert default_prices(device_type).links.keys() == {"y", "x"}
+def test_without_a_cluster_a_typical_one_of_the_devices_is_taken(device_type: str) -> None:
+    prices = prices_of(Mesh(y=2, x=2, device_type=device_type))
+    assert prices.links.keys() == {"data", "z", "y", "x"}
+
+
+def test_an_axis_costs_more_where_it_crosses_hosts() -> None:
+    mesh = Mesh(y=2, x=2, hosts=(0, 0, 1, 1), device_type="cuda", cluster=cluster_named("p3.8xlarge"))
+    links = prices_of(mesh).links
+    assert links["x"] == Link(10.0, 1e5)
+    assert links["y"] == Link(50.0, 1250 / 2), "two rings share the interface"
+
+
+def test_arithmetic_goes_at_the_rate_of_its_dtype() -> None:
+    prices = prices_of(Mesh(cluster=cluster_named("dgx-a100")))
+    assert prices.arithmetic_us(312e6, torch.bfloat16) == 1
+    assert prices.arithmetic_us(19.5e6, torch.float32) == prices.arithmetic_us(19.5e6, torch.int64) == 1

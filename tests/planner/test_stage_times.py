@@ -13,9 +13,10 @@ import fxpar
 from fxpar.capture import capture_forward
 from fxpar.compiler import plan_stages
 from fxpar.launch import run_ranks
+from fxpar.mesh import Mesh
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
-from fxpar.planner.prices import default_prices
+from fxpar.planner.prices import prices_of
 from fxpar.planner.stage_times import estimate_costs, gather_costs, stage_times
 from fxpar.schedule import Costs, Kind, StageMemory, chain
 from fxpar.stage import PlannedStage
@@ -67,7 +68,7 @@ def test_the_first_stage_has_no_gradients_to_send_and_those_in_the_middle_halve_
 
 def test_ranks_that_share_a_stage_share_its_work() -> None:
     stages, _ = _planned()
-    alone, shared = (stage_times(stages[1], num_ranks, default_prices("cpu")) for num_ranks in (1, 4))
+    alone, shared = (stage_times(stages[1], num_ranks, prices_of(Mesh())) for num_ranks in (1, 4))
     assert {kind: time_us / 4 for kind, time_us in alone.items()} == pytest.approx(shared)
 
 
