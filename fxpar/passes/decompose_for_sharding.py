@@ -89,7 +89,7 @@ def _inline(
     def run(*values: Tensor) -> Any:
         given = iter(values)
         own_args, own_kwargs = fx.map_arg((args, kwargs), lambda _: next(given))
-        return tree_map(strided_like, decomposition(*own_args, **own_kwargs), value(node))
+        return tree_map(_like, decomposition(*own_args, **own_kwargs), value(node))
 
     with torch.no_grad():
         traced = make_fx(run)(*map(value, operands))
@@ -100,7 +100,12 @@ def _inline(
             set_origin(copy, node, backward=is_backward(node))
             inlined[part] = copy
     (output,) = traced.graph.find_nodes(op="output")
-    return tree_map(inlined.__getitem__, output.args[0])
+    return fx.map_arg(output.args[0], inlined.__getitem__)
+
+
+def _like(found: Tensor | None, expected: Tensor | None) -> Tensor | None:
+    """A result as the op gives it: kernels keep statistics in a precision of their own."""
+    return None if found is None or expected is None else strided_like(found.to(expected.dtype), expected)
 
 
 def _tag(graph: fx.Graph) -> None:

@@ -35,25 +35,25 @@ def mean(
     dims = list(dim) if dim else list(range(x.dim()))
     count = math.prod(x.shape[d] for d in dims)
     result_dtype = dtype or x.dtype
-    return (_precise(x.to(result_dtype)).sum(dims, keepdim) / count).to(result_dtype)
+    return (precise(x.to(result_dtype)).sum(dims, keepdim) / count).to(result_dtype)
 
 
-def _precise(x: Tensor) -> Tensor:
+def precise(x: Tensor) -> Tensor:
     """`x` in the precision in which kernels add it up."""
     return x.float() if x.dtype in _ROUNDED else x
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """The maximum and the sum of exponentials are reductions."""
-    precise = _precise(x)
-    shifted = precise - precise.amax(dim, keepdim=True)
+    exact = precise(x)
+    shifted = exact - exact.amax(dim, keepdim=True)
     result = shifted - shifted.exp().sum(dim, keepdim=True).log()
     return result if half_to_float else result.to(x.dtype)
 
 
 def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """The gradient's sum is a reduction."""
-    grad, output = _precise(grad), _precise(output)
+    grad, output = precise(grad), precise(output)
     return (grad - output.exp() * grad.sum(dim, keepdim=True)).to(input_dtype)
 
 
@@ -109,7 +109,7 @@ def cross_entropy_backward(
     counts = (target != ignore_index).unsqueeze(_class_dim(log_probs))
     row_grads = torch.where(counts, row_grads, 0.0)
     picked = torch.where(_hits(log_probs, target, ignore_index), row_grads, 0.0)
-    return (picked - _precise(log_probs).exp() * row_grads).to(input_dtype)
+    return (picked - precise(log_probs).exp() * row_grads).to(input_dtype)
 
 
 def _class_dim(log_probs: Tensor) -> int:
@@ -131,7 +131,7 @@ def _hits(log_probs: Tensor, target: Tensor, ignore_index: int) -> Tensor:
 def _total_weight(log_probs: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
     if weight is None:
         return (target != ignore_index).sum(dtype=torch.float32).to(log_probs.dtype)
-    weights = _precise(_along_classes(weight, log_probs))
+    weights = precise(_along_classes(weight, log_probs))
     return torch.where(_hits(log_probs, target, ignore_index), weights, 0.0).sum().to(log_probs.dtype)
 
 
@@ -140,6 +140,36 @@ def _row_gradients(grad: Tensor, log_probs: Tensor, reduction: int, total_weight
     if reduction == _NONE:
         return -grad.unsqueeze(_class_dim(log_probs))
     return -grad / total_weight if reduction == _MEAN else -grad
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """One op for the gradient of the input and one for that of the weight, as each may be wanted earlier.
+
+    Kernels compute them apart, so nothing is done twice. That of the bias is a sum.
+    """
+
+    def gradient(index: int) -> Tensor:
+        geometry, mask = (stride, padding, dilation, transposed, output_padding, groups), [i == index for i in range(3)]
+        found: Tensor = aten.convolution_backward(grad, x, weight, None, *geometry, mask)[index]
+        return found
+
+    return (
+        gradient(0) if output_mask[0] else None,
+        gradient(1) if output_mask[1] else None,
+        grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None,
+    )
 
 
 def filled(like: Tensor, size: Sequence[int], fill: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
@@ -168,6 +198,7 @@ DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.nll_loss2d_forward.default: nll_loss,
     aten.nll_loss2d_backward.default: nll_loss_backward,
+    aten.convolution_backward.default: convolution_backward,
     aten.new_full.default: filled,
     aten.new_zeros.default: zeros,
     aten.new_ones.default: ones,

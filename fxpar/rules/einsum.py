@@ -14,7 +14,8 @@ result that has it. An operand without it is replicated; a result without it is 
 
 What this cannot say, `Dim.leading` does: dims that are cut from one longer dim share its letter, each with the
 number of values before it. So flattening "b c" gives b, c and the long dim one letter, and c has size(b) leading
-values.
+values. `Dim.values` says that a dim has several elements for each value of its letter, which stay together, as the
+channels of a group do.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ from fxpar.rules.rule import OpCall, Operand, Shape, Strategy
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dim that may be sharded: `letter`, or the part of it that comes after `leading` values."""
+    """A dim that may be sharded: `letter`, or the part of it that comes after `leading` values.
+
+    `values` is how many the letter has where the dim has several elements for each of them.
+    """
 
     letter: str
     leading: int = 1
+    values: int | None = None
 
 
 Pattern: TypeAlias = tuple[Dim | None, ...] | None
@@ -104,14 +109,15 @@ class _Cut:
             lacks_letter = False
             if self.outer % dim.leading == 0:
                 shard = Shard(position, self.parts, self.outer // dim.leading)
-                if self._admits(shape[position], shard):
+                if self._admits(dim, shape[position], shard):
                     return shard
         return missing if lacks_letter else None
 
-    def _admits(self, size: int, shard: Shard) -> bool:
+    def _admits(self, dim: Dim, size: int, shard: Shard) -> bool:
+        values = dim.values or size
         if self.ragged is None:
-            return shard.fits(size)
-        return self.outer == 1 and size == self.ragged
+            return shard.fits(values)
+        return self.outer == 1 and size == self.ragged == values
 
 
 def parse(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,7 +10,7 @@ from torch import fx
 from fxpar.layout import Digit, Layout
 from fxpar.rules.call import argument, has_parameter, local_argument
 from fxpar.rules.einsum_rule import call_as_is
-from fxpar.rules.local_shapes import call_with
+from fxpar.rules.local_shapes import call_with, in_logical_order
 from fxpar.rules.rule import LocalOp
 
 aten = torch.ops.aten
@@ -94,9 +94,4 @@ def _both(local: LocalOp, first: fx.Node, second: fx.Node) -> fx.Node:
 
 def emit_layer_norm_backward(local: LocalOp) -> fx.Node:
     """native_layer_norm_backward, which on CPU reads mean and rstd as if contiguous, as slices are not."""
-    dense = {name: _contiguous(local, local_argument(local, name)) for name in ("mean", "rstd")}
-    return call_with(local, **dense)
-
-
-def _contiguous(local: LocalOp, value: fx.Node) -> fx.Node:
-    return local.emit(aten.clone.default, value, memory_format=torch.contiguous_format)
+    return call_with(local, **{name: in_logical_order(local, name) for name in ("mean", "rstd")})

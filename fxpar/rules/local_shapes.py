@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxpar import annotate
-from fxpar.rules.call import argument, dim_argument, with_arguments
+from fxpar.rules.call import argument, dim_argument, local_argument, with_arguments
 from fxpar.rules.rule import LocalOp
 from fxpar.rules.views import slice_start
 from fxpar.strides import inverse, lies_in_order, stride_order
@@ -46,9 +46,21 @@ def emit_view(local: LocalOp) -> fx.Node:
     order = stride_order(logical.reshape(logical_shape))
     if list(order) == sorted(order) or _views_in_order(local, order):
         return viewed
-    ordered = local.emit(aten.permute.default, viewed, list(order))
+    return _copy_in_order(local, viewed, order)
+
+
+def _copy_in_order(local: LocalOp, value: fx.Node, order: Sequence[int]) -> fx.Node:
+    in_rows = list(order) == sorted(order)
+    ordered = value if in_rows else local.emit(aten.permute.default, value, list(order))
     dense = local.emit(aten.clone.default, ordered, memory_format=torch.contiguous_format)
-    return local.emit(aten.permute.default, dense, inverse(order))
+    return dense if in_rows else local.emit(aten.permute.default, dense, inverse(order))
+
+
+def in_logical_order(local: LocalOp, name: str) -> fx.Node:
+    """The tensor argument `name` in the memory order of its logical value, copied unless it is known to lie so."""
+    value: fx.Node = local_argument(local, name)
+    order, known = stride_order(annotate.tensor(argument(local.call, name))), annotate.known_value(value)
+    return value if known is not None and lies_in_order(known, order) else _copy_in_order(local, value, order)
 
 
 def _views_in_order(local: LocalOp, order: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 import fxpar.markers
 import fxpar.random  # noqa: F401  # these define the ops of torch.ops.fxpar
-from fxpar.rules import local_indices, local_shapes, notations, views
+from fxpar.rules import convolutions, group_norm, local_indices, local_shapes, notations, views
 from fxpar.rules.attention import attention, attention_without_bias_gradient
 from fxpar.rules.einsum import Einsum
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
@@ -52,6 +52,10 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),
     aten.mv.default: EinsumRule("m k, k -> m", linear_in=EACH),
     aten.dot.default: EinsumRule("k, k -> ()", linear_in=EACH),
+    aten.convolution.default: EinsumRule(convolutions.convolution, emit_local=convolutions.emit_convolution),
+    aten.convolution_backward.default: EinsumRule(
+        convolutions.convolution_backward, linear_in=(0,), emit_local=convolutions.emit_convolution_backward
+    ),
     # Pointwise ops that are linear in all operands together, or in each
     aten.add.Tensor: _linear,
     aten.sub.Tensor: _linear,
@@ -156,6 +160,10 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     ),
     aten._fused_rms_norm.default: EinsumRule(normalized("... {H}, {H} -> ... {H}, ... {1}")),
     aten._fused_rms_norm_backward.default: EinsumRule(normalized("... {H}, ... {H}, ... {1}, {H} -> ... {H}, {H}")),
+    aten.native_group_norm.default: EinsumRule(group_norm.group_norm, emit_local=group_norm.emit_group_norm),
+    aten.native_group_norm_backward.default: EinsumRule(
+        group_norm.group_norm_backward, emit_local=group_norm.emit_group_norm_backward
+    ),
     # Lookups
     aten.embedding.default: EinsumRule("v d, ... -> ... d", linear_in=(0,), emit_local=local_indices.emit_embedding),
     aten.embedding_dense_backward.default: EinsumRule(

@@ -96,11 +96,48 @@ def written_samples() -> list[Call]:
             (aten.index.Tensor, (x, [None, torch.randint(6, (4, 1)), torch.randint(8, (1, 2))])),
             (aten.index.Tensor, (x, [torch.randint(4, (6,)), None, torch.randint(8, (6,))])),
             (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
+            *_convolutions(),
             *_norms(x, row, weight),
+            *_group_norms(),
             *_embeddings(),
             *_attention(),
         )
     ]
+
+
+def _convolutions() -> list[tuple[Any, tuple[Any, ...]]]:
+    """In 1 to 3 dims, transposed and not, in groups and not."""
+    calls: list[tuple[Any, tuple[Any, ...]]] = []
+    for size, channels, groups, transposed, bias in (
+        ((6,), 4, 1, False, True),
+        ((2, 3, 3), 3, 1, False, False),
+        ((5, 6), 8, 4, False, True),
+        ((4, 3), 3, 1, True, True),
+        ((4, 3), 4, 2, True, False),
+    ):
+        x, each = torch.randn(2, channels, *size), channels // groups
+        weight, one = torch.randn(channels, each, *[3] * len(size)), [1] * len(size)
+        geometry = [2, *one[1:]], one, one, transposed, [0] * len(size), groups
+        y = aten.convolution.default(x, weight, None, *geometry)
+        calls.append((aten.convolution.default, (x, weight, torch.randn(channels) if bias else None, *geometry)))
+        for mask in ([True, True, False], [False, True, True]):
+            operands = torch.randn_like(y), x, weight, [channels] if bias else None
+            calls.append((aten.convolution_backward.default, (*operands, *geometry, mask)))
+    return calls
+
+
+def _group_norms() -> list[tuple[Any, tuple[Any, ...]]]:
+    calls: list[tuple[Any, tuple[Any, ...]]] = []
+    for shape, groups, affine in (((4, 12, 3, 5), 6, True), ((4, 12, 3), 12, True), ((4, 24), 12, False)):
+        x, (rows, channels, *_) = torch.randn(shape), shape
+        weight, bias = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
+        sizes = rows, channels, x[0, 0].numel(), groups
+        _, mean, rstd = aten.native_group_norm.default(x, weight, bias, *sizes, 1e-5)
+        calls.append((aten.native_group_norm.default, (x, weight, bias, *sizes, 1e-5)))
+        calls.append(
+            (aten.native_group_norm_backward.default, (x + 1, x, mean, rstd, weight, *sizes, [True, affine, affine]))
+        )
+    return calls
 
 
 def _norms(x: Tensor, row: Tensor, weight: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
