@@ -1,0 +1,109 @@
+"""Start collectives early and wait for them late, so that they run beside computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import fx
+
+from fxpar.overlap import Overlap
+from fxpar.passes.collective_sites import Site, find_sites, late_ops, waits_of
+from fxpar.passes.defer_weight_gradients import defer_weight_gradients
+from fxpar.passes.gather_ahead import gather_ahead
+
+
+def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphModule:
+    """`module` in another order, by the rules that `overlap` names; it computes the same, bit by bit.
+
+    "input_gradients": what is computed and needed again starts as soon as it is there, and is waited on where it is
+    needed. What it does not need runs in between (see `defer_weight_gradients`).
+    "reduce_scatters": what only leaves the graph starts as soon as it is there, and is waited on when all is done,
+    in the order of starts.
+    "all_gathers": what is made of inputs alone starts a layer before it is needed (see `gather_ahead`).
+
+    The order of starts follows from the graph's structure, and so is the same on all ranks of a group whose graphs
+    differ in sizes and slices alone. All else that computes keeps its order.
+    Source: Singh et al., "A 4D Hybrid Algorithm to Scale Parallel Training", the section on overlapping.
+
+    Before: `dx = mm(dy, w_t); dw = mm(x_t, dy); all_reduce = all_reduce(dx); wait = wait_tensor(all_reduce); ...`
+    After:  `dx = mm(dy, w_t); all_reduce = all_reduce(dx); dw = mm(x_t, dy); wait = wait_tensor(all_reduce); ...`
+    """
+    sites = find_sites(module.graph, overlap.rules)
+    return _in_order(module, _Order(module.graph, sites).run(overlap.gather_ahead_bytes))
+
+
+def _in_order(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> fx.GraphModule:
+    """A copy of `module` whose nodes stand in the order of `nodes`."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(module, graph)
+
+
+class _Order:
+    """The order of nodes, under construction."""
+
+    def __init__(self, graph: fx.Graph, sites: Sequence[Site]) -> None:
+        self._graph = graph
+        self._sites = sites
+        self._placed: dict[fx.Node, None] = {}
+        self._missing = {site: len(site.sources) for site in sites if site.rule != "all_gathers"}
+        self._behind: dict[fx.Node, list[Site]] = {}
+        for site in self._missing:
+            for source in site.sources:
+                self._behind.setdefault(source, []).append(site)
+        self._ready: list[Site] = []
+
+    def run(self, gather_ahead_bytes: float) -> list[fx.Node]:
+        """All nodes of the graph."""
+        graph, sites = self._graph, self._sites
+        late = late_ops(graph, sites)
+        waits = waits_of(graph, sites, late)
+        elsewhere = late | {site.start for site in sites}
+        ops = [node for node in graph.nodes if _computes(node) and node not in elsewhere]
+        computed = [site for site in sites if site.rule == "input_gradients"]
+        ops = defer_weight_gradients(graph, ops, computed, waits)
+        gathers = gather_ahead(ops, waits, gather_ahead_bytes)
+        for node in graph.find_nodes(op="placeholder"):
+            self._place(node)
+        self._start_ready()
+        for op in ops:
+            for site in gathers.get(op, ()):
+                self._place(site.start)
+            self._place(op)
+            self._start_ready()
+        self._finish()
+        return list(self._placed)
+
+    def _place(self, node: fx.Node) -> None:
+        """Append `node`, after what it needs and has no place yet."""
+        if node in self._placed:
+            return
+        for operand in node.all_input_nodes:
+            self._place(operand)
+        self._placed[node] = None
+        for site in self._behind.get(node, ()):
+            self._missing[site] -= 1
+            if self._missing[site] == 0:
+                self._ready.append(site)
+
+    def _start_ready(self) -> None:
+        """Start what has all that it takes."""
+        while self._ready:
+            self._place(self._ready.pop(0).start)
+
+    def _finish(self) -> None:
+        """Append the waits for what leaves the graph, in the order of their starts, and what is left."""
+        leaving = [site for site in self._sites if site.rule == "reduce_scatters"]
+        for site in leaving:
+            self._place(site.start)
+        places = {node: index for index, node in enumerate(self._placed)}
+        for site in sorted(leaving, key=lambda site: places[site.start]):
+            self._place(site.wait)
+        for node in self._graph.nodes:
+            self._place(node)
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.op not in ("placeholder", "output")
