@@ -9,7 +9,6 @@ from torch import fx
 
 from fxpar.passes.cut import cheapest_crossing, closure, has_effect, may_run_twice, operands, users
 from fxpar.passes.extract import check_nothing_runs_twice, copy_parts, extract, returned
-from fxpar.passes.part_convolutions import part_convolutions
 from fxpar.passes.partition import Partitioned, saved_ports
 from fxpar.stage import JointGraph, Port, PortKind
 
@@ -45,7 +44,7 @@ def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
     After:  I `dx = aten.mm(dy, w)`, carrying `dy`; W `t = aten.t(dy); dw = aten.mm(t, x)`
     """
     assert parts.backward is not None, "a forward-only program has no backward to split"
-    backward = _with_parted_ops(joint, parts, parts.backward)
+    backward = parts.backward
     borders = _Borders.of(joint, parts, backward)
     crossing = _choose_crossing(backward, borders)
     kept = [node for node in crossing if node in borders.saved]
@@ -59,15 +58,6 @@ def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
     check_nothing_runs_twice(inputs, weights)
     copy_parts(inputs, len(borders.edge_gradients))
     return SplitBackward(inputs, weights, _positions(taken, borders), _positions(kept, borders), len(carried))
-
-
-def _with_parted_ops(joint: JointGraph, parts: Partitioned, backward: fx.GraphModule) -> fx.GraphModule:
-    """A copy of `backward` in which no op gives what I needs together with what it does not, if it can be helped."""
-    nodes = list(backward.graph.nodes)
-    placeholders = [node for node in nodes if node.op == "placeholder"]
-    copy = extract(backward, nodes, placeholders, returned(backward), [node for node in nodes if has_effect(node)])
-    part_convolutions(copy, _Borders.of(joint, parts, copy).early)
-    return copy
 
 
 @dataclass(frozen=True, slots=True)
