@@ -107,10 +107,15 @@ class Mesh:
         return self.device_mesh.get_group(axis)
 
     @property
+    def stage_axes(self) -> tuple[str, ...]:
+        """The axes of `stage_mesh`: those of `STAGE_AXES` with several ranks, since DTensor pays for every axis."""
+        return tuple(axis for axis in STAGE_AXES if self.sizes[axis] > 1) or STAGE_AXES[:1]
+
+    @property
     def stage_mesh(self) -> DeviceMesh:
-        """The DeviceMesh (`STAGE_AXES`) of the ranks that share this rank's stage."""
+        """The DeviceMesh (`stage_axes`) of the ranks that share this rank's stage."""
         assert self.device_mesh is not None, "the mesh was made without processes"
-        return self.device_mesh[STAGE_AXES]
+        return self.device_mesh[self.stage_axes]
 
     def __str__(self) -> str:
         return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())

@@ -25,8 +25,12 @@ def test_x_varies_fastest_then_y_z_data_pipe() -> None:
 
 def test_the_stage_mesh_ends_in_z() -> None:
     with fake_mesh(pipe=2, z=2, x=2) as mesh:
+        assert mesh.stage_mesh.mesh_dim_names == ("x", "z")
+        assert mesh.stage_mesh.mesh.tolist() == [[0, 2], [1, 3]]
+    with fake_mesh(data=2, z=2, y=2, x=2) as mesh:
         assert mesh.stage_mesh.mesh_dim_names == ("data", "y", "x", "z")
-        assert mesh.stage_mesh.mesh.flatten().tolist() == [0, 2, 1, 3]
+    with fake_mesh() as mesh:
+        assert mesh.stage_mesh.mesh_dim_names == ("data",), "a DeviceMesh has an axis, if only of one rank"
 
 
 def test_batch_ranks_count_data_and_z() -> None:

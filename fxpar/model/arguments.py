@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch import mark_static, never_compiled
 from fxpar.errors import InvalidOptionError, MicrobatchError
-from fxpar.mesh import STAGE_AXES, Mesh
+from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution
 
 
@@ -82,7 +82,7 @@ def _localize(leaf: Any, dim: int | None, mesh: Mesh) -> Any:
     if not isinstance(leaf, DTensor):
         return leaf
     wanted: list[Placement] = [
-        Shard(dim) if dim is not None and axis in mesh.batch_axes else Replicate() for axis in STAGE_AXES
+        Shard(dim) if dim is not None and axis in mesh.batch_axes else Replicate() for axis in mesh.stage_axes
     ]
     local: Tensor = leaf.redistribute(mesh.stage_mesh, wanted).to_local()
     return local

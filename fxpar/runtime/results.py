@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from fxpar._torch import device_mesh_without_groups
 from fxpar.dtensor import from_local
 from fxpar.layout import Layout, Shard
-from fxpar.mesh import STAGE_AXES, Mesh, num_batch_shards
+from fxpar.mesh import Mesh, num_batch_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +79,5 @@ def _mesh_at(pipe: int, mesh: Mesh) -> DeviceMesh:
     if mesh.coordinate["pipe"] == pipe:
         return mesh.stage_mesh
     assert mesh.device_mesh is not None, "the mesh was made without processes"
-    return device_mesh_without_groups(mesh.device_type, mesh.device_mesh.mesh[pipe], STAGE_AXES)
+    ranks = mesh.device_mesh.mesh[pipe].reshape([mesh.sizes[axis] for axis in mesh.stage_axes])
+    return device_mesh_without_groups(mesh.device_type, ranks, mesh.stage_axes)
