@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fxpar.bench import BENCHMARKS
+from fxpar.calibrate import command as calibration
+from fxpar.config import is_first_rank
 from fxpar.errors import FxparError
-from fxpar.simulate.command import add_flags
-from fxpar.simulate.command import run as run_simulation
+from fxpar.simulate import command as simulation
 
 if TYPE_CHECKING:
     from fxpar.bench.report import Report
@@ -56,8 +57,13 @@ def _parser() -> argparse.ArgumentParser:
 
     what = "predict how long pipeline schedules take, and draw their timelines"
     simulated = commands.add_parser("simulate", help=what, description=f"{what[0].upper()}{what[1:]}.")
-    add_flags(simulated)
+    simulation.add_flags(simulated)
     simulated.set_defaults(command=_simulate)
+
+    what = "measure the machines that this runs on, alone or under torchrun, and write a cluster file"
+    calibrated = commands.add_parser("calibrate", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    calibration.add_flags(calibrated)
+    calibrated.set_defaults(command=_calibrate)
     return parser
 
 
@@ -69,7 +75,6 @@ def _add_modes(parser: argparse.ArgumentParser, modes: Mapping[str, str]) -> Non
 
 def _bench(options: argparse.Namespace) -> int:
     from fxpar.bench.report import print_report, to_json
-    from fxpar.config import is_first_rank
 
     run: Callable[..., Report] = import_module(f"fxpar.bench.{options.name}").run
     chosen = {} if options.mode is None else {"mode": options.mode}
@@ -84,7 +89,12 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    return run_simulation(options, _console())
+    return simulation.run(options, _console())
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    with Console(stderr=True, quiet=not is_first_rank()).status("calibrate") as status:
+        return calibration.run(options, _console(), status.update)
 
 
 def _console(*, quiet: bool = False) -> Console:

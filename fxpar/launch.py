@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from fxpar._torch import HashStore
+
 T = TypeVar("T")
 
 # Modules that ranks find imported; what heavier work imports can be added before the first call of `run_ranks`.
@@ -30,6 +32,20 @@ class RankFailedError(RuntimeError):
     def __init__(self, rank: int, problem: str) -> None:
         super().__init__(f"rank {rank} failed:\n{problem}")
         self.rank = rank
+
+
+def join_world() -> torch.device:
+    """Form the world of the ranks that torchrun started, or of this process alone; gives the device of this rank."""
+    if not dist.is_torchelastic_launched():
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", dist.get_node_local_rank())
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    return device
 
 
 def run_ranks(

@@ -12,7 +12,7 @@ from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.bench.transfers import DTYPE, Measured, Transfer, measured, time_transfers
 from fxpar.errors import ReshardError
 from fxpar.hosts import discover_hosts
-from fxpar.launch import run_ranks
+from fxpar.launch import join_world, run_ranks
 from fxpar.resharding.plan import make_plan
 from fxpar.resharding.strategies import STRATEGIES
 from fxpar.resharding.tile import Tile
@@ -34,7 +34,7 @@ def measure_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
         ReshardError: torchrun started a single rank.
     """
     if dist.is_torchelastic_launched():
-        device = _join()
+        device = join_world()
         say("moving tensors between the halves of this world")
         found = measure_halves(device)
         dist.destroy_process_group()
@@ -46,17 +46,6 @@ def measure_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
     for each in found:
         is_last = each is by_strategy["broadcast"]
         yield row(each, device), list(bars(each, by_strategy["send_recv"])) if is_last else []
-
-
-def _join() -> torch.device:
-    """Form the world, and give the device of this rank."""
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", dist.get_node_local_rank())
-    torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl")
-    return device
 
 
 def measure_halves(device: torch.device, sizes: Sequence[int] = SIZES) -> list[Measured]:
