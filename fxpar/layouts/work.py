@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from fxpar import annotate
 from fxpar.layouts.dataflow import Operation
 from fxpar.planner.prices import Prices
+from fxpar.rules.call import op_call
 
 aten = torch.ops.aten
 
@@ -23,16 +25,20 @@ def work_us(operation: Operation, prices: Prices) -> float:
 
 def num_flops(operation: Operation) -> float:
     """Floating-point operations of a matmul, convolution or attention; 0 of what memory bounds."""
-    call = operation.call
-    if call is None or not isinstance(call.target, torch._ops.OpOverload):
+    return 0.0 if operation.call is None else flops_of(operation.node)
+
+
+def flops_of(node: fx.Node) -> float:
+    """`num_flops` of a traced call, logical or local."""
+    if not isinstance(node.target, torch._ops.OpOverload):
         return 0.0
-    match call.target.overloadpacket:
+    match node.target.overloadpacket:
         # Attention on CPUs, which PyTorch's registry leaves out.
         case aten._scaled_dot_product_flash_attention_for_cpu:
-            return float(sdpa_flop_count(*call.inputs[:3]))
+            return float(sdpa_flop_count(*op_call(node).inputs[:3]))
         case aten._scaled_dot_product_flash_attention_for_cpu_backward:
-            return float(sdpa_backward_flop_count(*call.inputs[:4]))
+            return float(sdpa_backward_flop_count(*op_call(node).inputs[:4]))
         case packet if packet in flop_registry:
-            args, kwargs = torch.fx.map_arg((call.args, call.kwargs), annotate.value)
-            return float(flop_registry[packet](*args, **kwargs, out_val=annotate.value(operation.node)))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), annotate.value)
+            return float(flop_registry[packet](*args, **kwargs, out_val=annotate.value(node)))
     return 0.0
