@@ -112,6 +112,19 @@ def cross_entropy_backward(
     return (picked - precise(log_probs).exp() * row_grads).to(input_dtype)
 
 
+def mse_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """Squares, and their sum or mean."""
+    losses = (x - target) * (x - target)
+    if reduction == _NONE:
+        return losses
+    return mean(losses) if reduction == _MEAN else losses.sum()
+
+
+def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """The difference, scaled."""
+    return (x - target) * (grad * (2 / x.numel() if reduction == _MEAN else 2))
+
+
 def _class_dim(log_probs: Tensor) -> int:
     return min(1, log_probs.dim() - 1)
 
@@ -177,9 +190,9 @@ def filled(like: Tensor, size: Sequence[int], fill: float, *, dtype: torch.dtype
     return torch.full(size, fill, dtype=dtype or like.dtype, device=like.device)
 
 
-def zeros(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:
+def zeros(like: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """new_zeros."""
-    return filled(like, size, 0, **options)
+    return torch.zeros(size, dtype=dtype or like.dtype, device=like.device)
 
 
 def ones(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:
@@ -198,6 +211,8 @@ DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.nll_loss2d_forward.default: nll_loss,
     aten.nll_loss2d_backward.default: nll_loss_backward,
+    aten.mse_loss.default: mse_loss,
+    aten.mse_loss_backward.default: mse_loss_backward,
     aten.convolution_backward.default: convolution_backward,
     aten.new_full.default: filled,
     aten.new_zeros.default: zeros,

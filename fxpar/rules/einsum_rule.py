@@ -26,12 +26,13 @@ class EinsumRule:
     `notation` is the text (one operand per tensor slot of the op's schema, filled or not), or a function that
     writes it for a call: as text, as an `Einsum` of the operands that are there, or None where the call cannot be
     sharded. `linear_in` says which operands may be partial sums and so make partial results: each of them alone,
-    all of them together, or those at the given slots together. `moves_only`: the op copies values and computes
-    nothing, so that partial maxima pass too. `reduction` is what a missing letter does to a result.
+    all of them together, those at the given slots together (-1 is the last), or none, where results are zero.
+    `moves_only`: the op copies values and computes nothing, so that partial maxima pass too. `reduction` is what a
+    missing letter does to a result.
     """
 
     notation: str | Callable[[OpCall], str | Einsum | None]
-    linear_in: Literal["each", "together"] | tuple[int, ...] = ()
+    linear_in: Literal["each", "together", "none"] | tuple[int, ...] = ()
     moves_only: bool = False
     reduction: Literal["sum", "max"] = "sum"
     emit_local: Callable[[LocalOp], fx.Node] = call_as_is
@@ -59,6 +60,8 @@ class EinsumRule:
         slots = tensor_slots(call)
         if self.linear_in == "each":
             return [{operand} for operand in range(len(call.inputs))]
+        if self.linear_in == "none":
+            return [set()]
         wanted = range(len(slots)) if self.linear_in == "together" else self.linear_in
         if not wanted or not all(slots[slot] for slot in wanted):
             return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -83,22 +83,54 @@ def normalized(template: str) -> Callable[[OpCall], str]:
 
 def indexed(call: OpCall) -> Einsum | None:
     """index: an indexed dim is whole, the dims of the indices take its place."""
-    indices = argument(call, "indices")
-    if any(_is_mask(index) for index in indices if index is not None):
+    (result,) = call.outputs
+    if _has_masks(call) or result is None:
         return None  # the result's shape depends on the mask's values
     source, *shapes = call.inputs
-    (result,) = call.outputs
-    at = [dim for dim, index in enumerate(indices) if index is not None]
     rank = max(map(len, shapes))
     letters = free_dims(len(source) + rank)
     dims, block = letters[: len(source)], letters[len(source) :]
+    given, first = _with_block(call, dims, block)
+    patterns = [_aligned(shape, result[first : first + rank], block) for shape in shapes]
+    return Einsum((tuple(dims), *patterns), (tuple(given),))
+
+
+def index_put(call: OpCall) -> Einsum | None:
+    """index_put: an indexed dim and the indices are whole; values may be broadcast."""
+    if _has_masks(call):
+        return None
+    source, *shapes, values = call.inputs
+    rank = max(map(len, shapes))
+    dims = free_dims(len(source))
+    taken, first = _with_block(call, dims, [None] * rank)
+    sizes = [size for dim, size in enumerate(source) if _index_of(call, dim) is None]
+    taken_sizes = (*sizes[:first], *[0] * rank, *sizes[first:])  # no size of the block matters: it is whole
+    whole = [(None,) * len(shape) for shape in shapes]
+    return Einsum((tuple(dims), *whole, _aligned(values, taken_sizes, taken)), (tuple(dims),))
+
+
+def _index_of(call: OpCall, dim: int) -> fx.Node | None:
+    """What indexes `dim`, if anything does."""
+    indices = argument(call, "indices")
+    found: fx.Node | None = indices[dim] if dim < len(indices) else None
+    return found
+
+
+def _with_block(call: OpCall, dims: list[Dim | None], block: Sequence[Dim | None]) -> tuple[list[Dim | None], int]:
+    """The dims of what is indexed, with `block` in the place of those that are, and that place.
+
+    In `dims`, those become whole.
+    """
+    at = [dim for dim in range(len(dims)) if _index_of(call, dim) is not None]
     first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
     for dim in at:
         dims[dim] = None
-    assert result is not None
     kept = [d for dim, d in enumerate(dims) if dim not in at]
-    patterns = [_aligned(shape, result[first : first + rank], block) for shape in shapes]
-    return Einsum((tuple(dims), *patterns), ((*kept[:first], *block, *kept[first:]),))
+    return [*kept[:first], *block, *kept[first:]], first
+
+
+def _has_masks(call: OpCall) -> bool:
+    return any(_is_mask(index) for index in argument(call, "indices") if index is not None)
 
 
 def _is_mask(index: fx.Node) -> bool:

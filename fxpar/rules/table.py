@@ -25,6 +25,7 @@ aten = torch.ops.aten
 
 EACH: Final = "each"
 TOGETHER: Final = "together"
+NONE: Final = "none"
 
 POINTWISE = EinsumRule(pointwise)
 """What an op with PyTorch's tag `pointwise` has unless the table says more."""
@@ -43,8 +44,11 @@ _linear = EinsumRule(pointwise, linear_in=TOGETHER)
 _multilinear = EinsumRule(pointwise, linear_in=EACH)
 _along_dim = EinsumRule(along_dim)
 _sized = EinsumRule(views.factory, emit_local=sized_like_result("size"))
+_zeros = EinsumRule(views.factory, linear_in=NONE, emit_local=sized_like_result("size"))
 _whole_reduction = EinsumRule(reduced_whole)
 _arange = EinsumRule(notations.counted, emit_local=local_indices.emit_arange)
+_pool = EinsumRule("... H W -> ... H W", linear_in=TOGETHER)
+_pool_backward = EinsumRule("... H W, ... H W -> ... H W", linear_in=(0,))
 
 TABLE: Mapping[Callable[..., Any], Rule] = {
     # Products
@@ -104,11 +108,11 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.constant_pad_nd.default: EinsumRule(views.padded),
     # New tensors
     aten.full.default: _sized,
-    aten.zeros.default: _sized,
+    aten.zeros.default: _zeros,
     aten.ones.default: _sized,
     aten.empty.memory_format: _sized,
     aten.new_full.default: _sized,
-    aten.new_zeros.default: _sized,
+    aten.new_zeros.default: _zeros,
     aten.new_ones.default: _sized,
     aten.new_empty.default: _sized,
     torch.ops.fxpar.uniform.default: EinsumRule(views.factory, emit_local=emit_uniform),
@@ -117,7 +121,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,
     aten.full_like.default: POINTWISE,
-    aten.zeros_like.default: POINTWISE,
+    aten.zeros_like.default: EinsumRule(pointwise, linear_in=NONE),
     aten.ones_like.default: POINTWISE,
     aten.empty_like.default: POINTWISE,
     # Reductions that add up over ranks, and those that do not
@@ -152,6 +156,15 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.sort.default: _along_dim,
     aten.tril.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
     aten.triu.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
+    # Pools: what a window moves over is whole
+    aten.avg_pool2d.default: _pool,
+    aten.avg_pool2d_backward.default: _pool_backward,
+    aten.avg_pool3d.default: EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER),
+    aten.avg_pool3d_backward.default: EinsumRule("... D H W, ... D H W -> ... D H W", linear_in=(0,)),
+    aten._adaptive_avg_pool2d.default: _pool,
+    aten._adaptive_avg_pool2d_backward.default: _pool_backward,
+    aten.max_pool2d_with_indices.default: EinsumRule("... H W -> ... H W, ... H W"),
+    aten.max_pool2d_with_indices_backward.default: EinsumRule("... H W, ... H W, ... H W -> ... H W", linear_in=(0,)),
     # Norms: rows are free, what is normalised is whole
     aten.native_layer_norm.default: EinsumRule(normalized("... {H}, {H}, {H} -> ... {H}, ... {1}, ... {1}")),
     aten.native_layer_norm_backward.default: EinsumRule(
@@ -170,6 +183,9 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
         notations.embedding_backward, linear_in=(0,), emit_local=local_indices.emit_embedding_backward
     ),
     aten.index.Tensor: EinsumRule(notations.indexed),
+    aten._unsafe_index.Tensor: EinsumRule(notations.indexed),
+    aten.index_put.default: EinsumRule(notations.index_put, linear_in=(0, -1)),
+    aten._unsafe_index_put.default: EinsumRule(notations.index_put, linear_in=(0, -1)),
     aten.index_select.default: EinsumRule(notations.index_selected, linear_in=(0,)),
     aten.gather.default: EinsumRule(notations.gathered, linear_in=(0,)),
     aten.scatter.src: EinsumRule(notations.scattered),

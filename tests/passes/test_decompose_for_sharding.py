@@ -18,6 +18,7 @@ from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.decompositions import DECOMPOSITIONS
 
 aten = torch.ops.aten
+CONVOLUTION_BACKWARD = aten.convolution_backward.default
 
 
 class _Function(nn.Module):
@@ -56,7 +57,7 @@ def run(module: fx.GraphModule, low: int, high: int) -> list[Tensor]:
 def assert_same_function(joint: fx.GraphModule, low: int = 0, high: int = 7) -> fx.GraphModule:
     """Decompose a graph and compare all outputs, gradients among them."""
     decomposed = decompose_for_sharding(joint)
-    assert not set(ops(decomposed)) & set(DECOMPOSITIONS)
+    assert not set(ops(decomposed)) & (set(DECOMPOSITIONS) - {CONVOLUTION_BACKWARD})
     expected, found = run(joint, low, high), run(decomposed, low, high)
     for e, f in zip(expected, found, strict=True):
         loose = e.dtype in (torch.float16, torch.bfloat16)
@@ -119,6 +120,14 @@ def test_losses(loss: Callable[..., Tensor], shape: tuple[int, ...], with_weight
     assert_same_function(joint_of(function, torch.randn(shape), target, torch.ones(7)))
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_squared_errors(reduction: str) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(x, y, reduction=reduction)
+
+    assert_same_function(joint_of(function, torch.randn(2, 5), torch.randn(2, 5)))
+
+
 def test_rows_to_be_ignored_have_no_gradient_even_outside_of_the_classes() -> None:
     joint = joint_of(F.cross_entropy, torch.randn(6, 7), torch.zeros(6, dtype=torch.long))
     decomposed = decompose_for_sharding(joint)
@@ -141,12 +150,24 @@ def test_log_probabilities_used_twice_keep_both_gradients() -> None:
     assert_same_function(joint_of(function, torch.randn(6, 7), torch.zeros(6, dtype=torch.long)))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_gradients_of_a_convolution_are_ops_of_their_own(groups: int) -> None:
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.conv2d(x, weight, bias, stride=2, padding=1, groups=groups)
+
+    joint = joint_of(function, torch.randn(2, 4, 5, 6), torch.randn(6, 4 // groups, 3, 3), torch.randn(6))
+    gradients = [node for node in decompose_for_sharding(joint).graph.nodes if node.target is CONVOLUTION_BACKWARD]
+    assert [node.args[10] for node in gradients] == [[True, False, False], [False, True, False]]
+    assert_same_function(joint)
+
+
 def test_new_tensors_depend_on_no_operand() -> None:
     def function(x: Tensor) -> Tensor:
         return x * x.new_ones(3) + x.new_zeros(2, 3) + x.new_full((2, 1), 0.5)
 
     decomposed = assert_same_function(joint_of(function, torch.randn(2, 3)))
-    assert ops(decomposed).count(aten.full.default) == 3
+    made = {aten.full.default: 2, aten.zeros.default: 1}
+    assert {op: ops(decomposed).count(op) for op in made} == made
 
 
 MODELS = {"gpt": GPT, "hf_gpt2": hf_gpt2, "hf_llama": hf_llama}

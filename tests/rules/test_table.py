@@ -95,10 +95,15 @@ def written_samples() -> list[Call]:
             (aten.scatter.value, (torch.randn(4, 6), 1, torch.randint(6, (4, 2)), 1.5)),
             (aten.index.Tensor, (x, [None, torch.randint(6, (4, 1)), torch.randint(8, (1, 2))])),
             (aten.index.Tensor, (x, [torch.randint(4, (6,)), None, torch.randint(8, (6,))])),
+            (aten._unsafe_index.Tensor, (x, [None, None, torch.randint(8, (16,))])),
+            (aten._unsafe_index_put.default, (x, [None, None, torch.tensor([0, 3, 3])], torch.randn(4, 6, 3), True)),
+            (aten._unsafe_index_put.default, (x, [torch.tensor([[2], [1]]), torch.tensor([5, 2])], torch.randn(8))),
+            (aten.index_put.default, (x, [None, torch.tensor([5, 2])], torch.randn(4, 1, 8), True)),
             (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
             *_convolutions(),
             *_norms(x, row, weight),
             *_group_norms(),
+            *_pools(),
             *_embeddings(),
             *_attention(),
         )
@@ -138,6 +143,24 @@ def _group_norms() -> list[tuple[Any, tuple[Any, ...]]]:
             (aten.native_group_norm_backward.default, (x + 1, x, mean, rstd, weight, *sizes, [True, affine, affine]))
         )
     return calls
+
+
+def _pools() -> list[tuple[Any, tuple[Any, ...]]]:
+    plane, box = torch.randn(4, 6, 5, 4), torch.randn(2, 3, 3, 4, 4)
+    taken, where = aten.max_pool2d_with_indices.default(plane, [2, 2])
+    window, of_box = ([2, 2], [2, 2], [0, 0], False, True, None), ([2] * 3, [2] * 3, [0] * 3, False, True, None)
+    return [
+        (aten.avg_pool2d.default, (plane, *window)),
+        (aten.avg_pool2d_backward.default, (torch.randn_like(taken), plane, *window)),
+        (aten.avg_pool3d.default, (box, *of_box)),
+        (aten.avg_pool3d_backward.default, (torch.randn(2, 3, 1, 2, 2), box, *of_box)),
+        (aten._adaptive_avg_pool2d.default, (plane, [2, 2])),
+        (aten._adaptive_avg_pool2d_backward.default, (torch.randn_like(taken), plane)),
+        (
+            aten.max_pool2d_with_indices_backward.default,
+            (torch.randn_like(taken), plane, [2, 2], [2, 2], [0, 0], [1, 1], False, where),
+        ),
+    ]
 
 
 def _norms(x: Tensor, row: Tensor, weight: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
