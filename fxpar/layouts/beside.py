@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fxpar.layout import Layout, Partial, Placement, Replicate
-from fxpar.layouts.dataflow import Value
+from fxpar.layouts.dataflow import Operation, Value
+from fxpar.rules.rule import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,18 @@ class Beside:
 
     given: Mapping[Value, Layout] = field(default_factory=dict)
     needed: Mapping[tuple[int, int], Layout] = field(default_factory=dict)
+
+    def along(self, axis: str, program: Sequence[Operation], chosen: Sequence[Strategy]) -> Beside:
+        """The same with one more axis, along which the operations of `program` have the `chosen` strategies."""
+        given: dict[Value, Layout] = {}
+        needed: dict[tuple[int, int], Layout] = {}
+        for number, (operation, strategy) in enumerate(zip(program, chosen, strict=True)):
+            for position, (value, placement) in enumerate(zip(operation.operands, strategy.inputs, strict=True)):
+                needed[number, position] = self.operand(number, position, value).with_placement(axis, placement)
+            for result, placement in zip(operation.results, strategy.outputs, strict=True):
+                if result is not None:
+                    given[result] = self.result(result).with_placement(axis, placement)
+        return Beside(given, needed)
 
     def result(self, value: Value) -> Layout:
         """The layout of `value` where it is made."""

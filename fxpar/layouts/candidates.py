@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from torch import Tensor, fx
 
+from fxpar.dtensor import is_expressible
 from fxpar.layout import REPLICATE, Layout, Partial, Placement, Shard
 from fxpar.layouts.beside import Beside, fits
 from fxpar.layouts.dataflow import Border, Operation, Value
 from fxpar.layouts.pins import Pin
+from fxpar.mesh import STAGE_AXES
 from fxpar.rules import rule_for
+from fxpar.rules.einsum import leaves_no_rank_empty
 from fxpar.rules.rule import OpCall, Operand, Rule, Strategy
 from fxpar.rules.strategies import candidate_shards, replicated
 from fxpar.stage import PortKind
@@ -58,8 +61,8 @@ class Candidates:
     """The strategies of every operation of `program` along one axis of `parts` ranks.
 
     Every dim of every value that divides evenly is tried; a rule that accepts a shard of one value gives shards
-    of the others, until nothing new is found. Ragged shards come from pins alone. `frozen` ops are replicated;
-    `pins` are by placeholder or hint op.
+    of the others, until nothing new is found. Ragged shards come from pins, and from dims of the inputs `ragged` that
+    do not divide. `frozen` ops are replicated; `pins` are by placeholder or hint op.
     """
 
     def __init__(
@@ -70,9 +73,10 @@ class Candidates:
         pins: Mapping[fx.Node, Pin],
         frozen: set[fx.Node],
         beside: Beside,
+        ragged: Set[fx.Node] = frozenset(),
     ) -> None:
         self._program, self._axis, self._parts = program, axis, parts
-        self._pins, self._frozen, self._beside = pins, frozen, beside
+        self._pins, self._frozen, self._beside, self._ragged = pins, frozen, beside, ragged
         self._rules = _Rules()
         self._shards: dict[Value, dict[Shard, None]] = {}
         self._pending: deque[tuple[Value, Shard]] = deque()
@@ -123,6 +127,12 @@ class Candidates:
         for dim, size in enumerate(layout.shape):
             nested = [Shard(dim, self._parts, outer) for outer in _ends_of_axes(layout, dim)]
             shards += [shard for shard in nested if shard.fits(size)]
+            if (
+                value.node in self._ragged
+                and size % self._parts
+                and leaves_no_rank_empty(size, Shard(dim, self._parts))
+            ):
+                shards.append(Shard(dim, self._parts))
         return shards
 
     def _note(self, value: Value, shard: Shard) -> None:
@@ -178,7 +188,11 @@ class Candidates:
         if operation.is_parameter(Border.GRADIENT):
             allowed.append(Partial("sum"))
         strategies = [Strategy((p,), ()) if operation.operands else Strategy((), (p,)) for p in allowed]
-        return [strategy for strategy in strategies if self._fits(number, operation, strategy)]
+        fitting = [strategy for strategy in strategies if self._fits(number, operation, strategy)]
+        if operation.is_parameter(Border.INPUT):
+            beside = self._beside.result(value)
+            return [s for s in fitting if is_expressible(beside.with_placement(self._axis, s.outputs[0]), STAGE_AXES)]
+        return fitting
 
 
 def _ends_of_axes(layout: Layout, dim: int) -> list[int]:

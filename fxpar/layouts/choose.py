@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fxpar import annotate
 from fxpar.layout import REPLICATE, Layout, Partial, Placement
 from fxpar.layouts.beside import Beside
+from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.dataflow import Border, Operation, Value, roots
 from fxpar.layouts.integer_program import IntegerProgram
 from fxpar.layouts.move_prices import MovePrices
@@ -25,7 +26,6 @@ from fxpar.passes.moves import StepKind
 from fxpar.planner.edge_prices import EdgePrices
 from fxpar.planner.prices import Prices
 from fxpar.rules.rule import Strategy
-from fxpar.stage import PortKind
 
 _TIE_US = 1e-4
 """What each place down the list of an operation's strategies costs, so that among equals all ranks pick the same."""
@@ -103,6 +103,7 @@ class _Chooser:
         self._immovable, self._penalty_us = immovable, penalty_us
         self._ip = IntegerProgram()
         self._prices = MovePrices(axis.name, axis.parts, axis.prices)
+        self._border = BorderPrices(axis.prices, {axis.name: axis.parts}, axis.microbatches, axis.edges)
         self._given: dict[Value, dict[Placement, list[int]]] = {}
         self._uses: dict[Value, list[_Use]] = {}
         self._num_uses = Counter(value for operation in program for value in operation.operands)
@@ -165,31 +166,9 @@ class _Chooser:
         """Storage of parameters, transfer from other stages, and the reduction of gradients once per step."""
         if operation.port is None:
             return 0.0
-        prices, kind = self._axis.prices, operation.port.kind
         (value,), (placement,) = operation.values, (*strategy.inputs, *strategy.outputs)
-        layout = self._layout_at(number, value)
-        if operation.border is Border.INPUT and kind is PortKind.PARAMETER:
-            return prices.stored_us_per_byte * self._prices.num_bytes(value, layout, placement)
-        if kind is PortKind.EDGE:
-            return self._edge_us(operation, value, layout.with_placement(self._axis.name, placement))
-        if isinstance(placement, Partial):
-            return self._prices.reduction_us(value, layout, placement) / self._axis.microbatches
-        return 0.0
-
-    def _edge_us(self, operation: Operation, value: Value, layout: Layout) -> float:
-        """The time between hosts, where the other stage is settled, and of what this stage takes in its own."""
-        assert operation.port is not None, "an edge has a port"
-        edges, dtype = self._axis.edges, value.tensor.dtype
-        num_bytes = self._prices.num_bytes(value, layout, layout.placement(self._axis.name))
-        taken_us = num_bytes / self._axis.prices.edge_bytes_per_us
-        match operation.border:
-            case Border.INPUT:
-                return taken_us + edges.value_us(operation.port, layout, dtype)
-            case Border.TANGENT:
-                return taken_us
-            case Border.GRADIENT:
-                return edges.gradient_us(operation.port, layout, dtype)
-        return 0.0
+        layout = self._layout_at(number, value).with_placement(self._axis.name, placement)
+        return self._border.us(operation, value, layout)
 
     def _layout_at(self, number: int, value: Value) -> Layout:
         """Where `value` lies along the other axes, at a port."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxpar.layout import REPLICATE, Layout, Partial, Placement
+from fxpar.layout import Layout, Placement
 from fxpar.layouts.beside import fits
 from fxpar.layouts.dataflow import Value
 from fxpar.passes.moves import Step, StepKind, local_size
@@ -32,11 +32,6 @@ class MovePrices:
             bytes_sent, bytes_kept = step.traffic(self._parts) * width, local_size(step.after) * width
             self._steps[key] = step.kind, self._prices.move_us(step.kind, self._axis, bytes_sent, bytes_kept)
         return self._steps[key]
-
-    def reduction_us(self, gradient: Value, layout: Layout, partial: Partial) -> float:
-        """The time that reducing a partial gradient adds to the reduction of all gradients in buckets."""
-        sent = self._step(layout, partial, REPLICATE).traffic(self._parts) * gradient.tensor.element_size()
-        return self._prices.bucketed_us(self._axis, sent)
 
     def _step(self, layout: Layout, src: Placement, dst: Placement) -> Step:
         if not fits(layout, dst):  # another axis moves out of the way, too: about as if it had not been there

@@ -15,30 +15,38 @@ class Pin:
     """Where a value must lie.
 
     `shards` gives, for each axis that shards it, the dim and `Shard.outer`, or None to leave the digit of the dim
-    open. Along all other axes the value is replicated.
+    open. Along all other axes the value is replicated, or free where the pin `leaves_others`.
 
     A pin that is `fixed_at_use` holds for every reader, too: the value is neither gathered nor sliced.
     """
 
     shards: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     fixed_at_use: bool = False
+    leaves_others: bool = False
 
     @classmethod
     def hinted(cls, spec: Spec) -> Pin:
-        """The pin of a hinted weight; a plain axis leaves the digit of a fused dim to the search."""
+        """The pin of a hinted weight; a plain axis leaves the digit of a fused dim to the search.
+
+        Axes without a hint are left to it, too, unless the hint names none: such a weight is replicated.
+        """
         shards: dict[str, tuple[int, int | None]] = {}
         for dim, entry in enumerate(spec):
             if isinstance(entry, Grouped):
                 shards[entry.axis] = (dim, entry.groups)
             elif entry is not None:
                 shards[entry] = (dim, None)
-        return cls(shards, fixed_at_use=True)
+        return cls(shards, fixed_at_use=True, leaves_others=bool(shards))
 
     @classmethod
     def exactly(cls, layout: Layout, *, fixed_at_use: bool = False) -> Pin:
         """The pin of a value that lies as `layout`."""
         assert not layout.is_partial, f"a value cannot be pinned to {layout}: it is not reduced"
         return cls({axis: (p.dim, p.outer) for axis, p in layout.axes if isinstance(p, Shard)}, fixed_at_use)
+
+    def settles(self, axis: str) -> bool:
+        """Whether the pin says anything about `axis`."""
+        return axis in self.shards or not self.leaves_others
 
     def allows(self, axis: str, placement: Placement) -> bool:
         """Whether the value may be placed so along `axis`."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from fxpar import annotate
 from fxpar.annotate import Placed
-from fxpar.errors import InfeasibleLayoutError
 from fxpar.layout import Layout
 from fxpar.layouts.beside import Beside
-from fxpar.layouts.candidates import Candidates
-from fxpar.layouts.choose import Axis, choose
-from fxpar.layouts.dataflow import Border, Operation, Value, derived_from, operations, small_constants
+from fxpar.layouts.border_prices import BorderPrices
+from fxpar.layouts.choose import Axis
+from fxpar.layouts.dataflow import Border, Operation, operations
 from fxpar.layouts.pins import Pin, Pins
-from fxpar.layouts.prune import prune
+from fxpar.layouts.solve_axis import solve_axis
+from fxpar.layouts.total_price import total_us
+from fxpar.layouts.weights import Wanted, weights_of_products
 from fxpar.mesh import Mesh
 from fxpar.planner.edge_prices import EdgePrices
 from fxpar.planner.prices import Prices
@@ -26,7 +29,17 @@ from fxpar.rules.rule import Strategy
 from fxpar.stage import JointGraph, Port, StageBorder
 
 AUTOMATIC_AXES = ("x", "y")
-"""The axes over which values are laid out by the compiler, in the order in which they are solved."""
+"""The axes over which values are laid out by the compiler, in the order in which they are solved first."""
+
+ROUNDS = 2
+"""How often each of several axes is solved in an order."""
+
+
+class _Found(NamedTuple):
+    """A layout of everything, and what it costs in microseconds."""
+
+    us: float
+    beside: Beside
 
 
 def propagate_layouts(
@@ -44,8 +57,11 @@ def propagate_layouts(
     layout than its producer gives, the value must be moved. An item of a tuple needs and gives the layout of the
     producer's result; a placeholder only gives, the output node only needs.
 
-    Axes are solved one after another, each with the ones before fixed. Along each the choice is an integer program
-    (`fxpar.layouts.choose`) over the strategies that the sharding rules admit (`fxpar.layouts.candidates`).
+    Along one axis the choice is an integer program (`fxpar.layouts.choose`) over the strategies that the sharding rules
+    admit (`fxpar.layouts.candidates`). Axes are solved in turn, each beside the others as they are then, in every
+    order; of all that is found the cheapest is taken. Weights of matrix products are used in the shards in which they
+    are
+    stored, along every axis that their sizes allow (`fxpar.layouts.weights`).
 
     Before: `h = mm(x, w1); y = mm(h, w2)`, w1 pinned to columns over x and w2 to rows
     After:  the same, where h lies as `[m, x*n/x]` and y as `[m, k] P(sum)@x`, which its reader needs reduced
@@ -59,19 +75,64 @@ def propagate_layouts(
     Raises:
         InfeasibleLayoutError: the pins cannot all be met.
     """
-    program = operations(joint)
-    by_node = _pinned_nodes(program, pins)
-    beside = Beside()
-    done = [1] * len(program)
-    edges = EdgePrices(earlier, mesh, prices.network, placement)
-    for axis in AUTOMATIC_AXES:
-        parts = mesh.sizes[axis]
-        if parts > 1:
-            chosen = _solve(program, by_node, Axis(axis, parts, prices, microbatches, beside, done, edges))
-            beside = _settle(program, chosen, axis, beside)
-            done = [n * parts if strategy.divides_work else n for n, strategy in zip(done, chosen, strict=True)]
-    _annotate(joint, program, beside)
-    return _border(program, beside)
+    search = _Search(joint, mesh, pins, prices, microbatches, EdgePrices(earlier, mesh, prices.network, placement))
+    beside = search.run()
+    _annotate(joint, search.program, beside)
+    return _border(search.program, beside)
+
+
+class _Search:
+    """Solves one axis beside the others, again and again, and keeps the cheapest of what was found."""
+
+    def __init__(
+        self, joint: JointGraph, mesh: Mesh, pins: Pins, prices: Prices, microbatches: int, edges: EdgePrices
+    ) -> None:
+        self.program = operations(joint)
+        self._pins = _pinned_nodes(self.program, pins)
+        self._weights = weights_of_products(self.program)
+        self._sizes = {axis: mesh.sizes[axis] for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1}
+        self._prices, self._microbatches, self._edges = prices, microbatches, edges
+
+    def run(self) -> Beside:
+        """Where everything lies."""
+        if not self._sizes:
+            return Beside()
+        found = [candidate for order in permutations(self._sizes) for candidate in self._in_order(order)]
+        return min(found, key=lambda candidate: candidate.us).beside
+
+    def _in_order(self, order: Sequence[str]) -> Iterator[_Found]:
+        """Axes solved in this order, each once, then each again beside all others as long as that helps."""
+        wanted = {axis: dict.fromkeys(self._weights, Wanted.OWN_DIM) for axis in order}
+        chosen: dict[str, list[Strategy]] = {}
+        rounds = ROUNDS if len(order) > 1 else 1
+        for turn in range(rounds):
+            before = dict(chosen)
+            for axis in order:
+                others = {other: found for other, found in chosen.items() if other != axis}
+                if turn and all(before[other] == found for other, found in others.items()):
+                    continue  # nothing else is found beside the same
+                chosen[axis] = solve_axis(self.program, self._pins, wanted[axis], self._axis(axis, others))
+            if chosen != before:
+                yield self._weighed(chosen)
+
+    def _axis(self, axis: str, others: Mapping[str, Sequence[Strategy]]) -> Axis:
+        """What is given when `axis` is solved beside `others`."""
+        beside, shared_by = self._laid_out(others)
+        return Axis(axis, self._sizes[axis], self._prices, self._microbatches, beside, shared_by, self._edges)
+
+    def _laid_out(self, chosen: Mapping[str, Sequence[Strategy]]) -> tuple[Beside, list[int]]:
+        """The layouts along the chosen axes, and how many ranks share each operation's work."""
+        beside, shared_by = Beside(), [1] * len(self.program)
+        for axis, strategies in chosen.items():
+            beside = beside.along(axis, self.program, strategies)
+            parts = self._sizes[axis]
+            shared_by = [n * parts if s.divides_work else n for n, s in zip(shared_by, strategies, strict=True)]
+        return beside, shared_by
+
+    def _weighed(self, chosen: Mapping[str, Sequence[Strategy]]) -> _Found:
+        beside, shared_by = self._laid_out(chosen)
+        border = BorderPrices(self._prices, self._sizes, self._microbatches, self._edges)
+        return _Found(total_us(self.program, beside, shared_by, self._prices, self._sizes, border), beside)
 
 
 def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin]:
@@ -84,33 +145,6 @@ def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin
             spec = json.loads(str(operation.node.args[1]))
             found[operation.node] = Pin({axis: (dim, None) for dim, axis in enumerate(spec) if axis is not None})
     return found
-
-
-def _solve(program: Sequence[Operation], pins: Mapping[fx.Node, Pin], axis: Axis) -> list[Strategy]:
-    frozen = small_constants(program) - pins.keys()
-    strategies = Candidates(program, axis.name, axis.parts, pins, frozen, axis.beside).find()
-    for operation, found in zip(program, strategies, strict=True):
-        if not found:
-            raise InfeasibleLayoutError(_no_strategy(operation, pins[operation.node], axis))
-    immovable = derived_from(program, {node for node, pin in pins.items() if pin.fixed_at_use})
-    possible = prune(program, strategies, immovable.keys())
-    chosen = choose(program, possible, axis, immovable.keys()) if all(possible) else None
-    if chosen is None:
-        raise InfeasibleLayoutError(_conflict(program, strategies, axis, immovable))
-    return [found[k] for found, k in zip(possible, chosen, strict=True)]
-
-
-def _settle(program: Sequence[Operation], chosen: Sequence[Strategy], axis: str, beside: Beside) -> Beside:
-    """`beside` with the strategies of one more axis."""
-    given: dict[Value, Layout] = {}
-    needed: dict[tuple[int, int], Layout] = {}
-    for number, (operation, strategy) in enumerate(zip(program, chosen, strict=True)):
-        for position, (value, placement) in enumerate(zip(operation.operands, strategy.inputs, strict=True)):
-            needed[number, position] = beside.operand(number, position, value).with_placement(axis, placement)
-        for result, placement in zip(operation.results, strategy.outputs, strict=True):
-            if result is not None:
-                given[result] = beside.result(result).with_placement(axis, placement)
-    return Beside(given, needed)
 
 
 def _annotate(joint: JointGraph, program: Sequence[Operation], beside: Beside) -> None:
@@ -139,45 +173,3 @@ def _border(program: Sequence[Operation], beside: Beside) -> StageBorder:
             layout = beside.operand(number, 0, value) if operation.operands else beside.result(value)
             sides[operation.border][operation.port] = layout
     return StageBorder(sides[Border.INPUT], sides[Border.OUTPUT], sides[Border.TANGENT], sides[Border.GRADIENT])
-
-
-def _no_strategy(operation: Operation, pin: Pin, axis: Axis) -> str:
-    shape = tuple(operation.values[-1].tensor.shape)
-    wanted = f"shard dim {pin.shards[axis.name][0]}" if axis.name in pin.shards else "replicate"
-    return (
-        f"{operation} has shape {shape} and is pinned to {wanted} over {axis.name} ({axis.parts} ranks), "
-        "which none of its uses can take; hint another dim, or leave the hint out"
-    )
-
-
-def _conflict(
-    program: Sequence[Operation],
-    strategies: Sequence[Sequence[Strategy]],
-    axis: Axis,
-    immovable: Mapping[Value, Sequence[Port]],
-) -> str:
-    """Which hinted weights would have to move for a solution to exist."""
-    chosen = choose(program, strategies, axis, immovable.keys(), penalty_us=1e9)
-    if chosen is None:
-        return f"no layouts over {axis.name} ({axis.parts} ranks) meet what the stage's neighbours and hints ask for"
-    picked = [found[k] for found, k in zip(strategies, chosen, strict=True)]
-    given = {
-        value: placement
-        for operation, strategy in zip(program, picked, strict=True)
-        for value, placement in zip(operation.results, strategy.outputs, strict=True)
-        if value is not None
-    }
-    moved = [
-        f"{_listed(immovable[value])}: placed as {given[value]}, but needed as {placement} by {operation}"
-        for operation, strategy in zip(program, picked, strict=True)
-        for value, placement in zip(operation.operands, strategy.inputs, strict=True)
-        if value in immovable and given[value] != placement
-    ]
-    return (
-        f"the hints conflict over {axis.name} ({axis.parts} ranks). A hinted weight is used as it lies, but these "
-        "would have to be gathered or sliced:\n  " + "\n  ".join(moved) + "\nchange or remove the hint of one of them"
-    )
-
-
-def _listed(ports: Sequence[Port]) -> str:
-    return " and ".join(map(str, ports))

@@ -22,9 +22,15 @@ def test_a_grouped_hint_settles_the_digit() -> None:
 
 
 def test_an_axis_that_a_pin_leaves_out_is_replicated() -> None:
-    pin = Pin.hinted(("x", None))
+    pin = Pin({"x": (0, None)})
+    assert pin.settles("y")
     assert pin.allows("y", REPLICATE) and not pin.allows("y", Shard(1, 2))
     assert pin.seed("y", 2) == REPLICATE
+
+
+def test_a_hint_leaves_the_axes_open_that_it_does_not_name_unless_it_names_none() -> None:
+    assert Pin.hinted(("x", None)).settles("x") and not Pin.hinted(("x", None)).settles("y")
+    assert Pin.hinted((None, None)).settles("x") and Pin.hinted((None, None)).settles("y")
 
 
 def test_an_exact_pin_allows_one_layout_and_lets_readers_move_it() -> None:

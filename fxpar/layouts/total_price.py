@@ -1,0 +1,70 @@
+"""What a stage costs whose values are laid out along all axes: by this price choices are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fxpar import annotate
+from fxpar.layout import Layout
+from fxpar.layouts.beside import Beside
+from fxpar.layouts.border_prices import BorderPrices
+from fxpar.layouts.dataflow import Operation, Value, roots
+from fxpar.layouts.work import work_us
+from fxpar.passes.moves import local_size, plan_moves, traffic
+from fxpar.planner.prices import Prices
+
+
+def total_us(
+    program: Sequence[Operation],
+    beside: Beside,
+    shared_by: Sequence[int],
+    prices: Prices,
+    sizes: Mapping[str, int],
+    border: BorderPrices,
+) -> float:
+    """The microseconds of work, moves, transfers and memory of one rank.
+
+    `shared_by[i]` ranks share the work of operation i; `sizes` are those of the mesh's axes. Values move as
+    `insert_collectives` will move them: by the cheapest way from any layout in which they are already.
+    """
+    work = sum(work_us(operation, prices) / ranks for operation, ranks in zip(program, shared_by, strict=True))
+    ports = sum(border.us(operation, value, layout) for operation, value, layout in _at_ports(program, beside))
+    return work + ports + _moves_us(program, beside, prices, sizes) + _saved_us(program, beside, prices)
+
+
+def _at_ports(program: Sequence[Operation], beside: Beside) -> Iterator[tuple[Operation, Value, Layout]]:
+    for number, operation in enumerate(program):
+        if operation.port is not None:
+            (value,) = operation.values
+            yield operation, value, beside.operand(number, 0, value) if operation.operands else beside.result(value)
+
+
+def _moves_us(program: Sequence[Operation], beside: Beside, prices: Prices, sizes: Mapping[str, int]) -> float:
+    us = 0.0
+    held: dict[Value, dict[Layout, None]] = {}
+    for number, operation in enumerate(program):
+        for position, value in enumerate(operation.operands):
+            there = held.setdefault(value, {beside.result(value): None})
+            need = beside.operand(number, position, value)
+            if need in there:
+                continue
+            width = value.tensor.element_size()
+            for step in min((plan_moves(have, need) for have in there), key=lambda steps: traffic(steps, sizes)):
+                sent = step.traffic(sizes[step.axis]) * width
+                us += prices.move_us(step.kind, step.axis, sent, local_size(step.after) * width)
+                there[step.after] = None
+    return us
+
+
+def _saved_us(program: Sequence[Operation], beside: Beside, prices: Prices) -> float:
+    """The price of what the backward reads of the forward: once per storage and size of the piece that is read."""
+    root = roots(program)
+    saved: dict[tuple[Value, int], None] = {}
+    for number, operation in enumerate(program):
+        if operation.call is None or not annotate.is_backward(operation.node):
+            continue
+        for position, value in enumerate(operation.operands):
+            if root[value].node.op != "placeholder" and not annotate.is_backward(value.node):
+                layout = beside.operand(number, position, value)
+                saved[root[value], local_size(layout) * value.tensor.element_size()] = None
+    return prices.saved_us_per_byte * sum(num_bytes for _, num_bytes in saved)

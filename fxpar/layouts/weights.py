@@ -1,0 +1,70 @@
+"""Weights of matrix products, which every rank uses as the shards that it stores.
+
+A rank along x or y multiplies by its part of a weight: the weight is never gathered over these axes. Where both have
+ranks, one cuts a weight's rows and the other its columns, as in Algorithm 1 of Singh et al. (AxoNN): the result
+of a layer then is what the next one takes, with the axes swapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+import torch
+from torch import fx
+
+from fxpar.layout import Layout, Shard
+from fxpar.layouts.dataflow import Border, Operation, Value
+from fxpar.layouts.work import num_flops
+from fxpar.rules.rule import Strategy
+
+aten = torch.ops.aten
+
+
+class Wanted(IntEnum):
+    """How a weight shall lie along an axis. What cannot be met gives way to what follows it."""
+
+    OWN_DIM = 0
+    SHARDED = 1
+    ANY = 2
+
+    def among(self, strategies: Sequence[Strategy], beside: Layout) -> Sequence[Strategy]:
+        """Those of a weight's strategies along one more axis that agree, as far as its sizes allow any to do so.
+
+        `beside` is where the weight lies along the other axes.
+        """
+        held = {placement.dim for _, placement in beside.axes if isinstance(placement, Shard)}
+        shards = [(s, s.outputs[0].dim) for s in strategies if isinstance(s.outputs[0], Shard)]
+        sharded = [strategy for strategy, _ in shards]
+        own = [strategy for strategy, dim in shards if dim not in held]
+        match self:
+            case Wanted.OWN_DIM:
+                return own or sharded or strategies
+            case Wanted.SHARDED:
+                return sharded or strategies
+        return strategies
+
+
+def weights_of_products(program: Sequence[Operation]) -> list[fx.Node]:
+    """The parameters of at least two dims that matrix products, convolutions and lookups take, also after casts."""
+    made_of = _parameters_in(program)
+    found: dict[fx.Node, None] = {}
+    for operation in program:
+        if num_flops(operation) or operation.node.target is aten.embedding.default:
+            for value in operation.operands:
+                found.update((node, None) for node in made_of.get(value, ()) if Value(node).tensor.dim() > 1)
+    return list(found)
+
+
+def _parameters_in(program: Sequence[Operation]) -> Mapping[Value, tuple[fx.Node, ...]]:
+    """The parameters of which each value is made, for values that are made of nothing else."""
+    made_of: dict[Value, tuple[fx.Node, ...]] = {}
+    for operation in program:
+        nodes: tuple[fx.Node, ...] = ()
+        if operation.is_parameter(Border.INPUT):
+            nodes = (operation.node,)
+        elif all(value in made_of for value in operation.operands):
+            nodes = tuple(dict.fromkeys(node for value in operation.operands for node in made_of[value]))
+        if nodes:
+            made_of.update((result, nodes) for result in operation.results if result is not None)
+    return made_of
