@@ -1,4 +1,7 @@
-"""Cut a graph into regions such that identical layers become identical regions, to be compiled once."""
+"""Cut a graph into regions such that identical layers become identical regions, to be compiled once.
+
+Collectives stay outside of what is compiled, which would move them: they start and are waited on where the graph says.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar.annotate import tensor, value
 from fxpar.lowering.repeats import find_repeats
+from fxpar.passes.collective_sites import is_collective
 from fxpar.passes.cut import may_run_twice
 from fxpar.strides import is_dense
 
@@ -35,6 +39,16 @@ class Region:
     outputs: frozenset[int]
 
     @property
+    def communicates(self) -> bool:
+        """Whether this is one op, that starts or awaits a collective."""
+        return is_collective(self.nodes[0])
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is nothing to compute."""
+        return all(map(may_run_twice, self.nodes))
+
+    @property
     def signature(self) -> str:
         """What the region computes of its inputs, as text: equal for regions that may share code, on every rank."""
         names = {node: f"${index}" for index, node in enumerate(self.inputs)}
@@ -48,7 +62,8 @@ def split_regions(graph: fx.Graph) -> list[Region]:
     """The ops of `graph` as regions, in order.
 
     Where the same ops with the same constants, shapes and strides stand several times in a row, each time is a region;
-    what lies between such repeats is a region as well. Cuts are laid where fewest values cross them, as between layers.
+    what lies between such repeats is a region as well. Starts of collectives, and waits for them, cut these up further:
+    each is a region of its own. Cuts are laid where fewest values cross them, as between layers.
     Module paths are not asked: where gradients are summed, or a collective starts before its layer, they do not tell
     which layer an op belongs to.
 
@@ -63,6 +78,7 @@ def split_regions(graph: fx.Graph) -> list[Region]:
     cuts = {0, len(calls)}
     for repeat in find_repeats(labels, _count_crossings(calls), SMALLEST_REGION):
         cuts.update(range(repeat.start, repeat.stop + 1, repeat.period))
+    cuts.update(cut for index, call in enumerate(calls) if is_collective(call[0]) for cut in (index, index + 1))
     pieces = [calls[start:stop] for start, stop in pairwise(sorted(cuts))]
     return [_region([node for call in piece for node in call]) for piece in pieces]
 

@@ -33,14 +33,18 @@ def stitch_regions(graph: fx.GraphModule, compile_region: Callable[[fx.GraphModu
     groups: dict[str, list[Region]] = {}
     regions = [(region, region.signature) for region in split_regions(graph.graph)]
     for region, signature in regions:
-        groups.setdefault(signature, []).append(region)
+        if not (region.communicates or region.is_free):
+            groups.setdefault(signature, []).append(region)
     codes = {
         signature: _compile_group(f"region_{index}", group, compile_region)
         for index, (signature, group) in enumerate(groups.items())
     }
     stitched = _Stitched(graph)
     for region, signature in regions:
-        stitched.call(codes[signature], region)
+        if signature in codes:
+            stitched.call(codes[signature], region)
+        elif region.communicates:
+            stitched.copy(region)
     return stitched.finish()
 
 
@@ -91,6 +95,11 @@ class _Stitched:
         for place, index in enumerate(code.outputs):
             if index in region.outputs:
                 self._values[region.nodes[index]] = self._graph.call_function(operator.getitem, (results, place))
+
+    def copy(self, region: Region) -> None:
+        """Append the ops of `region` as they are."""
+        for node in region.nodes:
+            self._value(node)
 
     def finish(self) -> fx.GraphModule:
         """The whole, giving what the source gives."""

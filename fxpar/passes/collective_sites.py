@@ -71,6 +71,11 @@ def is_matmul(node: fx.Node) -> bool:
     return packet in flop_registry or packet in _ATTENTION_ON_CPU
 
 
+def is_collective(node: fx.Node) -> bool:
+    """Whether `node` starts a collective or waits for one."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == c10d_functional.name
+
+
 def late_ops(graph: fx.Graph, sites: Iterable[Site]) -> set[fx.Node]:
     """The waits, and what does nothing but rearrange what they give or hand it out of the graph: run when needed.
 
@@ -112,7 +117,7 @@ def _given(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that are made of inputs alone, by rearranging and by collectives."""
     given: set[fx.Node] = set()
     for node in graph.nodes:
-        moves = node.op == "call_function" and (_rearranges(node) or _communicates(node))
+        moves = node.op == "call_function" and _moves(node)
         if node.op in ("placeholder", "get_attr") or (moves and given.issuperset(node.all_input_nodes)):
             given.add(node)
     return given
@@ -135,11 +140,7 @@ def _sources(start: fx.Node, *, through_collectives: bool) -> frozenset[fx.Node]
 
 
 def _moves(node: fx.Node) -> bool:
-    return _rearranges(node) or _communicates(node)
-
-
-def _communicates(node: fx.Node) -> bool:
-    return move(node) is not None or _waits(node)
+    return _rearranges(node) or is_collective(node)
 
 
 def _waits(node: fx.Node) -> bool:
@@ -153,5 +154,6 @@ def _rearranges(node: fx.Node) -> bool:
 
 def _is_passive(node: fx.Node) -> bool:
     """Whether `node` takes next to no time."""
-    is_op = isinstance(node.target, torch._ops.OpOverload)
-    return _moves(node) or (is_op and torch.Tag.pointwise in node.target.tags)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _moves(node)
+    return _moves(node) or torch.Tag.pointwise in node.target.tags

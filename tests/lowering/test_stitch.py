@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx
 
+from fxpar._torch import c10d_functional
 from fxpar.annotate import tensor
 from fxpar.lowering.stitch import Compiled, stitch_regions
+from fxpar.passes.collective_sites import is_collective
 from fxpar.strides import is_dense
+from tests.fake_mesh import fake_mesh
 from tests.lowering.graphs import forward_and_backward, strides, traced
 from tests.small_models import GPT
 
@@ -159,3 +163,36 @@ def test_what_one_layer_hands_to_the_next_is_freed_while_that_runs() -> None:
 
     stitch_regions(graph, compile_region)(torch.ones(2, 3), *WEIGHTS)
     assert freed == [False, True, True], "the caller holds the first layer's input; nobody holds the others'"
+
+
+def test_collectives_stay_out_of_compiled_code_and_where_the_graph_has_them() -> None:
+    def gather_ahead(x: Tensor, *weights: Tensor) -> tuple[Tensor]:
+        started = [gather(weights[0])]
+        for layer in range(len(weights)):
+            started += map(gather, weights[layer + 1 : layer + 2])
+            weight = c10d_functional.wait_tensor(started[layer]).view(3, 3)
+            for _ in range(6):
+                x = (x @ weight).relu()
+        return (x,)
+
+    def gather(value: Tensor) -> Tensor:
+        return c10d_functional.all_gather_into_tensor(value.view(-1), 1, dist.group.WORLD.group_name)
+
+    weights = [torch.eye(3) * scale for scale in (1.0, 2.0, 3.0, 4.0)]
+    compile_region, compiled = counting()
+    with fake_mesh():
+        graph = traced(gather_ahead, torch.ones(2, 3), *weights)
+        after = stitch_regions(graph, compile_region)
+        (found,) = after(torch.ones(2, 3), *weights)
+    assert [node.target for node in graph.graph.nodes if is_collective(node)] == [
+        node.target for node in after.graph.nodes if is_collective(node)
+    ]
+    calls = [node.name.rstrip("_0123456789") for node in after.graph.nodes if node.op == "call_function"]
+    gathering, waiting, layer = "all_gather_into_tensor", "wait_tensor", ["box", "results", "getitem"]
+    assert calls == [
+        *("view", gathering, "view", gathering, waiting, *layer, "view", gathering, waiting, *layer),
+        *("view", gathering, waiting, *layer, waiting, *layer),
+    ]
+    assert len(compiled) == 1, "a layer"
+    assert not [node for region in compiled for node in region.graph.nodes if is_collective(node)]
+    assert found.shape == (2, 3)
