@@ -96,7 +96,12 @@ SUBJECTS = {
     ),
     "unet": Subject(
         small_unet,
-        {},
+        {
+            "*.conv1.weight": ("x", None, None, None),
+            "*.conv2.weight": (None, "x", None, None),
+            "*.to_[qkv].weight": ("x", None),
+            "*.to_out.0.weight": (None, "x"),
+        },
         UNET_OPENERS.__getitem__,
         image_batch,
     ),

@@ -68,7 +68,13 @@ def test_training_equals_one_process(turn: int) -> None:
     run_ranks(math.prod(MESHES[turn].values()), check_runs, runs_on(turn))
 
 
-UNET = [({"pipe": 2}, 1, "1f1b"), ({"pipe": 2, "data": 2}, 2, "eager-1f1b"), ({"data": 2}, 8, "gpipe")]
+UNET = [
+    ({"pipe": 2}, 1, "1f1b"),
+    ({"pipe": 2, "data": 2}, 2, "eager-1f1b"),
+    ({"data": 2}, 8, "gpipe"),
+    ({"x": 2}, 2, "gpipe"),
+    ({"pipe": 2, "x": 2}, 4, "zb-h1"),
+]
 
 
 @pytest.mark.parametrize(("sizes", "microbatches", "schedule"), UNET, ids=[str(sizes) for sizes, *_ in UNET])
