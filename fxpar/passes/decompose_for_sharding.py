@@ -14,15 +14,18 @@ from fxpar._torch import make_fx
 from fxpar.annotate import is_backward, set_origin, tag_direction, tensor, value
 from fxpar.passes.decompositions import DECOMPOSITIONS, cross_entropy_backward
 from fxpar.passes.local_graph import fake_mode_of
+from fxpar.passes.norm_decompositions import NORMS
+from fxpar.passes.outlook import ONE_RANK, Outlook
 from fxpar.strides import strided_like
 
 aten = torch.ops.aten
 
 
-def decompose_for_sharding(joint: fx.GraphModule) -> fx.GraphModule:
+def decompose_for_sharding(joint: fx.GraphModule, outlook: Outlook = ONE_RANK) -> fx.GraphModule:
     """The same function with the ops of `DECOMPOSITIONS` in parts, and every node tagged forward or backward.
 
-    The order of placeholders and outputs stays, and so does what is known of each node's origin.
+    So are norms of which `outlook` foresees that they shard better in parts. The order of placeholders and outputs
+    stays, and so does what is known of each node's origin.
 
     Before: `addmm = aten.addmm(b, x, w)`
     After:  `mm = aten.mm(x, w)`, `add = aten.add(mm, b)`
@@ -33,7 +36,7 @@ def decompose_for_sharding(joint: fx.GraphModule) -> fx.GraphModule:
     for node in joint.graph.nodes:
         if node.target is aten._assert_tensor_metadata.default:
             continue  # speaks of logical shapes, and the trace has checked it
-        decomposed = _decomposed(node)
+        decomposed = _decomposed(node, outlook)
         if decomposed is not None:
             with mode:
                 copies[node] = _inline(graph, node, *decomposed, copies)
@@ -46,7 +49,7 @@ def decompose_for_sharding(joint: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(joint, graph)
 
 
-def _decomposed(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None:
+def _decomposed(node: fx.Node, outlook: Outlook) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None:
     """The decomposition of the op at `node`, with its arguments; None where the op stays."""
     if node.op != "call_function":
         return None
@@ -56,7 +59,8 @@ def _decomposed(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mappi
         if _picks_targets(grad, output, dim):
             return cross_entropy_backward, grad.args, {"input_dtype": input_dtype}
     assert callable(node.target)
-    decomposition = DECOMPOSITIONS.get(node.target)
+    table = NORMS if outlook.parts(node) else DECOMPOSITIONS
+    decomposition = table.get(node.target)
     return None if decomposition is None else (decomposition, node.args, dict(node.kwargs))
 
 

@@ -191,3 +191,6 @@ GROUP_NORMS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.native_group_norm_backward.default: group_norm_backward,
 }
 """Norms over groups of channels."""
+
+NORMS = {**LAYER_NORMS, **GROUP_NORMS}
+"""Each norm's decomposition takes the op's own arguments."""

@@ -16,6 +16,8 @@ from fxpar._torch import ignore_logging_calls
 from fxpar.annotate import is_backward, module_path
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.decompositions import DECOMPOSITIONS
+from fxpar.passes.norm_decompositions import NORMS
+from fxpar.passes.outlook import ONE_RANK, Outlook
 
 aten = torch.ops.aten
 CONVOLUTION_BACKWARD = aten.convolution_backward.default
@@ -54,9 +56,11 @@ def run(module: fx.GraphModule, low: int, high: int) -> list[Tensor]:
     return [output for output in module(*inputs) if output is not None]
 
 
-def assert_same_function(joint: fx.GraphModule, low: int = 0, high: int = 7) -> fx.GraphModule:
+def assert_same_function(
+    joint: fx.GraphModule, low: int = 0, high: int = 7, outlook: Outlook = ONE_RANK
+) -> fx.GraphModule:
     """Decompose a graph and compare all outputs, gradients among them."""
-    decomposed = decompose_for_sharding(joint)
+    decomposed = decompose_for_sharding(joint, outlook)
     assert not set(ops(decomposed)) & (set(DECOMPOSITIONS) - {CONVOLUTION_BACKWARD})
     expected, found = run(joint, low, high), run(decomposed, low, high)
     for e, f in zip(expected, found, strict=True):
@@ -159,6 +163,65 @@ def test_the_gradients_of_a_convolution_are_ops_of_their_own(groups: int) -> Non
     gradients = [node for node in decompose_for_sharding(joint).graph.nodes if node.target is CONVOLUTION_BACKWARD]
     assert [node.args[10] for node in gradients] == [[True, False, False], [False, True, False]]
     assert_same_function(joint)
+
+
+NORMED = torch.randn(3, 4, 6)
+OVER_HIDDEN = Outlook(num_ranks=2, shards_hidden=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("norm", "shapes"),
+    [
+        (lambda x, w, b: F.layer_norm(x, (6,), w, b), [(6,), (6,)]),
+        (lambda x, w: F.layer_norm(x, (4, 6), w), [(4, 6)]),
+        (lambda x: F.layer_norm(x, (3, 4, 6)), []),
+        (lambda x, w: aten._fused_rms_norm(x, [6], w, 1e-6)[0], [(6,)]),
+        (lambda x: aten._fused_rms_norm(x, [6], None, None)[0], []),
+    ],
+    ids=["layer", "layer_of_two_dims", "layer_of_all", "rms", "rms_without_weight"],
+)
+def test_norms_over_a_sharded_hidden_dim(
+    norm: Callable[..., Tensor], shapes: list[tuple[int, ...]], dtype: torch.dtype
+) -> None:
+    joint = joint_of(norm, NORMED.to(dtype), *(torch.randn(shape, dtype=dtype) for shape in shapes))
+    decomposed = assert_same_function(joint, outlook=OVER_HIDDEN)
+    assert not set(ops(decomposed)) & set(NORMS)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(2, 8, 5), (2, 8, 3, 4), (3, 8)], ids=str)
+def test_norms_of_fewer_groups_than_ranks(shape: tuple[int, ...], affine: bool) -> None:
+    def function(x: Tensor, *per_channel: Tensor) -> Tensor:
+        return F.group_norm(x, 2, *per_channel)
+
+    joint = joint_of(function, torch.randn(shape), *(torch.randn(2, 8) if affine else ()))
+    decomposed = assert_same_function(joint, outlook=Outlook(num_ranks=4))
+    assert not set(ops(decomposed)) & set(NORMS)
+
+
+def test_norms_stay_whole_where_no_gain_is_in_sight() -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.layer_norm(F.group_norm(x, 2), (6,))
+
+    joint = joint_of(function, torch.randn(3, 4, 6))
+    for outlook in (ONE_RANK, Outlook(num_ranks=2), Outlook(num_ranks=3)):
+        assert ops(decompose_for_sharding(joint, outlook)).count(aten.native_layer_norm.default) == 1
+        assert ops(decompose_for_sharding(joint, outlook)).count(aten.native_group_norm.default) == 1
+
+
+def test_the_variance_of_a_large_mean_is_exact() -> None:
+    joint = joint_of(lambda x: F.layer_norm(x, (512,)), torch.randn(4, 512))
+    x = torch.randn(4, 512) + 1000
+    found, expected = decompose_for_sharding(joint, OVER_HIDDEN)(x, x)[0], F.layer_norm(x.double(), (512,))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)
+
+
+def test_the_sums_of_a_norms_gradient_are_reduced_together() -> None:
+    joint = joint_of(lambda x, w, b: F.layer_norm(x, (6,), w, b), NORMED, torch.randn(6), torch.randn(6))
+    graph = decompose_for_sharding(joint, OVER_HIDDEN).graph
+    rows = [node for node in graph.nodes if is_backward(node) and node.target is aten.stack.default]
+    assert [tuple(node.meta["val"].shape) for node in rows] == [(2, 3, 4, 1)]
 
 
 def test_new_tensors_depend_on_no_operand() -> None:
