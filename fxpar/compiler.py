@@ -18,6 +18,7 @@ from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.passes.kept_memory import kept_memory
 from fxpar.passes.logical_random import logical_random
+from fxpar.passes.outlook import foresee
 from fxpar.passes.partition import partition
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_backward import SplitBackward, split_backward
@@ -60,13 +61,13 @@ def _plan_stage(
     # Before any mesh comes into play, since the numbers must not depend on it.
     joint = logical_random(joint)
     dump.graph("logical_random", joint.module, stage.index)
-    # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
-    joint = replace(joint, module=decompose_for_sharding(joint.module))
-    dump.graph("decompose_for_sharding", joint.module, stage.index)
     settled = [stage.border for stage in earlier]
     placement = distribution.placement
     pins = Pins({**pin_parameters(joint, distribution, settled), **pin_edges(joint, placement, settled)})
     mesh, microbatches = distribution.mesh, distribution.microbatches
+    # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
+    joint = replace(joint, module=decompose_for_sharding(joint.module, foresee(joint, mesh, pins)))
+    dump.graph("decompose_for_sharding", joint.module, stage.index)
     border = propagate_layouts(joint, mesh, pins, default_prices(mesh.device_type), microbatches, settled, placement)
     dump.graph("propagate_layouts", joint.module, stage.index)
     return PlannedStage(joint, border)

@@ -18,6 +18,7 @@ from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.model.logical import install
 from fxpar.model.pin_parameters import pin_parameters
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.outlook import foresee
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
@@ -46,8 +47,8 @@ def search_layouts(name: str, layers: int, repeats: int = 3) -> dict[str, str | 
     install(distribution)
     (stage,) = split_stages(capture_forward(subject.model, "cpu", subject.inputs), [])
     joint = trace_joint(stage, with_backward=True)
-    joint = replace(joint, module=decompose_for_sharding(joint.module))
     pins = Pins(pin_parameters(joint, distribution, []))
+    joint = replace(joint, module=decompose_for_sharding(joint.module, foresee(joint, mesh, pins)))
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
