@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
@@ -59,6 +60,7 @@ __all__ = [
     "inductor_compile",
     "inductor_decompositions",
     "is_shared",
+    "join_imagined_world",
     "make_fx",
     "mark_static",
     "never_compiled",
@@ -66,6 +68,7 @@ __all__ = [
     "rename_placeholder",
     "schema",
     "skip_frame",
+    "tag_activation_checkpoint",
     "tracing",
 ]
 
@@ -185,3 +188,10 @@ def rename_placeholder(node: fx.Node, name: str) -> None:
     """Give a placeholder another name, or one like it where that is taken."""
     node._rename(name)
     node.target = node.name
+
+
+def join_imagined_world(num_ranks: int) -> None:
+    """Be rank 0 of `num_ranks` that do not exist: process groups can be made, and collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)

@@ -257,6 +257,13 @@ class UnknownClusterError(FxparError):
         super().__init__(f"unknown cluster {found!r}: {_one_of(expected, found)}; the name of a file ends in .json")
 
 
+class PlanningError(FxparError):
+    """A plan cannot be searched for, or there is none."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"plan: {problem}; {remedy}")
+
+
 class SharedMemoryError(FxparError):
     """Memory that the ranks of one host share cannot be had."""
 

@@ -151,9 +151,14 @@ def init_mesh(
     _init_process_group(device_type)
     if shape.num_ranks != dist.get_world_size():
         raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
-    ranks = torch.arange(shape.num_ranks).view(pipe, data, z, y, x).permute(0, 1, 3, 4, 2)
-    device_mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
+    device_mesh = make_device_mesh(shape, device_type)
     return Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, discover_hosts(), known)
+
+
+def make_device_mesh(shape: Mesh, device_type: str) -> DeviceMesh:
+    """The DeviceMesh of `shape`, with process groups along its axes. A collective."""
+    ranks = torch.arange(shape.num_ranks).view(*shape.sizes.values()).permute(0, 1, 3, 4, 2)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
 
 
 def _init_process_group(device_type: str) -> None:
