@@ -16,6 +16,7 @@ _MOVE = "fxpar_move"
 _RESHARD = "fxpar_reshard"
 _GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
+_REGION = "fxpar_checkpointed_region"
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
 
@@ -133,6 +134,17 @@ def program_order(node: fx.Node) -> int:
     """The place in the captured program of what `node` was traced from."""
     order: int = node.meta["custom"][_ORDER]
     return order
+
+
+def set_region(node: fx.Node, region: str) -> None:
+    """Say in which region that the model checkpoints a torch-IR node stands; the ops traced from it inherit that."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), _REGION: region}
+
+
+def region(node: fx.Node) -> str | None:
+    """The checkpointed region that `node` was traced from; None outside of any."""
+    found: str | None = node.meta.get("custom", {}).get(_REGION)
+    return found
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar.errors import GraphBreakError, UnsupportedGraphError
 from fxpar.markers import PLAIN
+from fxpar.passes.inline_checkpoints import inline_checkpoints
 from fxpar.stage import Port, PortKind
 
 
@@ -92,6 +93,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
         GraphBreakError: the graph has no end, so the forward goes on in another graph.
         UnsupportedGraphError: an argument is a symbolic number, or the graph returns more than the forward's results.
     """
+    inline_checkpoints(module)
     nodes = list(module.graph.nodes)
     exits = [node for node in nodes if is_marker(node, "exit")]
     if not exits:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import fxpar.markers  # noqa: F401  registers the ops that stage graphs may hold
+from fxpar.passes.inline_checkpoints import inline_checkpoints
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.stage import JointGraph, Port, PortKind, StageGraph
 
@@ -29,6 +30,7 @@ def stage_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     torch.compiler.reset()
     torch.compile(model, backend=capture, fullgraph=True, dynamic=False)(*args, **kwargs)
     ((module, inputs),) = captured
+    inline_checkpoints(module)
     names = {id(p): Port(PortKind.PARAMETER, name) for name, p in model.named_parameters()}
     names |= {id(b): Port(PortKind.BUFFER, name) for name, b in model.named_buffers()}
     ports = tuple(names.get(id(value), Port(PortKind.INPUT, str(i))) for i, value in enumerate(inputs))

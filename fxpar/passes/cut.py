@@ -24,6 +24,8 @@ def cheapest_crossing(
     early: AbstractSet[fx.Node],
     leaving: AbstractSet[fx.Node],
     free: AbstractSet[fx.Node],
+    again: AbstractSet[fx.Node] = frozenset(),
+    dropped: AbstractSet[fx.Node] = frozenset(),
 ) -> list[fx.Node]:
     """The values that the early part hands to the late part: a minimum cut between what must run in each.
 
@@ -35,20 +37,26 @@ def cheapest_crossing(
         early: those that are made early in any case; if they may run twice, perhaps late as well.
         leaving: those of `undecided` that the late part needs in any case.
         free: those that take no memory, since they are there anyhow.
+        again: those that may run in both parts, besides what costs nothing.
+        dropped: those of `again` that may not be handed over.
     """
+
+    def repeats(node: fx.Node) -> bool:
+        return node in again or may_run_twice(node)
+
     network: nx.DiGraph[Any] = nx.DiGraph()
     network.add_nodes_from(("early", "late"))
     for node in undecided:
         # Of equal cuts, take the one that saves a value rather than a view of it.
-        capacity = _capacity(node, free) * len(undecided) + may_run_twice(node)
+        capacity = math.inf if node in dropped else _capacity(node, free) * len(undecided) + repeats(node)
         network.add_edge((node, "made"), (node, "kept"), capacity=capacity)
-        if node in early and not may_run_twice(node):
+        if node in early and not repeats(node):
             network.add_edge("early", (node, "made"))
         if node in leaving:
             network.add_edge((node, "kept"), "late")
         for operand in node.all_input_nodes:
             network.add_edge((operand, "kept"), (node, "made"))
-            if not may_run_twice(operand):
+            if not repeats(operand):
                 network.add_edge((node, "made"), (operand, "made"))
     _, (in_early, _) = nx.minimum_cut(network, "early", "late")
     return [node for node in undecided if (node, "made") in in_early and (node, "kept") not in in_early]
@@ -95,9 +103,14 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def may_run_twice(node: fx.Node) -> bool:
-    """Whether `node` costs nothing and gives the same again: a view, a constant, an item of a tuple."""
+    """Whether `node` costs nothing and gives the same again: a view, a constant, an item of a tuple.
+
+    So does waiting for what was started outside of the graph.
+    """
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
+    if node.target is c10d_functional.wait_tensor.default:
+        return node.all_input_nodes[0].op == "placeholder"
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
         return False
     return node.target.is_view or node.target is aten._unsafe_view.default or not node.all_input_nodes

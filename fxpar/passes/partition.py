@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from torch import fx
@@ -10,6 +11,7 @@ from torch import fx
 from fxpar.annotate import is_backward
 from fxpar.passes.cut import cheapest_crossing, closure, has_effect, operands, users
 from fxpar.passes.extract import check_nothing_runs_twice, copy_parts, extract, returned
+from fxpar.passes.recompute import NO_REMAT, Recomputed, Remat, choose_recomputed
 from fxpar.stage import JointGraph, Port, PortKind
 
 
@@ -26,12 +28,12 @@ class Partitioned:
     num_saved: int
 
 
-def partition(joint: JointGraph) -> Partitioned:
+def partition(joint: JointGraph, remat: Remat = NO_REMAT) -> Partitioned:
     """Split `joint` by what depends on what.
 
     The forward is all that its outputs need. What the backward needs besides is split where the fewest bytes cross: a
     minimum cut. Parameters cross for free. Views are taken again in the backward rather than saved, and nothing else is
-    done twice.
+    done twice but what `remat` says; that, as late as may be.
 
     Before: `mm = aten.mm(x, w); relu = aten.relu(mm); mask = aten.gt(relu, 0); dm = aten.mul(tangent, mask)`
     After:  forward `mm`, `relu`, `mask`, saving `mask`; backward `dm = aten.mul(tangent, mask)`
@@ -41,11 +43,14 @@ def partition(joint: JointGraph) -> Partitioned:
     if not borders.gradients:
         forward = extract(joint.module, nodes, borders.inputs, borders.outputs, borders.effects_before)
         return Partitioned(forward, None, 0)
-    saved = _choose_saved(joint, borders)
+    recomputed = choose_recomputed(joint, remat)
+    saved = _choose_saved(joint, borders, recomputed)
     early = _with_layers(nodes)
     forward = extract(joint.module, early, borders.inputs, [*borders.outputs, *saved], borders.effects_before)
-    backward = extract(joint.module, nodes, [*saved, *borders.tangents], borders.gradients, borders.effects_after)
-    check_nothing_runs_twice(forward, backward)
+    given = [*saved, *borders.tangents]
+    late = _when_needed(nodes, given, closure(borders.tangents, users))
+    backward = extract(joint.module, late, given, borders.gradients, borders.effects_after)
+    check_nothing_runs_twice(forward, backward, but={node.name for node in recomputed.again})
     copy_parts(forward, len(borders.outputs))
     return Partitioned(forward, backward, len(saved))
 
@@ -78,14 +83,15 @@ class _Borders:
         )
 
 
-def _choose_saved(joint: JointGraph, borders: _Borders) -> list[fx.Node]:
+def _choose_saved(joint: JointGraph, borders: _Borders, recomputed: Recomputed) -> list[fx.Node]:
     """The values that the forward hands to the backward."""
     before = closure([*borders.outputs, *borders.effects_before], operands) | {*borders.inputs}
     after = closure(borders.tangents, users)
     wanted = closure([*borders.gradients, *borders.effects_after], operands)
     undecided = [node for node in joint.module.graph.nodes if node in wanted - after]
     leaving = {*borders.gradients, *(operand for node in wanted & after for operand in node.all_input_nodes)}
-    return cheapest_crossing(undecided, before, leaving, _free_to_keep(joint, borders))
+    free = _free_to_keep(joint, borders)
+    return cheapest_crossing(undecided, before, leaving, free, recomputed.again, recomputed.dropped)
 
 
 def _free_to_keep(joint: JointGraph, borders: _Borders) -> set[fx.Node]:
@@ -101,6 +107,25 @@ def _with_layers(nodes: Sequence[fx.Node]) -> list[fx.Node]:
         made = [places[operand] for operand in node.all_input_nodes]
         places[node] = max(made) if is_backward(node) and made else index
     return sorted(nodes, key=places.__getitem__)
+
+
+def _when_needed(nodes: Sequence[fx.Node], given: Sequence[fx.Node], late: AbstractSet[fx.Node]) -> list[fx.Node]:
+    """What is `given`, the `late` nodes in order, and all others right before the first of them that needs them."""
+    ordered = dict.fromkeys(given)
+    for node in nodes:
+        if node in late or node.op == "output":
+            _append_after_operands(node, ordered)
+    return list(ordered)
+
+
+def _append_after_operands(node: fx.Node, ordered: dict[fx.Node, None]) -> None:
+    pending = [node]
+    while pending:
+        missing = [operand for operand in pending[-1].all_input_nodes if operand not in ordered]
+        if missing:
+            pending += reversed(missing)
+        else:
+            ordered[pending.pop()] = None
 
 
 def saved_ports(joint: JointGraph, parts: Partitioned) -> list[Port | None]:

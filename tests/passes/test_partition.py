@@ -268,12 +268,16 @@ def forward(
 ):
 
     # (no module)
-    t: f32[4, 3] = aten.t(input_0)
     detach: f32[2, 3] = aten.detach(relu)
 
     # backward of (no module)
     detach_1: f32[2, 3] = aten.detach(detach)
     threshold_backward: f32[2, 3] = aten.threshold_backward(gradient_of_result_0, detach_1, 0)
+
+    # (no module)
+    t: f32[4, 3] = aten.t(input_0)
+
+    # backward of (no module)
     t_1: f32[3, 4] = aten.t(t)
     mm_1: f32[2, 4] = aten.mm(threshold_backward, t_1)
 

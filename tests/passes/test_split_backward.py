@@ -346,18 +346,18 @@ def forward(
     gradient_of_result_0: f32[()],
 ):
 
-    # 1
-    t: f32[4, 2] = aten.t(_1_weight)
+    # backward of (no module)
+    expand: f32[5, 2] = aten.expand(gradient_of_result_0, [5, 2])
 
     # 2
     detach: f32[5, 2] = aten.detach(relu)
 
-    # backward of (no module)
-    expand: f32[5, 2] = aten.expand(gradient_of_result_0, [5, 2])
-
     # backward of 2
     detach_1: f32[5, 2] = aten.detach(detach)
     threshold_backward: f32[5, 2] = aten.threshold_backward(expand, detach_1, 0)
+
+    # 1
+    t: f32[4, 2] = aten.t(_1_weight)
 
     # backward of 1
     t_1: f32[2, 4] = aten.t(t)
@@ -381,18 +381,18 @@ def forward(
     gradient_of_result_0: f32[()],
 ):
 
-    # 1
-    t: f32[4, 2] = aten.t(_1_weight)
+    # backward of (no module)
+    expand: f32[5, 2] = aten.expand(gradient_of_result_0, [5, 2])
 
     # 2
     detach: f32[5, 2] = aten.detach(relu)
 
-    # backward of (no module)
-    expand: f32[5, 2] = aten.expand(gradient_of_result_0, [5, 2])
-
     # backward of 2
     detach_1: f32[5, 2] = aten.detach(detach)
     threshold_backward: f32[5, 2] = aten.threshold_backward(expand, detach_1, 0)
+
+    # 1
+    t: f32[4, 2] = aten.t(_1_weight)
 
     # backward of 1
     t_1: f32[2, 4] = aten.t(t)
