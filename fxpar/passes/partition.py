@@ -11,7 +11,8 @@ from torch import fx
 from fxpar.annotate import is_backward
 from fxpar.passes.cut import cheapest_crossing, closure, has_effect, operands, users
 from fxpar.passes.extract import check_nothing_runs_twice, copy_parts, extract, returned
-from fxpar.passes.recompute import NO_REMAT, Recomputed, Remat, choose_recomputed
+from fxpar.passes.recompute import Recomputed, choose_recomputed
+from fxpar.planner.remat import NO_REMAT, Remat
 from fxpar.stage import JointGraph, Port, PortKind
 
 

@@ -14,27 +14,10 @@ from fxpar.annotate import is_backward, module_path, region, tensor
 from fxpar.passes.cut import closure, has_effect, may_run_twice, users
 from fxpar.passes.extract import returned
 from fxpar.passes.gathered_weights import is_gathered, made_of_parameters
+from fxpar.planner.remat import Remat
 from fxpar.stage import JointGraph, PortKind
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class Remat:
-    """How much of the forward runs once more in the backward.
-
-    policy: "none"; "min_cut", what is cheap where that saves memory; or "full", every layer, from what enters it. A
-        layer is what the outermost numbered module makes (an item of a `ModuleList`). In any case the regions are
-        recomputed that the model itself checkpoints with `torch.utils.checkpoint`.
-    gathered_bytes: how much of gathered weights is kept for the backward, which gathers all others again.
-    """
-
-    policy: str = "none"
-    gathered_bytes: float = float("inf")
-
-
-NO_REMAT = Remat()
-"""Nothing runs twice but what the model itself checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

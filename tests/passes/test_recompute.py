@@ -16,8 +16,8 @@ from fxpar.annotate import is_backward, region
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.kept_memory import kept_memory
 from fxpar.passes.partition import Partitioned, partition
-from fxpar.passes.recompute import Remat
 from fxpar.passes.split_backward import split_backward
+from fxpar.planner.remat import Remat
 from fxpar.stage import JointGraph
 from tests.fake_mesh import fake_mesh
 from tests.joint_graphs import joint_graph
