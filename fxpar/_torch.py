@@ -9,7 +9,7 @@ import torch
 import torch._dynamo
 import torch.distributed._functional_collectives  # gives the collective ops their fakes
 from torch import Tensor, fx
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Work, _register_work, _resolve_process_group
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -21,7 +21,9 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -50,6 +52,7 @@ __all__ = [
     "TangentAOTInput",
     "TorchDispatchMode",
     "TracingContext",
+    "Work",
     "add_to_each",
     "aot_export_joint_with_descriptors",
     "c10d_functional",
@@ -65,6 +68,8 @@ __all__ = [
     "mark_static",
     "never_compiled",
     "pipeline_schedule_of_csv",
+    "process_group_named",
+    "register_work",
     "rename_placeholder",
     "schema",
     "skip_frame",
@@ -120,6 +125,20 @@ def add_to_each(totals: Sequence[Tensor], terms: Sequence[Tensor]) -> None:
 def schema(op: torch._ops.OpOverload) -> torch._C.FunctionSchema:
     """The parameters and results of an op, as declared."""
     return op._schema
+
+
+def process_group_named(name: str) -> ProcessGroup:
+    """The group that functional collectives know by `name`.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return _resolve_process_group(GroupName(name))
+
+
+def register_work(result: Tensor, work: Work) -> None:
+    """Let `wait_tensor(result)` wait for `work`, as for what a functional collective started."""
+    _register_work(result, work)
 
 
 def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[str]) -> DeviceMesh:
