@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.annotate import tensor
+from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 
 aten = torch.ops.aten
 
@@ -16,7 +17,8 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """The graph's own Python code, which drops every intermediate value after its last use."""
-    run: Callable[..., Sequence[Tensor]] = _with_strides_of_views(graph).forward
+    ready = replace_cpu_collectives(_with_strides_of_views(graph))
+    run: Callable[..., Sequence[Tensor]] = ready.forward
     return run
 
 

@@ -19,6 +19,7 @@ from fxpar._torch import (
     tracing,
 )
 from fxpar.annotate import is_backward, tensor
+from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.machine_lock import machine_lock
 from fxpar.lowering.stitch import Compiled, stitch_regions
 from fxpar.strides import inverse, is_dense, stride_order
@@ -28,7 +29,8 @@ def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """Compile the graph's regions, each distinct one once on this machine: other ranks find it in Inductor's cache."""
     # In a backward, Inductor is wary of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
-    run: Callable[..., Sequence[Tensor]] = stitch_regions(graph, lambda region: _compile(region, backward)).forward
+    stitched = stitch_regions(graph, lambda region: _compile(region, backward))
+    run: Callable[..., Sequence[Tensor]] = replace_cpu_collectives(stitched).forward
     return run
 
 
