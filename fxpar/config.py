@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fxpar.errors import (
     UnknownLoweringError,
     UnknownOptionError,
 )
+from fxpar.overlap import OVERLAP_RULES, Overlap
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
@@ -38,6 +39,10 @@ class Options:
         "naive".
     memory_bytes: how much memory a step of a rank may take, by what its graphs and schedule need (default: that of its
         GPU; on a CPU, any).
+    overlap: which collectives run beside computation: True (all), False, or some of the rules "input_gradients",
+        "reduce_scatters" and "all_gathers". They never change results.
+    gather_ahead_bytes: how many bytes of gathered weights a graph may hold before their first use (default: those of
+        one layer, whatever it has).
     transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
         it, until a PeerLostError says which. The death of a rank is noticed at once.
     """
@@ -50,7 +55,17 @@ class Options:
     strategy: str = "broadcast"
     algorithm: str = "best"
     memory_bytes: float | None = None
+    overlap: bool | Collection[str] = True
+    gather_ahead_bytes: float | None = None
     transfer_timeout_s: float = 1800.0
+
+    @property
+    def overlapping(self) -> Overlap:
+        """What `overlap` and `gather_ahead_bytes` say together."""
+        given = self.overlap
+        named = (given and OVERLAP_RULES) if isinstance(given, bool) else given
+        budget_bytes = math.inf if self.gather_ahead_bytes is None else self.gather_ahead_bytes
+        return Overlap(frozenset(rule for rule in OVERLAP_RULES if named and rule in named), budget_bytes)
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
@@ -79,10 +94,20 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     memory = options.memory_bytes
     if memory is not None and not (isinstance(memory, int | float) and memory > 0):
         raise InvalidOptionError("memory_bytes", memory, "bytes, more than none")
+    _check_overlap(options)
     timeout_s = options.transfer_timeout_s
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InvalidOptionError("transfer_timeout_s", timeout_s, "seconds, more than none")
     return options
+
+
+def _check_overlap(options: Options) -> None:
+    given, budget_bytes = options.overlap, options.gather_ahead_bytes
+    is_known = isinstance(given, bool) or (isinstance(given, Collection) and set(given) <= set(OVERLAP_RULES))
+    if not is_known:
+        raise InvalidOptionError("overlap", given, f"True, False, or some of {', '.join(map(repr, OVERLAP_RULES))}")
+    if budget_bytes is not None and not (isinstance(budget_bytes, int | float) and budget_bytes >= 0):
+        raise InvalidOptionError("gather_ahead_bytes", budget_bytes, "bytes, none or more")
 
 
 def _check_names(options: Options) -> None:
