@@ -7,6 +7,8 @@ from fxpar.hints import Grouped
 from fxpar.markers import shard
 from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 from fxpar.plan import Plan
+from fxpar.planner.cluster import Cluster
+from fxpar.planner.search import plan
 from fxpar.resharding.network import Network
 from fxpar.resharding.tensors import plan_reshard, reshard
 from fxpar.rules import register_rule
@@ -14,6 +16,7 @@ from fxpar.rules import register_rule
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cluster",
     "FxparError",
     "Grouped",
     "Mesh",
@@ -25,6 +28,7 @@ __all__ = [
     "distribute",
     "init_mesh",
     "num_batch_shards",
+    "plan",
     "plan_reshard",
     "register_rule",
     "reshard",

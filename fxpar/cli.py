@@ -14,6 +14,7 @@ from fxpar.bench import BENCHMARKS
 from fxpar.calibrate import command as calibration
 from fxpar.config import is_first_rank
 from fxpar.errors import FxparError
+from fxpar.planner import command as planning
 from fxpar.simulate import command as simulation
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     calibrated = commands.add_parser("calibrate", help=what, description=f"{what[0].upper()}{what[1:]}.")
     calibration.add_flags(calibrated)
     calibrated.set_defaults(command=_calibrate)
+
+    what = "find the mesh, schedule and microbatches by which a model trains fastest on a cluster, without it"
+    planned = commands.add_parser("plan", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    planning.add_flags(planned)
+    planned.set_defaults(command=_plan)
     return parser
 
 
@@ -95,6 +101,11 @@ def _simulate(options: argparse.Namespace) -> int:
 def _calibrate(options: argparse.Namespace) -> int:
     with Console(stderr=True, quiet=not is_first_rank()).status("calibrate") as status:
         return calibration.run(options, _console(), status.update)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    with Console(stderr=True).status("plan") as status:
+        return planning.run(options, _console(), status.update)
 
 
 def _console(*, quiet: bool = False) -> Console:

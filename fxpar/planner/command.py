@@ -1,0 +1,141 @@
+"""`fxpar plan`: from flags to a table of the fastest configurations, and the best of them as a file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from fxpar.errors import PlanningError
+from fxpar.layout import AXES
+from fxpar.planner.cluster import cluster_names
+from fxpar.planner.configuration import SCHEDULES
+from fxpar.planner.search import MOST_ESTIMATED, Ranked, Ranking, plan
+
+_SHOWN = 10
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument(
+        "model",
+        metavar="MODULE:FUNCTION",
+        help="a function (also FILE.py:FUNCTION) that gives a model and the arguments of its forward, as a tuple or a "
+        "dict, for all ranks together; it is called without storage for tensors",
+    )
+    parser.add_argument(
+        "--cluster", required=True, help=f"a file of fxpar calibrate (.json), or one of {', '.join(cluster_names())}"
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="default: those of one host")
+    parser.add_argument("--axes", default=",".join(AXES), help=f"that may have several ranks; default {','.join(AXES)}")
+    parser.add_argument("--microbatches", metavar="N,...", help="numbers to try")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES), metavar="NAME,...", help="to try")
+    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
+    parser.add_argument("--most", type=int, default=MOST_ESTIMATED, metavar="N", help="meshes to look at closely")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the best as a plan for fxpar.distribute")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")
+
+
+def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int:
+    """Search, print, and write what is asked for; gives the exit status."""
+    model, batch = load_model(options.model)
+    ranking = plan(
+        model,
+        batch,
+        options.cluster,
+        options.ranks,
+        axes=options.axes.split(","),
+        microbatches=None if options.microbatches is None else [int(n) for n in options.microbatches.split(",")],
+        schedules=options.schedules.split(","),
+        memory_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,
+        most=options.most,
+        say=say,
+    )
+    if options.save:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        ranking.best.plan.save(options.save)
+    if options.json:
+        console.out(json.dumps(to_json(ranking)), highlight=False)
+    else:
+        print_ranking(ranking, console)
+    return 0
+
+
+def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any]]:
+    """What the function called `name` gives, on the meta device.
+
+    Raises:
+        PlanningError: there is no such function.
+    """
+    where, _, function = name.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            spec = spec_from_file_location(Path(where).stem, where)
+            assert spec is not None and spec.loader is not None, f"{where} ends in .py"
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, "")
+            module = importlib.import_module(where)
+        make = getattr(module, function)
+    except (ImportError, OSError, AttributeError, ValueError) as error:
+        raise PlanningError(f"expected a function MODULE:FUNCTION, found {name!r}: {error}", "name one") from error
+    with torch.device("meta"):
+        model, batch = make()
+    return model, batch
+
+
+def to_json(ranking: Ranking) -> dict[str, Any]:
+    """Everything in the ranking but the plans themselves."""
+    return {
+        "cluster": ranking.cluster.name,
+        "ranked": [_row(each) for each in ranking.ranked],
+        "left_out": {str(configuration): reason for configuration, reason in ranking.left_out.items()},
+    }
+
+
+def _row(ranked: Ranked) -> dict[str, Any]:
+    estimate = ranked.estimate
+    return {
+        "mesh": dict(ranked.configuration.mesh),
+        "microbatches": ranked.configuration.microbatches,
+        "schedule": estimate.plan.schedule,
+        "step_us": estimate.step_us,
+        "compute_us": estimate.compute_us,
+        "peak_bytes": estimate.peak_bytes,
+        "communication_us": {axis: each.time_us for axis, each in estimate.traffic.items()},
+        "communication_bytes": {axis: each.bytes_sent for axis, each in estimate.traffic.items()},
+        "drawback": ranked.drawback,
+    }
+
+
+def print_ranking(ranking: Ranking, console: Console) -> None:
+    """A table of the ten fastest, and how many others there are."""
+    axes = [axis for axis in AXES if any(axis in each.estimate.traffic for each in ranking.ranked)]
+    table = Table("configuration", "schedule", title=f"predicted steps on {ranking.cluster.name}")
+    for column in ("step, ms", "computing, ms", "peak GiB", *(f"{axis}, ms" for axis in axes)):
+        table.add_column(column, justify="right")
+    table.add_column("against the best")
+    for each in ranking.ranked[:_SHOWN]:
+        estimate = each.estimate
+        figures = [estimate.step_us / 1e3, estimate.compute_us / 1e3, estimate.peak_bytes / 2**30]
+        times = [estimate.traffic[axis].time_us / 1e3 if axis in estimate.traffic else 0.0 for axis in axes]
+        shown = [f"{figure:,.3f}" for figure in (*figures, *times)]
+        table.add_row(str(each.configuration), estimate.plan.schedule, *shown, each.drawback)
+    console.print(table)
+    rest = len(ranking.ranked) - _SHOWN
+    if rest > 0:
+        console.print(f"{rest} more that fit are slower", highlight=False)
+    if ranking.left_out:
+        configuration, reason = next(iter(ranking.left_out.items()))
+        console.print(f"left out: {len(ranking.left_out)}, such as {configuration}: {reason}", highlight=False)

@@ -1,0 +1,48 @@
+"""What a plan chooses among: meshes, numbers of microbatches, schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fxpar.layout import AXES
+from fxpar.planner.equations import configurations
+
+SCHEDULES = ("1f1b", "eager-1f1b", "eager-1f1b-delayed", "zb-h1", "zb-h2")
+"""Those that are tried where nothing else is said: of one stage per rank."""
+
+_MICROBATCHES_PER_RANK = (1, 2, 4)
+"""Of the pipe axis, where nothing else is said: the more, the smaller the bubble, and the matrices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A mesh and a number of microbatches."""
+
+    mesh: Mapping[str, int] = field(hash=False)
+    microbatches: int
+
+    def __str__(self) -> str:
+        mesh = " ".join(f"{axis}={size}" for axis, size in self.mesh.items() if size > 1) or "one rank"
+        return f"{mesh}, {self.microbatches} microbatch{'es' if self.microbatches > 1 else ''}"
+
+
+def candidates(
+    num_ranks: int, batch_size: int | None, microbatches: Sequence[int] | None = None, axes: Iterable[str] = AXES
+) -> Iterator[Configuration]:
+    """All meshes of `num_ranks` ranks along `axes`, with the numbers of microbatches that divide the batch on them.
+
+    Args:
+        batch_size: rows of the batch of all ranks; None if it has none, and so cannot be divided.
+        microbatches: those to try; by default some multiples of the pipe axis.
+    """
+    wanted = set(axes)
+    for sizes in configurations(num_ranks, AXES):
+        if any(size > 1 and axis not in wanted for axis, size in sizes.items()):
+            continue
+        shards = sizes["data"] * sizes["z"]
+        usual = [count * sizes["pipe"] for count in _MICROBATCHES_PER_RANK] if sizes["pipe"] > 1 else [1]
+        for count in microbatches or usual:
+            parts = shards * count
+            if parts == 1 or (batch_size is not None and batch_size % parts == 0):
+                yield Configuration(sizes, count)

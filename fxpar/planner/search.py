@@ -1,0 +1,195 @@
+"""Find the mesh, the schedule and the number of microbatches by which a model trains fastest on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxpar.errors import FxparError, PlanningError
+from fxpar.hints import Entry
+from fxpar.layout import AXES
+from fxpar.model.arguments import split_dim
+from fxpar.planner.cluster import Cluster, read_cluster
+from fxpar.planner.coarse import coarse_bytes, coarse_us, matrices_of, rows_of
+from fxpar.planner.configuration import SCHEDULES, Configuration, candidates
+from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
+from fxpar.planner.step_model import Estimate, StepModel
+
+MOST_ESTIMATED = 24
+"""Meshes whose graphs are made, where a user does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A configuration by its best schedule, and why it is not the best of all; "" of the best."""
+
+    configuration: Configuration
+    estimate: Estimate
+    drawback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """All that was estimated and fits, the fastest first; then what was not, each with the reason."""
+
+    cluster: Cluster
+    ranked: Sequence[Ranked]
+    left_out: Mapping[Configuration, str]
+
+    @property
+    def best(self) -> Estimate:
+        """The fastest; its `plan` is what `distribute` takes."""
+        return self.ranked[0].estimate
+
+
+def plan(
+    model: nn.Module,
+    batch: Sequence[Any] | Mapping[str, Any],
+    cluster: Cluster | str | Path,
+    num_ranks: int | None = None,
+    *,
+    layouts: Mapping[str, Sequence[Entry]] | None = None,
+    batch_dims: Mapping[str | int, int | None] | None = None,
+    axes: Iterable[str] = AXES,
+    microbatches: Sequence[int] | None = None,
+    schedules: Sequence[str] = SCHEDULES,
+    memory_bytes: float | None = None,
+    most: int = MOST_ESTIMATED,
+    say: Callable[[str], None] | None = None,
+) -> Ranking:
+    """Rank the ways to train `model` on `num_ranks` ranks of a cluster by their predicted step time.
+
+    Nothing runs and nothing is allocated: this process need not be on the cluster. All meshes are weighed by the
+    equations of Singh et al. for the model's matrices. Of the best, `most` at most, the graphs are made as they would
+    run; their step is simulated.
+
+    Args:
+        model: best built under `torch.device("meta")`; it is not changed.
+        batch: the forward's arguments for all ranks together: a tuple, or a dict of keywords; meta tensors do.
+        cluster: a file that `fxpar calibrate` wrote, or the name of a published one.
+        num_ranks: default: those of one host.
+        layouts, batch_dims: as of `distribute`.
+        axes: of the mesh, that may have several ranks.
+        microbatches: numbers to try; by default some multiples of the pipe axis.
+        schedules: to try, of one stage on each rank.
+        memory_bytes: what a rank may take; default: what the cluster's ranks have.
+        say: is told what is done.
+
+    Raises:
+        PlanningError: nothing fits; it says what needs least. Or no mesh divides the batch, or this process has joined
+            a process group.
+        UnknownClusterError, InvalidClusterError
+    """
+    known = read_cluster(cluster)
+    ranks = num_ranks or known.ranks_per_host
+    budget = memory_bytes or known.memory_bytes
+    tell = say or _silent
+    size, rows = _batch(batch, batch_dims or {})
+    everything = list(candidates(ranks, size, microbatches, axes))
+    if not everything:
+        raise PlanningError(f"no mesh of {ranks} ranks divides a batch of {size}", "change the batch or the ranks")
+    likely, left_out = _most_likely(everything, model, rows, known, budget, most)
+    found: dict[Configuration, list[Estimate]] = {}
+    with imagined_world(ranks):
+        for number, configuration in enumerate(likely, start=1):
+            tell(f"{number} of {len(likely)}: {configuration}")
+            torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
+            try:
+                mesh = imagined_mesh(configuration.mesh, known)
+                step = StepModel(model, batch, mesh, configuration.microbatches, layouts, batch_dims)
+                names = schedules if configuration.mesh["pipe"] > 1 else schedules[:1]
+                found[configuration] = [step.estimate(name, budget) for name in names]
+            except FxparError as error:
+                left_out[configuration] = str(error)
+    return _ranking(known, found, left_out, budget)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _batch(
+    batch: Sequence[Any] | Mapping[str, Any], batch_dims: Mapping[str | int, int | None]
+) -> tuple[int | None, int]:
+    """Rows of the first tensor that is split, and how many rows of activations it stands for."""
+    args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {})
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    for leaf, dim in zip(leaves, split_dim(args, kwargs, batch_dims), strict=True):
+        if dim is not None:
+            return leaf.shape[dim], rows_of(leaf)
+    return None, 1
+
+
+def _most_likely(
+    everything: Sequence[Configuration], model: nn.Module, rows: int, cluster: Cluster, budget: float, most: int
+) -> tuple[list[Configuration], dict[Configuration, str]]:
+    """The `most` that a coarse model finds fastest, of those whose weights fit; the reasons against the others.
+
+    Raises:
+        PlanningError: the weights fit nowhere.
+    """
+    matrices = matrices_of(model)
+    needs = {each: coarse_bytes(matrices, each) for each in everything}
+    left_out = {each: f"its weights alone take {_gib(need)}" for each, need in needs.items() if need > budget}
+    if len(left_out) == len(everything):
+        raise _nothing_fits(needs, budget)
+    times = {each: coarse_us(matrices, rows, each, cluster) for each in everything if each not in left_out}
+    ordered = sorted(times, key=times.__getitem__)
+    for each in ordered[most:]:
+        left_out[each] = f"coarsely {times[each] / times[ordered[0]]:.2f} times the time of {ordered[0]}"
+    return ordered[:most], left_out
+
+
+def _ranking(
+    cluster: Cluster, found: Mapping[Configuration, list[Estimate]], left_out: dict[Configuration, str], budget: float
+) -> Ranking:
+    fitting = {}
+    for configuration, estimates in found.items():
+        fits = [estimate for estimate in estimates if estimate.peak_bytes <= budget]
+        if fits:
+            fitting[configuration] = min(fits, key=lambda estimate: estimate.step_us)
+        else:
+            left_out[configuration] = f"it takes {_gib(min(each.peak_bytes for each in estimates))} of memory"
+    if not fitting:
+        if not found:
+            raise PlanningError(f"no configuration can be made: {next(iter(left_out.values()))}", "see above")
+        raise _nothing_fits({c: min(e.peak_bytes for e in each) for c, each in found.items()}, budget)
+    ordered = sorted(fitting.items(), key=lambda item: item[1].step_us)
+    best = ordered[0][1]
+    ranked = [Ranked(configuration, each, drawback(each, best)) for configuration, each in ordered]
+    return Ranking(cluster, ranked, left_out)
+
+
+def drawback(estimate: Estimate, best: Estimate) -> str:
+    """What makes a step slower than the best: the part of its time that is most above the best's."""
+    if estimate is best:
+        return ""
+    own, other = _parts(estimate), _parts(best)
+    slower = {part: own.get(part, 0.0) - other.get(part, 0.0) for part in {**own, **other}}
+    worst = max(slower, key=slower.__getitem__)
+    return f"{worst}: {slower[worst] / 1e3:+,.2f} ms"
+
+
+def _parts(estimate: Estimate) -> dict[str, float]:
+    """Of a step's time; waiting is less than nothing as far as communication is hidden."""
+    parts = {f"communication over {axis}": each.time_us for axis, each in estimate.traffic.items()}
+    parts["computing"] = estimate.compute_us
+    return parts | {"waiting": estimate.step_us - sum(parts.values())}
+
+
+def _nothing_fits(needs: Mapping[Configuration, float], budget: float) -> PlanningError:
+    least = min(needs, key=needs.__getitem__)
+    return PlanningError(
+        f"nothing fits into {_gib(budget)} of a rank's memory: the least is {_gib(needs[least])}, by {least}",
+        "take more ranks, more or smaller microbatches, or a smaller model",
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.3f} GiB"
