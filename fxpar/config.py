@@ -56,16 +56,15 @@ class Options:
     algorithm: str = "best"
     memory_bytes: float | None = None
     overlap: bool | Collection[str] = True
-    gather_ahead_bytes: float | None = None
+    gather_ahead_bytes: float = math.inf
     transfer_timeout_s: float = 1800.0
 
     @property
     def overlapping(self) -> Overlap:
         """What `overlap` and `gather_ahead_bytes` say together."""
-        given = self.overlap
-        named = (given and OVERLAP_RULES) if isinstance(given, bool) else given
-        budget_bytes = math.inf if self.gather_ahead_bytes is None else self.gather_ahead_bytes
-        return Overlap(frozenset(rule for rule in OVERLAP_RULES if named and rule in named), budget_bytes)
+        all_or_none = OVERLAP_RULES if self.overlap is True else ()
+        named = all_or_none if isinstance(self.overlap, bool) else self.overlap
+        return Overlap(frozenset(rule for rule in OVERLAP_RULES if rule in named), self.gather_ahead_bytes)
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
@@ -106,7 +105,7 @@ def _check_overlap(options: Options) -> None:
     is_known = isinstance(given, bool) or (isinstance(given, Collection) and set(given) <= set(OVERLAP_RULES))
     if not is_known:
         raise InvalidOptionError("overlap", given, f"True, False, or some of {', '.join(map(repr, OVERLAP_RULES))}")
-    if budget_bytes is not None and not (isinstance(budget_bytes, int | float) and budget_bytes >= 0):
+    if not (isinstance(budget_bytes, int | float) and budget_bytes >= 0):
         raise InvalidOptionError("gather_ahead_bytes", budget_bytes, "bytes, none or more")
 
 

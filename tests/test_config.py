@@ -31,9 +31,19 @@ def test_a_schedule_is_kept_as_its_name_or_as_text(tmp_path: Path) -> None:
         assert read_options({"schedule": own}).schedule == "0F0 0B0 0F1 0B1"
 
 
+def test_overlap_is_all_or_none_or_some_of_the_rules() -> None:
+    assert read_options({}).overlapping == Overlap()
+    assert read_options({"overlap": False}).overlapping == NO_OVERLAP
+    some = read_options({"overlap": ["all_gathers"], "gather_ahead_bytes": 8}).overlapping
+    assert some == Overlap(frozenset({"all_gathers"}), 8)
+
+
 @pytest.mark.parametrize(
     ("option", "error", "message"),
     [
+        ({"overlap": "all_gathers"}, InvalidOptionError, "True, False, or some of 'input_gradients'"),
+        ({"overlap": ["all_reduces"]}, InvalidOptionError, "'all_gathers'"),
+        ({"gather_ahead_bytes": -1}, InvalidOptionError, "bytes, none or more"),
         ({"schedule": "1f2b"}, UnknownScheduleError, "'1f2b'.*did you mean '1f1b'"),
         ({"schedule": [["0F0", "0F1", "0B1"]]}, InvalidScheduleError, "rank 0: 0B0 is missing"),
         ({"schedule": [["0F0", "0B0", "0B0"]]}, InvalidScheduleError, "action 2: 0B0 runs a second time"),
