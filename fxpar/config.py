@@ -102,7 +102,7 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
 
 def _check_overlap(options: Options) -> None:
     given, budget_bytes = options.overlap, options.gather_ahead_bytes
-    is_known = isinstance(given, bool) or (isinstance(given, Collection) and set(given) <= set(OVERLAP_RULES))
+    is_known = isinstance(given, bool) or (isinstance(given, Collection) and all(rule in OVERLAP_RULES for rule in given))
     if not is_known:
         raise InvalidOptionError("overlap", given, f"True, False, or some of {', '.join(map(repr, OVERLAP_RULES))}")
     if not (isinstance(budget_bytes, int | float) and budget_bytes >= 0):
