@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from fxpar.agreement import check_agreement
+from fxpar.agreement import check_agreement, check_collectives
 from fxpar.capture import Capture, example
-from fxpar.compiler import compile_stage, join_stages, plan_stages
+from fxpar.compiler import StageGraphs, divide_stage, join_stages, localize_stage, lower_stage, plan_stages
 from fxpar.config import Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
+from fxpar.mesh import Mesh
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.passes.pipeline_messages import pipeline_messages
 from fxpar.pipeline import Pipeline
-from fxpar.planner.prices import memory_of
+from fxpar.planner.prices import cluster_of, memory_of
+from fxpar.planner.remat import Remat
 from fxpar.planner.stage_times import estimate_costs, gather_costs
+from fxpar.planner.storage import storage_choices
 from fxpar.random import RANDOM_STATE
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
@@ -40,7 +43,7 @@ from fxpar.schedule import (
     lower,
     peak_memory,
 )
-from fxpar.stage import CompiledStage, PlannedStage, Port, PortKind
+from fxpar.stage import PlannedStage, Port, PortKind
 
 
 def build_step(capture: Capture, options: Options, *, with_backward: bool) -> Step:
@@ -66,13 +69,18 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)
     if with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
         warnings.warn(warning, stacklevel=2)
-    check_agreement(_facts(distribution, capture, stages, pipeline, schedule))
-    own, costs = _compile(stages, distribution, schedule, costs, options, dump)
-    if options.profile and with_backward:  # the order of forwards does not depend on times
-        schedule = _schedule(distribution, options, costs, with_backward=with_backward)
-    programs = _programs(schedule, stages, pipeline)
+    check_agreement(_facts(distribution, capture, stages, pipeline, schedule, options))
+    graphs, costs, programs = _divide(stages, pipeline, distribution, schedule, costs, options)
+    graphs = [overlap_stage(each, options.overlapping, dump) for each in graphs]
+    check_collectives({name: started for each in graphs for name, started in each.started.items()})
+    own = [lower_stage(each, lowering_named(options.lowering)) for each in graphs]
+    if options.profile:
+        costs = gather_costs(replace(costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
+        if with_backward:  # the order of forwards does not depend on times
+            schedule = _schedule(distribution, options, costs, with_backward=with_backward)
+            programs = _programs(schedule, stages, pipeline)
     peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
-    check_memory(peaks, options.memory_bytes or memory_of(mesh.device_type))
+    check_memory(peaks, _budget(options, mesh))
     program = programs[mesh.coordinate["pipe"]]
     dump.text("schedule", schedule)
     dump.text("program", program)
@@ -116,23 +124,40 @@ def _schedule(distribution: Distribution, options: Options, costs: Costs, *, wit
     return schedule if with_backward else forward_only(schedule)
 
 
-def _compile(
+def _budget(options: Options, mesh: Mesh) -> float:
+    return options.memory_bytes or memory_of(mesh.device_type)
+
+
+def _divide(
     stages: Sequence[PlannedStage],
+    pipeline: Pipeline,
     distribution: Distribution,
     schedule: Schedule,
     costs: Costs,
     options: Options,
-    dump: Dump,
-) -> tuple[list[CompiledStage], Costs]:
-    """This rank's stages, and what all stages cost now that they are compiled; a collective of all ranks."""
-    lowering, pipe = lowering_named(options.lowering), distribution.mesh.coordinate["pipe"]
-    compiled = [
-        compile_stage(stages[index], distribution, schedule, lowering, dump) for index in schedule.stages_of(pipe)
-    ]
-    own = [stage for stage, _ in compiled]
-    times = {stage.index: profile_stage(stage) for stage in own} if options.profile else costs.compute_us
-    memory = {stage.index: figures for stage, figures in compiled}
-    return own, gather_costs(replace(costs, compute_us=times, memory=memory))
+) -> tuple[list[StageGraphs], Costs, tuple[Program, ...]]:
+    """The graphs of this rank's stages, what all stages cost now, and all programs; a collective of all ranks.
+
+    Of the ways to handle what is stored in shards that the options leave open, it takes the first that fits into
+    memory, else the last.
+    """
+    mesh, num_microbatches = distribution.mesh, distribution.final_plan.microbatches
+    programs = _programs(schedule, stages, pipeline)
+    local = {
+        index: localize_stage(stages[index], distribution) for index in schedule.stages_of(mesh.coordinate["pipe"])
+    }
+    graphs: list[StageGraphs] = []
+    remat = Remat(options.remat, options.gathered_bytes)
+    for storage in storage_choices(options.gather_weights, options.reduce_gradients, num_microbatches, mesh.z):
+        graphs = [
+            divide_stage(stages[index], graph, distribution, schedule, storage, remat) for index, graph in local.items()
+        ]
+        memory = {each.planned.joint.index: each.memory for each in graphs}
+        costs = gather_costs(replace(costs, memory=memory))
+        peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
+        if max(peak.peak_bytes for peak in peaks) <= _budget(options, mesh):
+            break
+    return graphs, costs, programs
 
 
 def _programs(schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline) -> tuple[Program, ...]:
@@ -148,11 +173,13 @@ def _facts(
     stages: Sequence[PlannedStage],
     pipeline: Pipeline,
     schedule: Schedule,
+    options: Options,
 ) -> dict[str, str]:
     """What every rank must have derived alike, by name."""
     return {
         "the mesh": str(distribution.mesh),
         "the hosts of ranks": str(distribution.mesh.hosts),
+        "the cluster": str(cluster_of(distribution.mesh)),
         "the captured forward": capture.signature(),
         "the plan": str(distribution.final_plan),
         "the layouts between stages": "\n".join(str(stage.border) for stage in stages),
@@ -160,6 +187,8 @@ def _facts(
             f"{reshard.crossing} {reshard.plan.digest}" for reshard in pipeline.reshards
         ),
         "the schedule": str(schedule),
+        "the options of memory": f"{options.memory_bytes} {options.gather_weights} {options.reduce_gradients} "
+        f"{options.remat} {options.gathered_bytes}",
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fxpar.annotate import tensor
 from fxpar.capture import Capture
@@ -11,25 +11,40 @@ from fxpar.dump import Dump
 from fxpar.layouts.pin_edges import pin_edges
 from fxpar.layouts.pins import Pins
 from fxpar.lowering import Lowering
+from fxpar.lowering.aten import lower_to_aten
 from fxpar.model.distribution import Distribution
 from fxpar.model.pin_parameters import pin_parameters
+from fxpar.overlap import Overlap
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
-from fxpar.passes.insert_collectives import insert_collectives
+from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions, hoist_storage
+from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.passes.kept_memory import kept_memory
 from fxpar.passes.logical_random import logical_random
 from fxpar.passes.outlook import foresee
-from fxpar.passes.partition import partition
+from fxpar.passes.overlap_collectives import overlap_collectives
+from fxpar.passes.partition import Partitioned, partition
 from fxpar.passes.propagate_layouts import propagate_layouts
+from fxpar.passes.shard_storage import shard_storage
 from fxpar.passes.split_backward import SplitBackward, split_backward
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.pipeline import Pipeline
-from fxpar.planner.prices import default_prices
+from fxpar.planner.prices import prices_of
+from fxpar.planner.remat import NO_REMAT, Remat
 from fxpar.planner.stage_memory import stage_memory
+from fxpar.planner.storage import Storage
 from fxpar.schedule import Schedule
 from fxpar.schedule.memory import StageMemory
-from fxpar.stage import CompiledSplit, CompiledStage, PlannedStage, StageGraph
+from fxpar.stage import (
+    CompiledGathers,
+    CompiledReductions,
+    CompiledSplit,
+    CompiledStage,
+    JointGraph,
+    PlannedStage,
+    StageGraph,
+)
 
 
 def plan_stages(
@@ -68,8 +83,12 @@ def _plan_stage(
     # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
     joint = replace(joint, module=decompose_for_sharding(joint.module, foresee(joint, mesh, pins)))
     dump.graph("decompose_for_sharding", joint.module, stage.index)
-    border = propagate_layouts(joint, mesh, pins, default_prices(mesh.device_type), microbatches, settled, placement)
+    border = propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches, settled, placement)
     dump.graph("propagate_layouts", joint.module, stage.index)
+    # After layouts are chosen, since what is stored where along z depends on where it lies along the other axes.
+    border = shard_storage(joint, border, mesh)
+    if mesh.z > 1:
+        dump.graph("shard_storage", joint.module, stage.index)
     return PlannedStage(joint, border)
 
 
@@ -88,43 +107,135 @@ def join_stages(
     return pipeline
 
 
-def compile_stage(
-    planned: PlannedStage, distribution: Distribution, schedule: Schedule, lowering: Lowering, dump: Dump
-) -> tuple[CompiledStage, StageMemory]:
-    """The passes that a rank runs for a stage of its own: local shapes, then code of what the schedule runs.
+@dataclass(frozen=True, slots=True)
+class StageGraphs:
+    """The graphs that a rank runs for a stage of its own, and what they take in memory.
 
-    Also gives what the stage takes in memory.
+    `local` is all of it in one graph; `parts`, and the `halves` of a backward that the schedule splits, are what of it
+    is run for each microbatch.
     """
+
+    planned: PlannedStage
+    local: JointGraph
+    hoisted: Hoisted
+    parts: Partitioned
+    halves: SplitBackward | None
+    runs_whole_backward: bool
+    memory: StageMemory
+
+    @property
+    def started(self) -> dict[str, list[str]]:
+        """The collectives that each graph starts, in order, by a name that all ranks of the stage have for the graph."""
+        graphs = {"the forward": self.parts.forward, "the backward": self.parts.backward}
+        if self.halves is not None:
+            graphs |= {"the input gradients": self.halves.inputs, "the weight gradients": self.halves.weights}
+        if self.hoisted.gathers is not None:
+            graphs["the gathers of a step"] = self.hoisted.gathers.module
+        if self.hoisted.reductions is not None:
+            graphs["the reductions of a step"] = self.hoisted.reductions.start
+        return {
+            f"{name} of stage {self.planned.joint.index}": [
+                f"{c.kind} over {c.axis}" for c in collectives(module.graph)
+            ]
+            for name, module in graphs.items()
+            if module is not None
+        }
+
+
+def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGraph:
+    """The pass by which a stage becomes what this rank does for it."""
+    return insert_collectives(planned.joint, distribution.mesh)
+
+
+def divide_stage(
+    planned: PlannedStage,
+    local: JointGraph,
+    distribution: Distribution,
+    schedule: Schedule,
+    storage: Storage,
+    remat: Remat = NO_REMAT,
+) -> StageGraphs:
+    """The passes that divide what `localize_stage` gives into what runs at different times."""
     index = planned.joint.index
-    local = insert_collectives(planned.joint, distribution.mesh)
-    dump.graph("insert_collectives", local.module, index)
-    parts = partition(local)
-    dump.graph("partition_forward", parts.forward, index)
-    if parts.backward is not None:
-        dump.graph("partition_backward", parts.backward, index)
+    # Before the forward is cut off, so that nothing is saved that is there for the whole step.
+    hoisted = hoist_storage(local, gathers=storage.gathers_once, reductions=storage.reduces_once)
+    parts = partition(hoisted.body, remat)
     # After the forward is cut off, so that it saves the same values whatever the schedule.
-    halves = split_backward(local, parts) if schedule.splits(index) else None
+    halves = split_backward(hoisted.body, parts) if schedule.splits(index) else None
+    owners = distribution.final_plan.parameters
+    own = {name for name, parameter in owners.items() if parameter.stage == index}
+    memory = stage_memory(local, hoisted, kept_memory(hoisted.body, parts, halves), own)
+    return StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
+
+
+def overlap_stage(graphs: StageGraphs, overlap: Overlap, dump: Dump) -> StageGraphs:
+    """The pass that orders what is run for each microbatch; last, since all passes before it make orders of their own."""
+    _dump_graphs(graphs, dump)
+    index, parts, halves = graphs.planned.joint.index, graphs.parts, graphs.halves
+
+    def ordered(name: str, module: fx.GraphModule) -> fx.GraphModule:
+        module = overlap_collectives(module, overlap)
+        dump.graph(f"overlap_collectives_{name}", module, index)
+        return module
+
+    parts = replace(parts, forward=ordered("forward", parts.forward))
+    if parts.backward is not None and graphs.runs_whole_backward:
+        parts = replace(parts, backward=ordered("backward", parts.backward))
+    if halves is not None:
+        inputs, weights = ordered("inputs", halves.inputs), ordered("weights", halves.weights)
+        halves = replace(halves, inputs=inputs, weights=weights)
+    return replace(graphs, parts=parts, halves=halves)
+
+
+def lower_stage(graphs: StageGraphs, lowering: Lowering) -> CompiledStage:
+    """The pass that makes code of what the schedule runs."""
+    hoisted, parts, halves = graphs.hoisted, graphs.parts, graphs.halves
+    body = hoisted.body
+    pieces = [tensor(node) for node in body.module.graph.find_nodes(op="placeholder")]
+    return CompiledStage(
+        body.index,
+        lowering(parts.forward),
+        lowering(parts.backward) if parts.backward is not None and graphs.runs_whole_backward else None,
+        body.inputs,
+        body.outputs,
+        body.tangents,
+        body.gradients,
+        graphs.planned.border,
+        tuple(pieces[: len(body.inputs)]),
+        tuple(pieces[len(body.inputs) :]),
+        None if halves is None else _lower_split(halves, lowering),
+        None if hoisted.gathers is None else _lower_gathers(hoisted.gathers),
+        None if hoisted.reductions is None else _lower_reductions(hoisted.reductions),
+    )
+
+
+def _dump_graphs(graphs: StageGraphs, dump: Dump) -> None:
+    index, hoisted, halves = graphs.planned.joint.index, graphs.hoisted, graphs.halves
+    dump.graph("insert_collectives", graphs.local.module, index)
+    if hoisted.gathers is not None:
+        dump.graph("gather_weights", hoisted.gathers.module, index)
+    dump.graph("partition_forward", graphs.parts.forward, index)
+    if graphs.parts.backward is not None:
+        dump.graph("partition_backward", graphs.parts.backward, index)
     if halves is not None:
         dump.graph("split_backward_inputs", halves.inputs, index)
         dump.graph("split_backward_weights", halves.weights, index)
-    pieces = [tensor(node) for node in local.module.graph.nodes if node.op == "placeholder"]
-    stage = CompiledStage(
-        index,
-        lowering(parts.forward),
-        lowering(parts.backward) if parts.backward is not None and schedule.runs_whole(index) else None,
-        local.inputs,
-        local.outputs,
-        local.tangents,
-        local.gradients,
-        planned.border,
-        tuple(pieces[: len(local.inputs)]),
-        tuple(pieces[len(local.inputs) :]),
-        None if halves is None else _compile_split(halves, lowering),
-    )
-    owners = distribution.final_plan.parameters
-    own = {name for name, planned in owners.items() if planned.stage == index}
-    return stage, stage_memory(local, kept_memory(local, parts, halves), own)
+    if hoisted.reductions is not None:
+        dump.graph("reduce_gradients", hoisted.reductions.module, index)
 
 
-def _compile_split(halves: SplitBackward, lowering: Lowering) -> CompiledSplit:
+def _lower_split(halves: SplitBackward, lowering: Lowering) -> CompiledSplit:
     return CompiledSplit(lowering(halves.inputs), lowering(halves.weights), halves.inputs_saved, halves.weights_saved)
+
+
+# What runs once per step is collectives and copies: nothing that compiling would make faster.
+
+
+def _lower_gathers(gathers: Gathers) -> CompiledGathers:
+    pieces = tuple(tensor(node) for node in gathers.module.graph.find_nodes(op="placeholder"))
+    return CompiledGathers(tuple(port.name for port in gathers.ports), lower_to_aten(gathers.module), pieces)
+
+
+def _lower_reductions(reductions: Reductions) -> CompiledReductions:
+    names = tuple(port.name for port in reductions.ports)
+    return CompiledReductions(names, lower_to_aten(reductions.start), lower_to_aten(reductions.finish))

@@ -16,6 +16,8 @@ from fxpar.errors import (
     UnknownOptionError,
 )
 from fxpar.overlap import OVERLAP_RULES, Overlap
+from fxpar.planner.remat import POLICIES
+from fxpar.planner.storage import AUTO, TIMES
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
@@ -39,6 +41,15 @@ class Options:
         "naive".
     memory_bytes: how much memory a step of a rank may take, by what its graphs and schedule need (default: that of its
         GPU; on a CPU, any).
+    gather_weights: when weights that are stored in shards over z are gathered; "step", once for all microbatches;
+        "microbatch", in the graph of each, which keeps what it gathered for its backward; or "auto": "microbatch" where
+        a step has but one, else "step" if it fits into memory.
+    reduce_gradients: when their gradients are reduced to shards again: "step", once, when the microbatches are summed;
+        "microbatch", in the graph of each; or "auto", as above.
+    remat: how much of the forward runs once more in the backward rather than be kept for it; "none", "min_cut" (what is
+        cheap) or "full" (every layer), besides what the model checkpoints itself. See `fxpar.passes.recompute.Remat`.
+    gathered_bytes: how much of the weights that the graph of a microbatch gathers is kept for its backward, which
+        gathers the rest again (default: all).
     overlap: which collectives run beside computation: True (all), False, or some of the rules "input_gradients",
         "reduce_scatters" and "all_gathers". They never change results.
     gather_ahead_bytes: how many bytes of gathered weights a graph may hold before their first use (default: those of
@@ -55,6 +66,10 @@ class Options:
     strategy: str = "broadcast"
     algorithm: str = "best"
     memory_bytes: float | None = None
+    gather_weights: str = AUTO
+    reduce_gradients: str = AUTO
+    remat: str = "none"
+    gathered_bytes: float = math.inf
     overlap: bool | Collection[str] = True
     gather_ahead_bytes: float = math.inf
     transfer_timeout_s: float = 1800.0
@@ -90,6 +105,9 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     _check_names(options)
     if not isinstance(options.profile, bool):
         raise InvalidOptionError("profile", options.profile, "True or False")
+    gathered = options.gathered_bytes
+    if not (isinstance(gathered, int | float) and gathered >= 0):
+        raise InvalidOptionError("gathered_bytes", gathered, "bytes")
     memory = options.memory_bytes
     if memory is not None and not (isinstance(memory, int | float) and memory > 0):
         raise InvalidOptionError("memory_bytes", memory, "bytes, more than none")
@@ -102,7 +120,9 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
 
 def _check_overlap(options: Options) -> None:
     given, budget_bytes = options.overlap, options.gather_ahead_bytes
-    is_known = isinstance(given, bool) or (isinstance(given, Collection) and all(rule in OVERLAP_RULES for rule in given))
+    is_known = isinstance(given, bool) or (
+        isinstance(given, Collection) and all(rule in OVERLAP_RULES for rule in given)
+    )
     if not is_known:
         raise InvalidOptionError("overlap", given, f"True, False, or some of {', '.join(map(repr, OVERLAP_RULES))}")
     if not (isinstance(budget_bytes, int | float) and budget_bytes >= 0):
@@ -115,6 +135,11 @@ def _check_names(options: Options) -> None:
     strategy_named(str(options.strategy))
     if options.algorithm not in ALGORITHMS:
         raise UnknownAlgorithmError(str(options.algorithm), ALGORITHMS)
+    if options.remat not in POLICIES:
+        raise InvalidOptionError("remat", options.remat, " or ".join(map(repr, POLICIES)))
+    for name, given in (("gather_weights", options.gather_weights), ("reduce_gradients", options.reduce_gradients)):
+        if given not in TIMES:
+            raise InvalidOptionError(name, given, " or ".join(map(repr, TIMES)))
 
 
 def host_name() -> str | None:

@@ -115,12 +115,39 @@ class CompiledSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledGathers:
+    """What is done once per step for parameters that are stored in shards over z.
+
+    `run(*pieces)` gives, of this rank's `pieces` of the parameters `names`, what the stage's graphs take for them;
+    collectives may still be writing it. `pieces` are fake tensors like the real ones.
+    """
+
+    names: tuple[str, ...]
+    run: Callables
+    pieces: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledReductions:
+    """What is done once per step for gradients of such parameters: `finish(*start(*sums))` gives this rank's pieces.
+
+    `sums` are over the microbatches, of what the stage's graphs give for the parameters `names`. Between `start` and
+    `finish` collectives are under way.
+    """
+
+    names: tuple[str, ...]
+    start: Callables
+    finish: Callables
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledStage:
     """A stage of this rank, ready to run on local tensors.
 
     `forward(*inputs)` gives one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
     gives one gradient per port of `gradients`; `split` does the same in two parts. Of these there is what the schedule
     runs: none in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like what these take.
+    `gathers` and `reductions` run once per step, around all that, where there is anything to do.
     """
 
     index: int
@@ -134,6 +161,17 @@ class CompiledStage:
     input_pieces: tuple[Tensor, ...]
     tangent_pieces: tuple[Tensor, ...]
     split: CompiledSplit | None = None
+    gathers: CompiledGathers | None = None
+    reductions: CompiledReductions | None = None
+
+    @property
+    def held_pieces(self) -> dict[Port, Tensor]:
+        """Fake tensors like what this rank holds of each input: of gathered parameters, before they are."""
+        held = dict(zip(self.inputs, self.input_pieces, strict=True))
+        if self.gathers is not None:
+            ports = [Port(PortKind.PARAMETER, name) for name in self.gathers.names]
+            held |= zip(ports, self.gathers.pieces, strict=True)
+        return held
 
     @property
     def returned_edges(self) -> list[str]:

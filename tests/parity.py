@@ -32,17 +32,22 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, its Megatron hints, what opens the stages of so many, and the arguments of its forward for a batch."""
+    """A model for so many stages, its Megatron hints, what opens these stages, and its arguments for a batch."""
 
-    build: Callable[[], nn.Module]
+    build: Callable[[int], nn.Module]
     hints: Mapping[str, Sequence[Entry]]
     openers: Callable[[int], Sequence[str]]
     make_batch: Callable[[int], dict[str, Tensor]]
 
 
-def stage_openers(path: str, num_stages: int, num_layers: int = 4) -> list[str]:
-    """Cut the `num_layers` layers at `path` into stages of equal length."""
-    return [f"{path}.{stage * num_layers // num_stages}" for stage in range(1, num_stages)]
+def num_layers(num_stages: int) -> int:
+    """As few layers as there can be: capturing each takes longer than training it."""
+    return max(2, num_stages)
+
+
+def stage_openers(path: str, num_stages: int) -> list[str]:
+    """Cut the layers at `path` into stages of equal length."""
+    return [f"{path}.{stage * num_layers(num_stages) // num_stages}" for stage in range(1, num_stages)]
 
 
 def token_batch(arguments: Sequence[str], size: int) -> dict[str, Tensor]:
@@ -56,7 +61,7 @@ def image_batch(size: int) -> dict[str, Tensor]:
     return {"noisy": noisy, "times": torch.randint(0, 1000, (size,)), "noise": noise}
 
 
-def small_unet() -> nn.Module:
+def small_unet(num_stages: int) -> nn.Module:
     """The example's U-Net with two levels."""
     unet = example("unet")  # not at the top: diffusers takes seconds to import
     model: nn.Module = unet.NoisePredictor(unet.Config(IMAGE, channels=(8, 16), head=4, groups=4))
@@ -72,7 +77,9 @@ UNET_OPENERS = {
 
 SUBJECTS = {
     "gpt": Subject(
-        lambda: GPT(Config(vocabulary=VOCABULARY, context=LENGTH, layers=4, heads=4, hidden=24, tied=True)),
+        lambda stages: GPT(
+            Config(vocabulary=VOCABULARY, context=LENGTH, layers=num_layers(stages), heads=4, hidden=24, tied=True)
+        ),
         {
             "blocks.*.attention.qkv.weight": ("x", None),
             "blocks.*.attention.out.weight": (None, "x"),
@@ -83,13 +90,13 @@ SUBJECTS = {
         functools.partial(token_batch, ("tokens", "targets")),
     ),
     "gpt2": Subject(
-        lambda: hf_gpt2(layers=4),
+        lambda stages: hf_gpt2(layers=num_layers(stages)),
         GPT2_HINTS,
         functools.partial(stage_openers, "transformer.h"),
         functools.partial(token_batch, ("input_ids", "labels")),
     ),
     "llama": Subject(
-        lambda: hf_llama(layers=4),
+        lambda stages: hf_llama(layers=num_layers(stages)),
         LLAMA_HINTS,
         functools.partial(stage_openers, "model.layers"),
         functools.partial(token_batch, ("input_ids", "labels")),
@@ -112,7 +119,8 @@ SUBJECTS = {
 class Run:
     """A distributed training run that must equal the one on a single process: some steps under each schedule.
 
-    `stages` is how many there are, by default one for each pipe rank; `profile` is the option of that name.
+    `stages` is how many there are, by default one for each pipe rank; `profile` and what follows are the options of
+    these names.
     """
 
     subject: str
@@ -124,6 +132,8 @@ class Run:
     strategy: str = "broadcast"
     stages: int | None = None
     profile: bool = False
+    gather_weights: str = "auto"
+    reduce_gradients: str = "auto"
 
 
 class UnderSchedules:
@@ -163,21 +173,24 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     """Compare each step's loss, gradients and their norm, with AdamW in between."""
     subject = SUBJECTS[run.subject]
     torch.manual_seed(0)
-    alone = subject.build()
+    num_stages = run.stages or mesh.pipe
+    alone = subject.build(num_stages)
     model = copy.deepcopy(alone)
     turns = [schedule for schedule in run.schedules for _ in range(run.steps)]
-    batches = [subject.make_batch(BATCH * mesh.data) for _ in turns]
-    mine = [{k: v.chunk(mesh.data)[fxpar.batch_rank(mesh)] for k, v in batch.items()} for batch in batches]
+    shards = fxpar.num_batch_shards(mesh)
+    batches = [subject.make_batch(BATCH * shards) for _ in turns]
+    mine = [{k: v.chunk(shards)[fxpar.batch_rank(mesh)] for k, v in batch.items()} for batch in batches]
     fxpar.distribute(
         model,
         mesh,
-        stages=subject.openers(run.stages or mesh.pipe),
+        stages=subject.openers(num_stages),
         layouts=subject.hints,
         microbatches=run.microbatches,
         schedule=run.schedules[0],
         example_inputs=mine[0],
     )
-    options = {"lowering": run.lowering, "strategy": run.strategy, "profile": run.profile}
+    names = ("lowering", "strategy", "profile", "gather_weights", "reduce_gradients")
+    options = {name: getattr(run, name) for name in names}
     under = UnderSchedules(run.schedules, options)
     step = torch.compile(model, backend=under)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, alone)]
@@ -200,7 +213,7 @@ def check_same_bits(subject_name: str, sizes: Mapping[str, int], microbatches: i
     assert mesh.data == 1, f"every rank is to see the whole batch: {sizes}"
     subject = SUBJECTS[subject_name]
     torch.manual_seed(0)
-    alone = subject.build()
+    alone = subject.build(mesh.pipe)
     model = copy.deepcopy(alone)
     batch = subject.make_batch(BATCH)
     expected = loss_of(alone(**batch))

@@ -16,8 +16,9 @@ from fxpar.mesh import Mesh
 from fxpar.model.choose_schedule import choose_placement, num_stages_of
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.passes.balance_stages import balance_stages
+from fxpar.passes.shard_storage import stored
 from fxpar.plan import Plan, PlannedParameter
-from fxpar.planner.prices import default_prices
+from fxpar.planner.prices import prices_of
 from fxpar.stage import PlannedStage, PortKind
 
 
@@ -41,7 +42,7 @@ def make_plan(
         _warn_of_replicas(distribution, parameters)
     else:
         capture = capture_forward(distribution.model, distribution.mesh.device_type, example_inputs)
-        prices = default_prices(distribution.mesh.device_type)
+        prices = prices_of(distribution.mesh)
         openers = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
         planned = plan_stages(capture, distribution, openers)
         distribution.planned[capture.signature()] = planned
@@ -94,7 +95,12 @@ def _warn_of_replicas(distribution: Distribution, planned: Mapping[str, PlannedP
     """Say what it costs that layouts were not searched for."""
     if distribution.mesh.y * distribution.mesh.x == 1:
         return
-    whole = [p for name, p in distribution.parameters.items() if not planned[name].layout.axes]
+    automatic = {"y", "x"}
+    whole = [
+        parameter
+        for name, parameter in distribution.parameters.items()
+        if automatic.isdisjoint(axis for axis, _ in planned[name].layout.axes)
+    ]
     megabytes = sum(math.prod(p.shape) * p.dtype.itemsize for p in whole) / 1e6
     if whole:
         warnings.warn(
@@ -107,7 +113,7 @@ def _warn_of_replicas(distribution: Distribution, planned: Mapping[str, PlannedP
 
 def _as_hinted(parameter: LogicalParameter, distribution: Distribution) -> Layout:
     spec = distribution.hints.parameters.get(parameter.fqn, ())
-    return layout_as_hinted(parameter.shape, spec, distribution.mesh)
+    return stored(layout_as_hinted(parameter.shape, spec, distribution.mesh), distribution.mesh.z)
 
 
 def layout_as_hinted(shape: Sequence[int], spec: Spec, mesh: Mesh) -> Layout:

@@ -26,7 +26,6 @@ def inline_checkpoints(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is tag_activation_checkpoint:
             _inline(module, node, str(next(regions)))
-    module.graph.eliminate_dead_code()
     module.recompile()
 
 
@@ -39,7 +38,11 @@ def _inline(module: fx.GraphModule, call: fx.Node, region: str) -> None:
         assert isinstance(position, int)
         item.replace_all_uses_with(given[position])
         module.graph.erase_node(item)
+    body = call.args[0]
     module.graph.erase_node(call)
+    if isinstance(body, fx.Node) and not body.users:
+        # Nothing else that seems dead may go: fx does not know what operations change in place.
+        module.graph.erase_node(body)
 
 
 def _write(

@@ -20,11 +20,11 @@ from fxpar.annotate import (
     tensor,
     value,
 )
-from fxpar.layout import Layout
+from fxpar.layout import REPLICATE, Layout, Partial
 from fxpar.mesh import Mesh
 from fxpar.passes.emit_moves import emit_step
 from fxpar.passes.local_graph import LocalGraph, fake_mode_of
-from fxpar.passes.moves import plan_moves, traffic
+from fxpar.passes.moves import Step, plan_moves, traffic
 from fxpar.rules import rule_for
 from fxpar.rules.call import op_call
 from fxpar.rules.rule import LocalOp
@@ -56,6 +56,9 @@ def insert_collectives(joint: JointGraph, mesh: Mesh) -> JointGraph:
     is followed by the wait for it. Local values lie in memory in the order of their logical values, without gaps where
     those have none: an ATen kernel that assumes so is silently wrong otherwise.
 
+    A parameter that is stored in shards over z is gathered once, before its first use, for all its readers. A gradient
+    that leaves in shards over z is this rank's term of a sum: it is reduced and scattered.
+
     Before: `mm = aten.mm(a, b)` of [4, 2@x*4] and [2@x*4, 6], a partial sum over x; `relu = aten.relu(mm)` of [4, 6]
     After:  `mm = aten.mm(a, b)` of shapes [4, 4] and [4, 6]; `all_reduce = all_reduce(mm, ...)`;
             `wait_tensor = wait_tensor(all_reduce)`; `relu = aten.relu(wait_tensor)`
@@ -72,8 +75,9 @@ class _Localizer:
         self._local = LocalGraph(fake_mode_of(joint.module.graph))
         self._pieces: dict[fx.Node, dict[Layout, fx.Node]] = {}
         self._others: dict[fx.Node, fx.Node] = {}
+        self._sums: dict[tuple[fx.Node, Layout], fx.Node] = {}
         self._alive = _alive(joint.module.graph)
-        self._leaving = _leaving(joint.module.graph)
+        self._leaving = _leaving(joint)
         self._forward_needs = {need for node in self._alive for need in self._needs_of_forward(node)}
 
     def run(self) -> JointGraph:
@@ -97,8 +101,8 @@ class _Localizer:
                 constant = self._local.given(self._local.graph.get_attr(str(node.target)), value(node))
                 self._note(node, constant, Layout(tuple(value(node).shape)))
             case "output":
-                self._local.graph.output(self._local_arguments(node)[0][0])
-                self._local.given(_output(self._local.graph), None)
+                given = [None if leaving is None else self._left(leaving, node) for leaving in _exits(self._joint)]
+                self._local.given(self._local.graph.output(tuple(given)), None)
             case _ if node.target is operator.getitem:
                 source, index = node.args
                 assert isinstance(source, fx.Node) and isinstance(index, int)
@@ -151,8 +155,23 @@ class _Localizer:
 
     def _leave(self, node: fx.Node) -> None:
         """Move a result of the graph as soon as it is there, since a collective should start early."""
-        for need in self._leaving.get(node, ()):
-            self._moved(node, need, node)
+        for leaving in self._leaving.get(node, ()):
+            self._left(leaving, node)
+
+    def _left(self, leaving: _Exit, consumer: fx.Node) -> fx.Node:
+        """The local value of a result of the graph, as it leaves."""
+        operand, need = leaving.operand, leaving.layout
+        whole = need.with_placement("z", REPLICATE)
+        piece = self._moved(operand, whole, consumer)
+        if not leaving.is_gradient or need == whole:
+            return piece
+        if (operand, need) not in self._sums:
+            step = Step("z", whole.with_placement("z", Partial()), need)
+            with self._local.on_behalf_of(consumer, backward=True):
+                self._sums[operand, need] = emit_step(
+                    self._local, piece, step, stride_order(tensor(operand)), self._mesh
+                )
+        return self._sums[operand, need]
 
     def _local_arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `node` with every value replaced by its local one, moved to where `node` needs it."""
@@ -169,16 +188,23 @@ class _Localizer:
     def _moved(self, operand: fx.Node, need: Layout, consumer: fx.Node) -> fx.Node:
         """The local value of `operand` under the layout `need`: there already, or moved from where that is cheapest."""
         held = self._pieces[operand]
-        if need in held:
-            return held[need]
+        whole = next(iter(held)).with_placement("z", REPLICATE)
+        if whole not in held:  # a parameter in its storage
+            backward = all(node is not operand for node, _ in self._forward_needs)
+            self._move(operand, whole, consumer, backward=backward)
+        if need not in held:
+            backward = is_backward(operand) or (operand, need) not in self._forward_needs
+            self._move(operand, need, consumer, backward=backward)
+        return held[need]
+
+    def _move(self, operand: fx.Node, need: Layout, consumer: fx.Node, *, backward: bool) -> None:
+        held = self._pieces[operand]
         routes = [plan_moves(layout, need) for layout in held]
         route = min(routes, key=lambda steps: traffic(steps, self._mesh.sizes))
-        backward = is_backward(operand) or (operand, need) not in self._forward_needs
         with self._local.on_behalf_of(consumer, backward=backward):
             for step in route:
                 order = stride_order(tensor(operand))
                 held[step.after] = emit_step(self._local, held[step.before], step, order, self._mesh)
-        return held[need]
 
 
 def _alive(graph: fx.Graph) -> list[fx.Node]:
@@ -203,15 +229,31 @@ def _tensor_operands(node: fx.Node) -> list[fx.Node]:
     return operands
 
 
-def _leaving(graph: fx.Graph) -> dict[fx.Node, list[Layout]]:
-    """The layouts under which values leave the graph."""
-    (output,) = graph.find_nodes(op="output")
-    leaving: dict[fx.Node, list[Layout]] = {}
-    for node, need in zip(_tensor_operands(output), placed(output).inputs, strict=True):
-        leaving.setdefault(node, []).append(need)
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """A value that leaves the graph, and as what; one that `is_gradient` is a term of a sum over z."""
+
+    operand: fx.Node
+    layout: Layout
+    is_gradient: bool
+
+
+def _exits(joint: JointGraph) -> list[_Exit | None]:
+    """All that leaves, in order; None for what is no value of the graph."""
+    output = joint.module.graph.output_node()
+    needs = iter(placed(output).inputs)
+    (values,) = output.args
+    assert isinstance(values, tuple | list), "a graph returns a sequence"
+    return [
+        _Exit(node, next(needs), place >= len(joint.outputs)) if isinstance(node, fx.Node) else None
+        for place, node in enumerate(values)
+    ]
+
+
+def _leaving(joint: JointGraph) -> dict[fx.Node, list[_Exit]]:
+    """What leaves, by the value."""
+    leaving: dict[fx.Node, list[_Exit]] = {}
+    for each in _exits(joint):
+        if each is not None:
+            leaving.setdefault(each.operand, []).append(each)
     return leaving
-
-
-def _output(graph: fx.Graph) -> fx.Node:
-    output: fx.Node = next(iter(reversed(graph.nodes)))
-    return output

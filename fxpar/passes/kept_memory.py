@@ -153,5 +153,10 @@ def _kept(port: Port, owner: fx.Node, until: Until) -> KeptPort:
     return KeptPort(port, kept_bytes(owner), until)
 
 
+def held_bytes(nodes: Iterable[fx.Node]) -> int:
+    """What the values of `nodes` take in memory together: all that they are views of, once."""
+    return _num_bytes({owner_of(node) for node in nodes})
+
+
 def _num_bytes(owners: Iterable[fx.Node]) -> int:
     return sum(map(kept_bytes, owners))

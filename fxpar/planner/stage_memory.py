@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import fx
 
 from fxpar.annotate import tensor
-from fxpar.passes.kept_memory import KeptMemory, KeptPort
+from fxpar.passes.extract import returned
+from fxpar.passes.hoist_storage import Hoisted
+from fxpar.passes.kept_memory import KeptMemory, KeptPort, held_bytes
 from fxpar.schedule import Kind
 from fxpar.schedule.memory import StageMemory
 from fxpar.stage import JointGraph, Port, PortKind
@@ -16,15 +18,22 @@ _ADAM_STATES = 2
 """What optimizers are taken to keep for every weight that they train: Adam's two moments."""
 
 
-def stage_memory(local: JointGraph, kept: KeptMemory, own: Collection[str]) -> StageMemory:
-    """Figures of one stage; `own` are the parameters that its ranks own, which may be fewer than it uses."""
+def stage_memory(local: JointGraph, hoisted: Hoisted, kept: KeptMemory, own: Collection[str]) -> StageMemory:
+    """Figures of one stage.
+
+    Args:
+        local: its graph before anything was hoisted out of it.
+        kept: what the graphs of a microbatch keep.
+        own: the parameters that its ranks own, which may be fewer than it uses.
+    """
     inputs, outputs, tangents, gradients = _port_bytes(local)
     weights = {port: size for port, size in inputs.items() if port.kind is PortKind.PARAMETER and port.name in own}
     trained = [port for port in weights if port in gradients]
     results = sum(port.num_bytes for port in kept.outputs if port.port.kind is PortKind.RESULT)
     return StageMemory(
-        parameters=sum(weights.values()),
-        gradients=sum(size for port, size in gradients.items() if port.kind is PortKind.PARAMETER),
+        parameters=sum(weights.values()) + _gathered_bytes(hoisted),
+        gradients=sum(size for port, size in gradients.items() if port.kind is PortKind.PARAMETER)
+        + _unreduced_bytes(hoisted),
         optimizer=_ADAM_STATES * sum(weights[port] for port in trained),
         saved_for_inputs=kept.saved_until_inputs_bytes - _bytes_until(kept.outputs, ("I", "B")),
         saved_for_weights=kept.saved_until_weights_bytes - _bytes_until(kept.outputs, ("W",)),
@@ -39,6 +48,18 @@ def stage_memory(local: JointGraph, kept: KeptMemory, own: Collection[str]) -> S
         gradients_of_until=frozenset(port.port.name for port in kept.tangents),
         returned_until=frozenset(port.port.name for port in kept.gradients),
     )
+
+
+def _gathered_bytes(hoisted: Hoisted) -> int:
+    """Weights that are gathered once per step are there beside the shards that they are gathered from."""
+    return 0 if hoisted.gathers is None else held_bytes(returned(hoisted.gathers.module))
+
+
+def _unreduced_bytes(hoisted: Hoisted) -> int:
+    """Gradients that are reduced once per step are there whole, before the shards that become of them."""
+    if hoisted.reductions is None:
+        return 0
+    return sum(tensor(node).nbytes for node in hoisted.reductions.module.graph.find_nodes(op="placeholder"))
 
 
 def _port_bytes(local: JointGraph) -> tuple[dict[Port, int], ...]:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from fxpar.mesh import Mesh
-from fxpar.runtime.gradients import BatchReduction, reduce_partial
+from fxpar.runtime.gradients import BatchReduction, StageReduction, summed_over_z
 from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
 from fxpar.runtime.stage_runner import StageRunner
@@ -83,6 +83,8 @@ class Executor:
         self._num_readers = Counter(edge for runner in self._runners.values() for edge in runner.edges_read)
         uses = Counter(name for runner in self._runners.values() for name in runner.parameters)
         self._shared = {name for name, count in uses.items() if count > 1} | self._lending.names
+        layouts = {port.name: layout for stage in stages for port, layout in stage.border.gradients.items()}
+        self._summed = summed_over_z(layouts | self._lending.layouts)
         self._code = [(instruction, self._bind(instruction)) for instruction in program.instructions]
         self._clear()
 
@@ -101,6 +103,8 @@ class Executor:
         try:
             held = {**parameters, **self._lending.exchange(parameters)}
             self._state = StepState(held, buffers, self._split(inputs))
+            for runner in self._runners.values():
+                runner.gather(self._state)
             for instruction, run in self._code:
                 if observe is None:
                     run()
@@ -113,8 +117,7 @@ class Executor:
     def _clear(self) -> None:
         self._state = StepState({}, {}, {})
         self._unread: dict[tuple[str, int], int] = {}
-        self._gradients: dict[str, Tensor] = {}
-        self._reductions: list[BatchReduction] = []
+        self._reductions: list[StageReduction] = []
         for way in self._traffic.values():
             way.forget()
 
@@ -199,21 +202,21 @@ class Executor:
                     del self._unread[key], self._state.values[key]
 
     def _reduce(self, runner: StageRunner) -> None:
-        """Reduce what is partial, and begin to add up batch shards of all that no other stage has a part in."""
-        sums = self._state.sums.pop(runner.stage.index)
-        gradients = dict(zip(runner.parameters, sums, strict=True))
-        layouts = {port.name: layout for port, layout in runner.stage.border.gradients.items()}
-        reduce_partial(gradients, layouts, self._mesh)
-        for name in self._shared & gradients.keys():
-            own, gradient = self._gradients.get(name), gradients.pop(name)
-            self._gradients[name] = gradient if own is None else own + gradient
-        self._reductions.append(BatchReduction(gradients, self._mesh))
+        """Begin to add up the stage's gradients over all that share its parameters."""
+        sums = dict(zip(runner.parameters, self._state.sums.pop(runner.stage.index), strict=True))
+        self._reductions.append(StageReduction(sums, runner.stage, self._shared, self._mesh))
 
     def _finish_gradients(self) -> dict[str, Tensor]:
         """Give back what was borrowed, add up its batch shards, and wait for all others."""
-        self._lending.settle(self._gradients)
-        reductions = [*self._reductions, BatchReduction(self._gradients, self._mesh)]
-        return {name: gradient for reduction in reductions for name, gradient in reduction.finish().items()}
+        shared: dict[str, Tensor] = {}
+        for reduction in self._reductions:
+            reduction.scattered()
+            for name, gradient in reduction.shared.items():
+                shared[name] = shared[name] + gradient if name in shared else gradient
+        self._lending.settle(shared)
+        of_shared = BatchReduction(shared, self._mesh, self._summed)
+        finished = [*(reduction.finish() for reduction in self._reductions), of_shared.finish()]
+        return {name: gradient for gradients in finished for name, gradient in gradients.items()}
 
     def _begin_loss(self, results: Mapping[int, Sequence[Tensor]]) -> LossMean | None:
         if self._loss is None:

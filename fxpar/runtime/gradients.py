@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.layout import Layout, Partial
+from fxpar.layout import Layout, Partial, Shard
 from fxpar.mesh import Mesh
 from fxpar.runtime.transport import complete
+from fxpar.stage import CompiledReductions, CompiledStage
 
 BUCKET_BYTES = 25 * 2**20
 """As large as DistributedDataParallel's: past it a larger message is no faster, below it latency shows."""
@@ -44,17 +45,86 @@ def reduce_partial(gradients: dict[str, Tensor], layouts: Mapping[str, Layout], 
             step.finish()
 
 
+class StageReduction:
+    """The gradients of one stage on their way from sums over its microbatches to what all of them come to.
+
+    What is to be scattered over z starts on its way when this is made; so does everything else that is not shared with
+    other stages, once it is not partial over y and x any more.
+
+    Args:
+        sums: by parameter.
+        stage: whose gradients they are.
+        shared: those that other stages have a part in; they are reduced as far as the stage itself can.
+    """
+
+    def __init__(self, sums: Mapping[str, Tensor], stage: CompiledStage, shared: Collection[str], mesh: Mesh) -> None:
+        self._shared, self._mesh = set(shared), mesh
+        self._layouts = {port.name: layout for port, layout in stage.border.gradients.items()}
+        self._scattering = None if stage.reductions is None else _Scattering(sums, stage.reductions)
+        names = () if stage.reductions is None else stage.reductions.names
+        self._reductions: list[BatchReduction] = []
+        self.shared: dict[str, Tensor] = {}
+        self._reduce({name: gradient for name, gradient in sums.items() if name not in names})
+
+    def scattered(self) -> None:
+        """Wait for what is scattered over z, and start the rest of its way.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
+        if self._scattering is not None:
+            self._reduce(self._scattering.finish())
+
+    def finish(self) -> dict[str, Tensor]:
+        """All that is not shared, once all shards of the batch are in. `scattered` must have been called.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
+        return {name: gradient for reduction in self._reductions for name, gradient in reduction.finish().items()}
+
+    def _reduce(self, gradients: dict[str, Tensor]) -> None:
+        reduce_partial(gradients, self._layouts, self._mesh)
+        self.shared |= {name: gradients.pop(name) for name in self._shared & gradients.keys()}
+        self._reductions.append(BatchReduction(gradients, self._mesh, summed_over_z(self._layouts)))
+
+
+def summed_over_z(layouts: Mapping[str, Layout]) -> set[str]:
+    """The gradients that are in shards over z, and so are sums over it."""
+    return {name for name, layout in layouts.items() if isinstance(layout.placement("z"), Shard)}
+
+
+class _Scattering:
+    """Reduce-scatters over z that are under way."""
+
+    def __init__(self, sums: Mapping[str, Tensor], reductions: CompiledReductions) -> None:
+        self._reductions = reductions
+        self._started = reductions.start(*(sums[name] for name in reductions.names))
+
+    def finish(self) -> dict[str, Tensor]:
+        pieces = self._reductions.finish(*self._started)
+        # They may be parts of larger memory, or of one that they share.
+        return dict(zip(self._reductions.names, own_memory(pieces, ()), strict=True))
+
+
 class BatchReduction:
     """Sums of gradients over the batch shards, on their way from when this is made; they take the place of `gradients`.
 
     Along the second axis they go when they are finished along the first.
+
+    Args:
+        summed: those that are sums along z already: this rank has its shard of each.
     """
 
-    def __init__(self, gradients: Mapping[str, Tensor], mesh: Mesh) -> None:
+    def __init__(self, gradients: Mapping[str, Tensor], mesh: Mesh, summed: Collection[str] = ()) -> None:
         self._gradients = dict(gradients)
-        self._steps = [_AllReduce(self._gradients, axis, mesh) for axis in mesh.batch_axes if mesh.sizes[axis] > 1]
-        for step in self._steps[:1]:
-            step.begin(list(self._gradients))
+        whole = [name for name in gradients if name not in summed]
+        wanted = {"data": list(gradients), "z": whole}
+        self._steps = [
+            (_AllReduce(self._gradients, axis, mesh), wanted[axis]) for axis in mesh.batch_axes if mesh.sizes[axis] > 1
+        ]
+        for step, names in self._steps[:1]:
+            step.begin(names)
 
     def finish(self) -> dict[str, Tensor]:
         """The sums, once all shards are in.
@@ -62,9 +132,9 @@ class BatchReduction:
         Raises:
             PeerLostError: another rank died.
         """
-        for number, step in enumerate(self._steps):
+        for number, (step, names) in enumerate(self._steps):
             if number > 0:
-                step.begin(list(self._gradients))
+                step.begin(names)
             step.finish()
         return self._gradients
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fxpar.layout import Layout
 from fxpar.mesh import Mesh
 from fxpar.pipeline import Crossing
 from fxpar.runtime.hand_over import HandOver
@@ -19,11 +20,12 @@ from fxpar.stage import Port
 class Loan:
     """One parameter on loan from its owner's ranks to those of other stages, seen from one of them.
 
-    `there` takes it to all borrowers. `back` are the ways of gradients that this rank returns or gets: a borrower has
-    one, if it has a gradient, and the owner has those of all borrowers.
+    `layout` is how its owner stores it. `there` takes it to all borrowers. `back` are the ways of gradients that this
+    rank returns or gets: a borrower has one, if it has a gradient, and the owner has those of all borrowers.
     """
 
     name: str
+    layout: Layout
     is_borrower: bool
     there: StageWay | HandOver
     back: tuple[StageWay | HandOver, ...]
@@ -44,12 +46,19 @@ class Lending:
             if crossing.is_gradient:
                 back[crossing.port].append(way)
         there = [(crossing, way) for crossing, way in ways if not crossing.is_gradient]
-        return cls([Loan(c.port.name, pipe != c.source_pipe, way, tuple(back[c.port])) for c, way in there])
+        return cls(
+            [Loan(c.port.name, c.source_layout, pipe != c.source_pipe, way, tuple(back[c.port])) for c, way in there]
+        )
 
     @property
     def names(self) -> set[str]:
         """The parameters that this rank lends or borrows."""
         return {loan.name for loan in self._loans}
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """How they are stored by their owners."""
+        return {loan.name: loan.layout for loan in self._loans}
 
     def exchange(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hand out what is lent; the borrowed pieces by name.

@@ -17,7 +17,7 @@ class Recorder:
     """Observes the step of one pipe rank.
 
     `saved_peak_bytes` is the most memory that was held for backwards at once: that of distinct storages, without
-    parameters, buffers and inputs of the step.
+    parameters, gathered or not, buffers and inputs of the step.
     """
 
     def __init__(self, rank: int) -> None:
@@ -61,6 +61,8 @@ def _kept_bytes(state: StepState) -> int:
 
 def _resident(state: StepState) -> Iterator[Tensor]:
     yield from state.parameters.values()
+    for gathered in state.gathered.values():
+        yield from gathered.values()
     yield from state.buffers.values()
     for microbatches in state.inputs.values():
         yield from microbatches

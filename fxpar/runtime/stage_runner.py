@@ -49,6 +49,13 @@ class StageRunner:
         """The edges that the forward takes."""
         return [port.name for port in self._read]
 
+    def gather(self, state: StepState) -> None:
+        """Start to gather the parameters that are gathered once per step; the graphs wait for them."""
+        gathers = self.stage.gathers
+        if gathers is not None:
+            given = gathers.run(*(state.parameters[name] for name in gathers.names))
+            state.gathered[self.stage.index] = dict(zip(gathers.names, given, strict=True))
+
     def run(self, kind: Kind, microbatch: int, state: StepState) -> None:
         """Run the graph for actions of `kind`."""
         self._runs[kind](microbatch, state)
@@ -83,7 +90,8 @@ class StageRunner:
     def _input(self, port: Port, microbatch: int, state: StepState) -> Tensor:
         match port.kind:
             case PortKind.PARAMETER:
-                return state.parameters[port.name]
+                gathered = state.gathered.get(self.stage.index, {})
+                return gathered[port.name] if port.name in gathered else state.parameters[port.name]
             case PortKind.BUFFER:
                 return state.buffers[port.name]
             case PortKind.INPUT:

@@ -16,6 +16,7 @@ class StepState:
     """Values by edge and microbatch, or by stage and microbatch.
 
     parameters, buffers: of this rank, with what it borrowed. inputs: of each microbatch.
+    gathered: what the graphs of a stage take instead of its parameters, for those that are gathered once per step.
     values: of edges that stages of this rank read. gradients: of edges that they make, one from each reader so far.
     leaving: values that they make. returning: gradients that they made of what they read, by edge, stage, microbatch.
     saved: what forwards keep for backwards. carried: what input gradients keep for weight gradients.
@@ -25,6 +26,7 @@ class StepState:
     parameters: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     inputs: Mapping[str, Sequence[Tensor]]
+    gathered: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     posted: dict[Transfer, Any] = field(default_factory=dict)
     sent: dict[Transfer, Any] = field(default_factory=dict)
     values: dict[tuple[str, int], Tensor] = field(default_factory=dict)

@@ -68,7 +68,7 @@ def _piece(crossing: Crossing, own: Sequence[CompiledStage], mesh: Mesh) -> Piec
         if crossing.is_gradient and not crossing.is_of_parameter:
             expected |= dict(zip(stage.tangents, stage.tangent_pieces, strict=True))
         else:
-            expected = dict(zip(stage.inputs, stage.input_pieces, strict=True)) | expected
+            expected = stage.held_pieces | expected
     _, *shape = crossing.needed(mesh, mesh.coordinate).shape
     if crossing.port not in expected:  # the gradient of a parameter that its owner lends but does not use
         return Piece.like(torch.empty(shape, dtype=crossing.dtype, device=mesh.device_type))
