@@ -5,17 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.nn import functional as F
 
 import fxpar
 from fxpar.bench.models import example
 from fxpar.bench.report import Bar, Row, Say, at_most
+from fxpar.bench.torch_pipeline import torch_steps
 from fxpar.bench.turns import Step, alternate
 from fxpar.launch import run_ranks
 
@@ -70,64 +68,28 @@ def take_turns() -> Mapping[str, list[float]]:
 def fxpar_step(lowering: str) -> Step:
     """A step under fxpar's default schedule; every rank calls it."""
     mesh = fxpar.init_mesh(pipe=STAGES)
-    model, tokens, targets = _example()
-    stages = [f"blocks.{stage * len(model.blocks) // STAGES}" for stage in range(1, STAGES)]
-    fxpar.distribute(model, mesh, stages=stages, microbatches=MICROBATCHES, example_inputs=(tokens, targets))
+    model, batch, openers = _example()
+    fxpar.distribute(model, mesh, stages=openers, microbatches=MICROBATCHES, example_inputs=batch)
     compiled: Callable[..., Tensor] = torch.compile(model, backend="fxpar", options={"lowering": lowering})
 
     def step() -> None:
         model.zero_grad()
-        compiled(tokens, targets).backward()
+        compiled(**batch).backward()
 
     return step
 
 
 def torch_step(*, compiled: bool) -> Step:
     """A step under torch's 1F1B; every rank calls it."""
-    model, tokens, targets = _example()
-    rank = dist.get_rank()
-    part = _Part(model, rank)
-    if compiled:
-        part.compile()
-    stage = PipelineStage(part, rank, STAGES, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=torch.compile(_loss) if compiled else _loss)
-    inputs = (tokens,) if stage.is_first else ()
-
-    def step() -> None:
-        part.zero_grad()
-        schedule.step(*inputs, target=targets if stage.is_last else None, return_outputs=False)
-
-    return step
+    return torch_steps(*_example(), MICROBATCHES, compiled=compiled)["Schedule1F1B"]
 
 
-class _Part(nn.Module):
-    """What a stage has of the example GPT."""
-
-    def __init__(self, model: Any, stage: int) -> None:
-        super().__init__()
-        per_stage = len(model.blocks) // STAGES
-        self.blocks = model.blocks[stage * per_stage : (stage + 1) * per_stage]
-        self.embeddings = nn.ModuleList([model.tokens, model.positions] if stage == 0 else [])
-        self.head = nn.Sequential(*[model.norm, model.head] if stage == STAGES - 1 else [])
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.embeddings:
-            tokens, positions = self.embeddings
-            x = tokens(x) + positions(torch.arange(x.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return cast(Tensor, self.head(x))
-
-
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def _example() -> tuple[Any, Tensor, Tensor]:
-    """The example GPT with a batch of tokens and targets, the same on every rank."""
+def _example() -> tuple[nn.Module, dict[str, Tensor], list[str]]:
+    """The example GPT, a batch of tokens and targets, the same on every rank, and the blocks that open its stages."""
     gpt = example("gpt")
     config = gpt.Config()
     torch.manual_seed(0)
-    model = gpt.GPT(config)
+    model: nn.Module = gpt.GPT(config)
     ids = torch.randint(config.vocabulary, (BATCH, config.context + 1))
-    return model, ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    openers = [f"blocks.{stage * config.layers // STAGES}" for stage in range(1, STAGES)]
+    return model, {"tokens": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}, openers
