@@ -9,7 +9,15 @@ from datetime import timedelta
 
 from fxpar.agreement import check_agreement, check_collectives
 from fxpar.capture import Capture, example
-from fxpar.compiler import StageGraphs, divide_stage, join_stages, localize_stage, lower_stage, plan_stages
+from fxpar.compiler import (
+    StageGraphs,
+    divide_stage,
+    join_stages,
+    localize_stage,
+    lower_stage,
+    overlap_stage,
+    plan_stages,
+)
 from fxpar.config import Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError

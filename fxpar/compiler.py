@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torch import fx
+
 from fxpar.annotate import tensor
 from fxpar.capture import Capture
 from fxpar.dump import Dump
@@ -125,7 +127,7 @@ class StageGraphs:
 
     @property
     def started(self) -> dict[str, list[str]]:
-        """The collectives that each graph starts, in order, by a name that all ranks of the stage have for the graph."""
+        """The collectives that each graph starts, in order, by a name that is the same on all ranks of the stage."""
         graphs = {"the forward": self.parts.forward, "the backward": self.parts.backward}
         if self.halves is not None:
             graphs |= {"the input gradients": self.halves.inputs, "the weight gradients": self.halves.weights}
@@ -169,7 +171,7 @@ def divide_stage(
 
 
 def overlap_stage(graphs: StageGraphs, overlap: Overlap, dump: Dump) -> StageGraphs:
-    """The pass that orders what is run for each microbatch; last, since all passes before it make orders of their own."""
+    """The pass that orders what runs for each microbatch; last, since all passes before make orders of their own."""
     _dump_graphs(graphs, dump)
     index, parts, halves = graphs.planned.joint.index, graphs.parts, graphs.halves
 

@@ -9,11 +9,12 @@ import torch.distributed as dist
 
 import fxpar
 from fxpar.capture import capture_forward
-from fxpar.compiler import divide_stage, localize_stage, lower_stage, plan_stages
+from fxpar.compiler import divide_stage, localize_stage, lower_stage, overlap_stage, plan_stages
 from fxpar.dump import Dump
 from fxpar.launch import run_ranks
 from fxpar.lowering import lower
 from fxpar.model.distribution import distribution_of
+from fxpar.overlap import Overlap
 from fxpar.passes.local_graph import fake_mode_of
 from fxpar.planner.storage import Storage
 from fxpar.schedule import build_schedule
@@ -48,7 +49,7 @@ def compile_one_rank_of_64() -> tuple[float, float, float]:
         schedule = build_schedule("eager-1f1b", 4, 4)
         local = localize_stage(stages[0], distribution)
         graphs = divide_stage(stages[0], local, distribution, schedule, Storage(False, False))
-        stage = lower_stage(graphs, lower("aten"), Dump(None, 0))
+        stage = lower_stage(overlap_stage(graphs, Overlap(), Dump(None, 0)), lower("aten"))
         assert stage.backward is not None
         with fake_mode_of(stages[0].joint.module.graph):
             made = stage.forward(*stage.input_pieces)
