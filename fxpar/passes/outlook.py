@@ -11,9 +11,9 @@ from torch import fx
 
 from fxpar.annotate import tensor
 from fxpar.layouts.pins import Pin, Pins
+from fxpar.layouts.search import AUTOMATIC_AXES
 from fxpar.mesh import Mesh
 from fxpar.passes.norm_decompositions import GROUP_NORMS, LAYER_NORMS
-from fxpar.passes.propagate_layouts import AUTOMATIC_AXES
 from fxpar.rules.call import argument, op_call
 from fxpar.stage import JointGraph, PortKind
 

@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
-from typing import NamedTuple
+import warnings
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from fxpar import annotate
 from fxpar.annotate import Placed
-from fxpar.layout import Layout
+from fxpar.layout import REPLICATE, Layout
 from fxpar.layouts.beside import Beside
-from fxpar.layouts.border_prices import BorderPrices
-from fxpar.layouts.choose import Axis
 from fxpar.layouts.dataflow import Border, Operation, operations
 from fxpar.layouts.pins import Pin, Pins
-from fxpar.layouts.solve_axis import solve_axis
-from fxpar.layouts.total_price import total_us
-from fxpar.layouts.weights import Wanted, weights_of_products
+from fxpar.layouts.search import AUTOMATIC_AXES, search
+from fxpar.layouts.weights import weights_of_products
 from fxpar.mesh import Mesh
 from fxpar.planner.edge_prices import EdgePrices
 from fxpar.planner.prices import Prices
-from fxpar.rules.rule import Strategy
 from fxpar.stage import JointGraph, Port, StageBorder
 
-AUTOMATIC_AXES = ("x", "y")
-"""The axes over which values are laid out by the compiler, in the order in which they are solved first."""
-
-ROUNDS = 2
-"""How often each of several axes is solved in an order."""
-
-
-class _Found(NamedTuple):
-    """A layout of everything, and what it costs in microseconds."""
-
-    us: float
-    beside: Beside
+_NAMED = 5
+"""How many weights a warning names."""
 
 
 def propagate_layouts(
@@ -59,9 +44,8 @@ def propagate_layouts(
 
     Along one axis the choice is an integer program (`fxpar.layouts.choose`) over the strategies that the sharding rules
     admit (`fxpar.layouts.candidates`). Axes are solved in turn, each beside the others as they are then, in every
-    order; of all that is found the cheapest is taken. Weights of matrix products are used in the shards in which they
-    are
-    stored, along every axis that their sizes allow (`fxpar.layouts.weights`).
+    order; of all that is found the cheapest is taken. Weights of matrix products are used as the shards that they are
+    stored in, along every axis that their sizes allow (`fxpar.layouts.weights`).
 
     Before: `h = mm(x, w1); y = mm(h, w2)`, w1 pinned to columns over x and w2 to rows
     After:  the same, where h lies as `[m, x*n/x]` and y as `[m, k] P(sum)@x`, which its reader needs reduced
@@ -75,64 +59,13 @@ def propagate_layouts(
     Raises:
         InfeasibleLayoutError: the pins cannot all be met.
     """
-    search = _Search(joint, mesh, pins, prices, microbatches, EdgePrices(earlier, mesh, prices.network, placement))
-    beside = search.run()
-    _annotate(joint, search.program, beside)
-    return _border(search.program, beside)
-
-
-class _Search:
-    """Solves one axis beside the others, again and again, and keeps the cheapest of what was found."""
-
-    def __init__(
-        self, joint: JointGraph, mesh: Mesh, pins: Pins, prices: Prices, microbatches: int, edges: EdgePrices
-    ) -> None:
-        self.program = operations(joint)
-        self._pins = _pinned_nodes(self.program, pins)
-        self._weights = weights_of_products(self.program)
-        self._sizes = {axis: mesh.sizes[axis] for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1}
-        self._prices, self._microbatches, self._edges = prices, microbatches, edges
-
-    def run(self) -> Beside:
-        """Where everything lies."""
-        if not self._sizes:
-            return Beside()
-        found = [candidate for order in permutations(self._sizes) for candidate in self._in_order(order)]
-        return min(found, key=lambda candidate: candidate.us).beside
-
-    def _in_order(self, order: Sequence[str]) -> Iterator[_Found]:
-        """Axes solved in this order, each once, then each again beside all others as long as that helps."""
-        wanted = {axis: dict.fromkeys(self._weights, Wanted.OWN_DIM) for axis in order}
-        chosen: dict[str, list[Strategy]] = {}
-        rounds = ROUNDS if len(order) > 1 else 1
-        for turn in range(rounds):
-            before = dict(chosen)
-            for axis in order:
-                others = {other: found for other, found in chosen.items() if other != axis}
-                if turn and all(before[other] == found for other, found in others.items()):
-                    continue  # nothing else is found beside the same
-                chosen[axis] = solve_axis(self.program, self._pins, wanted[axis], self._axis(axis, others))
-            if chosen != before:
-                yield self._weighed(chosen)
-
-    def _axis(self, axis: str, others: Mapping[str, Sequence[Strategy]]) -> Axis:
-        """What is given when `axis` is solved beside `others`."""
-        beside, shared_by = self._laid_out(others)
-        return Axis(axis, self._sizes[axis], self._prices, self._microbatches, beside, shared_by, self._edges)
-
-    def _laid_out(self, chosen: Mapping[str, Sequence[Strategy]]) -> tuple[Beside, list[int]]:
-        """The layouts along the chosen axes, and how many ranks share each operation's work."""
-        beside, shared_by = Beside(), [1] * len(self.program)
-        for axis, strategies in chosen.items():
-            beside = beside.along(axis, self.program, strategies)
-            parts = self._sizes[axis]
-            shared_by = [n * parts if s.divides_work else n for n, s in zip(shared_by, strategies, strict=True)]
-        return beside, shared_by
-
-    def _weighed(self, chosen: Mapping[str, Sequence[Strategy]]) -> _Found:
-        beside, shared_by = self._laid_out(chosen)
-        border = BorderPrices(self._prices, self._sizes, self._microbatches, self._edges)
-        return _Found(total_us(self.program, beside, shared_by, self._prices, self._sizes, border), beside)
+    program = operations(joint)
+    by_node = _pinned_nodes(program, pins)
+    edges = EdgePrices(earlier, mesh, prices.network, placement)
+    beside = search(program, by_node, mesh, prices, microbatches, edges)
+    _warn_of_replicas(program, by_node, mesh, beside)
+    _annotate(joint, program, beside)
+    return _border(program, beside)
 
 
 def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin]:
@@ -145,6 +78,30 @@ def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin
             spec = json.loads(str(operation.node.args[1]))
             found[operation.node] = Pin({axis: (dim, None) for dim, axis in enumerate(spec) if axis is not None})
     return found
+
+
+def _warn_of_replicas(program: Sequence[Operation], pins: Mapping[fx.Node, Pin], mesh: Mesh, beside: Beside) -> None:
+    """Say which weights of products could not be sharded, though nobody asked for that."""
+    weights = set(weights_of_products(program))
+    for axis in (axis for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1):
+        whole = [
+            op
+            for op in program
+            if op.node in weights
+            and op.border is Border.INPUT
+            and not (op.node in pins and pins[op.node].settles(axis))
+            and beside.result(op.values[0]).placement(axis) == REPLICATE
+        ]
+        if whole:
+            names = ", ".join(op.port.name for op in whole[:_NAMED] if op.port is not None)
+            more = f" and {len(whole) - _NAMED} more" if len(whole) > _NAMED else ""
+            num_bytes = sum(op.values[0].num_bytes for op in whole)
+            warnings.warn(
+                f"all ranks along {axis} ({mesh.sizes[axis]}) hold the same of {len(whole)} weights "
+                f"({num_bytes / 1e6:.1f} MB): {names}{more}; their sizes do not divide, or no rule lets ranks share "
+                "their products (see fxpar.register_rule)",
+                stacklevel=2,
+            )
 
 
 def _annotate(joint: JointGraph, program: Sequence[Operation], beside: Beside) -> None:

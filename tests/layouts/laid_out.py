@@ -15,6 +15,7 @@ from fxpar.hints import Spec, resolve_hints
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import Collective, collectives, insert_collectives
+from fxpar.passes.outlook import ONE_RANK, Outlook
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.planner.prices import Link, Prices
 from fxpar.stage import JointGraph, Port, PortKind, StageBorder
@@ -53,11 +54,13 @@ class LaidOut:
         )
 
 
-def decomposed(model: nn.Module, *args: Any, with_backward: bool = True, **kwargs: Any) -> JointGraph:
+def decomposed(
+    model: nn.Module, *args: Any, with_backward: bool = True, outlook: Outlook = ONE_RANK, **kwargs: Any
+) -> JointGraph:
     """The joint graph of a model as it comes to `propagate_layouts`."""
     ignore_logging_calls()
     joint = joint_graph(model, *args, with_backward=with_backward, **kwargs)
-    return replace(joint, module=decompose_for_sharding(joint.module))
+    return replace(joint, module=decompose_for_sharding(joint.module, outlook))
 
 
 def pins_of(model: nn.Module, hints: Mapping[str, Spec]) -> Pins:
