@@ -19,6 +19,7 @@ from fxpar.annotate import MoveKind
 from fxpar.bench.turns import alternate
 from fxpar.calibrate.compute import wait_for
 from fxpar.calibrate.fit import Line, fit_line
+from fxpar.lowering.cpu_collectives import exchange_and_reduce
 from fxpar.planner.equations import elements_sent
 
 Place: TypeAlias = Literal["inside hosts", "one ring between hosts", "all rings between hosts"]
@@ -123,8 +124,10 @@ def _run(kind: MoveKind, tensor: torch.Tensor, group: dist.ProcessGroup) -> None
             started = c10d_functional.all_gather_into_tensor(tensor, group.size(), name)
         case "all_reduce":
             started = c10d_functional.all_reduce(tensor, "sum", name)
-        case _:
+        case _ if tensor.is_cuda:
             started = c10d_functional.reduce_scatter_tensor(tensor, "sum", group.size(), name)
+        case _:  # as graphs do it
+            started = exchange_and_reduce(tensor, "sum", group.size(), name)
     c10d_functional.wait_tensor(started)
 
 

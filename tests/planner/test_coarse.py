@@ -1,0 +1,74 @@
+"""Many meshes can be weighed by equations alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxpar.planner import equations as eq
+from fxpar.planner.cluster import cluster_named
+from fxpar.planner.coarse import Matrix, coarse_bytes, coarse_us, matrices_of, rows_of
+from fxpar.planner.configuration import Configuration, candidates
+
+A100 = cluster_named("dgx-a100")
+LAYER = Matrix(7168, 28672, torch.bfloat16)
+
+
+def mesh(microbatches: int = 1, **sizes: int) -> Configuration:
+    return Configuration({axis: sizes.get(axis, 1) for axis in ("pipe", "data", "z", "y", "x")}, microbatches)
+
+
+def test_a_transposed_layer_follows_a_plain_one_as_in_the_equations() -> None:
+    """On one host, all of whose links are alike: the difference to no mesh is Eq. 9 of either form."""
+    rows, on = 32768, mesh(x=2, y=4)
+    values = {eq.m: rows, eq.k: LAYER.k, eq.n: LAYER.n, eq.width: 2}
+    values |= {eq.size[axis]: on.mesh[axis] for axis in eq.AXES}
+    values |= dict.fromkeys(eq.bandwidth.values(), A100.intra_bytes_per_us)
+    sent = sum(float(eq.layer_time(transposed=transposed).subs(values)) for transposed in (False, True))
+    computed = 2 * 6 * LAYER.k * LAYER.n * rows / 312e6 / 8
+    assert coarse_us([LAYER, LAYER], rows, on, A100) == pytest.approx(computed + sent)
+
+
+def test_data_groups_divide_the_rows_and_pipelines_the_layers() -> None:
+    alone = coarse_us([LAYER], 32768, mesh(), A100)
+    assert coarse_us([LAYER], 32768, mesh(microbatches=4, pipe=2), A100) == pytest.approx(alone / 2 * (1 + 1 / 4))
+    rows = 2**30  # so many that reducing gradients is nothing beside them
+    assert coarse_us([LAYER], rows, mesh(data=8), A100) == pytest.approx(
+        coarse_us([LAYER], rows, mesh(), A100) / 8, rel=0.01
+    )
+
+
+def test_all_axes_but_data_divide_what_a_rank_keeps() -> None:
+    whole = 4 * 2 * LAYER.k * LAYER.n
+    assert coarse_bytes([LAYER], mesh()) == whole
+    assert coarse_bytes([LAYER], mesh(pipe=2, data=2, z=2, y=2, x=2)) == whole / 16
+
+
+def test_matrices_are_the_parameters_of_several_dims() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Conv2d(2, 4, 3), nn.LayerNorm(5))
+    assert matrices_of(model) == [Matrix(3, 5, torch.float32), Matrix(18, 4, torch.float32)]
+
+
+def test_rows_are_tokens_or_all_but_features() -> None:
+    assert rows_of(torch.zeros(4, 8, dtype=torch.long)) == 32
+    assert rows_of(torch.zeros(4, 8, 16)) == 32
+
+
+def test_configurations_divide_the_batch() -> None:
+    found = list(candidates(4, batch_size=4, microbatches=[1, 2]))
+    assert all(4 % (each.mesh["data"] * each.mesh["z"] * each.microbatches) == 0 for each in found)
+    assert mesh(data=2, x=2, microbatches=2) in found
+    assert mesh(data=4, microbatches=2) not in found
+
+
+def test_without_a_choice_pipelines_have_some_multiples_of_their_ranks_as_microbatches() -> None:
+    found = list(candidates(4, batch_size=64, axes=("pipe", "data")))
+    assert [each.microbatches for each in found if each.mesh["pipe"] == 2] == [2, 4, 8]
+    assert [each.microbatches for each in found if each.mesh["pipe"] == 1] == [1]
+
+
+def test_a_batch_without_rows_is_never_divided() -> None:
+    assert all(each.mesh["data"] == each.mesh["z"] == 1 for each in candidates(4, None, [1]))
+    assert str(mesh(pipe=2, x=2, microbatches=4)) == "pipe=2 x=2, 4 microbatches"
+    assert str(mesh()) == "one rank, 1 microbatch"
