@@ -145,8 +145,11 @@ class StageGraphs:
 
 
 def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGraph:
-    """The pass by which a stage becomes what this rank does for it."""
-    return insert_collectives(planned.joint, distribution.mesh)
+    """The pass by which a stage becomes what this rank does for it; done once for all schedules."""
+    known = distribution.localized
+    if planned.joint.module not in known:
+        known[planned.joint.module] = insert_collectives(planned.joint, distribution.mesh)
+    return known[planned.joint.module]
 
 
 def divide_stage(

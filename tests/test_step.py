@@ -151,7 +151,7 @@ def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]
     for seed, mesh_sizes in enumerate((sizes, others)):
         mesh = fxpar.init_mesh(**mesh_sizes)
         torch.manual_seed(seed)
-        model = subject.build()
+        model = subject.build(max(one["pipe"] for one in (sizes, others)))
         names |= set(model.state_dict())
         stages = subject.openers(mesh.pipe)
         fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, example_inputs=batch)
@@ -170,7 +170,7 @@ def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]
 def test_distributed_checkpoints_save_and_load_on_another_mesh(tmp_path: Path) -> None:
     held = run_ranks(4, save_and_load, tmp_path, {"pipe": 2, "x": 2}, {"pipe": 4})
     names = set().union(*held)
-    assert names == set(SUBJECTS["gpt2"].build().state_dict())
+    assert names == set(SUBJECTS["gpt2"].build(4).state_dict())
 
 
 def load_single_process_checkpoint(state: dict[str, Any]) -> None:

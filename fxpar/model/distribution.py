@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
 from fxpar.hints import Hints
 from fxpar.mesh import Mesh
 from fxpar.plan import Plan
-from fxpar.stage import PlannedStage
+from fxpar.stage import JointGraph, PlannedStage
 
 _handles = itertools.count()
 _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
@@ -56,7 +56,8 @@ class Distribution:
     """One distributed model.
 
     `plan` is None while the model is being captured to make one; `planned` keeps the stages that were planned then, by
-    the signature of the capture, for a compile of the same program. `seed` and `num_steps`, the steps that ran with
+    the signature of the capture, for a compile of the same program, and `localized` their local graphs, by the graphs
+    that they were made of: schedules differ in neither. `seed` and `num_steps`, the steps that ran with
     grad, decide which random numbers a step draws. `placement` is the place of each stage on the pipe axis.
     """
 
@@ -78,6 +79,7 @@ class Distribution:
         self.plan: Plan | None = None
         self.placement: tuple[int, ...] = ()
         self.planned: dict[str, tuple[PlannedStage, ...]] = {}
+        self.localized: WeakKeyDictionary[fx.GraphModule, JointGraph] = WeakKeyDictionary()
         self.seed = common_seed()
         self.num_steps = 0
         self.handle = next(_handles)

@@ -40,7 +40,7 @@ def record(
     mesh = fxpar.init_mesh(**sizes)
     subject = SUBJECTS[subject_name]
     torch.manual_seed(0)
-    model, batch = subject.build(), subject.make_batch(BATCH)
+    model, batch = subject.build(num_stages), subject.make_batch(BATCH)
     fxpar.distribute(
         model,
         mesh,

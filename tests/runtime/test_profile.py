@@ -21,7 +21,7 @@ def profile(sizes: Mapping[str, int], folder: Path) -> None:
     mesh = fxpar.init_mesh(**sizes)
     subject = SUBJECTS["gpt"]
     torch.manual_seed(0)
-    model, batch = subject.build(), subject.make_batch(BATCH)
+    model, batch = subject.build(mesh.pipe), subject.make_batch(BATCH)
     stages = subject.openers(mesh.pipe)
     fxpar.distribute(model, mesh, stages=stages, microbatches=MICROBATCHES, example_inputs=batch)
     losses = []
