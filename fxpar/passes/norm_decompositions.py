@@ -130,15 +130,15 @@ def _per_channel(value: Tensor | None, grouped: Tensor) -> Tensor | None:
     return None if value is None else value.reshape(*grouped.shape[1:3], *[1] * (grouped.dim() - 3))
 
 
-def _sum(x: Tensor, dims: Sequence[int]) -> Tensor:
+def _sum(x: Tensor, dims: list[int]) -> Tensor:
     return x.sum(dims, keepdim=True) if dims else x
 
 
-def _mean(x: Tensor, dims: Sequence[int]) -> Tensor:
+def _mean(x: Tensor, dims: list[int]) -> Tensor:
     return _sum(x, dims) / math.prod(x.shape[dim] for dim in dims)
 
 
-def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
+def _statistics(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor]:
     """Mean and reciprocal deviation, in two passes: a difference of large sums would lose what small deviations are."""
     mean = _mean(x, dims)
     centered = x - mean
@@ -150,7 +150,7 @@ def _affine(normal: Tensor, weight: Tensor | None, bias: Tensor | None = None) -
     return scaled if bias is None else scaled + precise(bias)
 
 
-def _sums(first: Tensor, second: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _sums(first: Tensor, second: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     """The sums of two values over `dims`, side by side, so that one reduction over ranks does for both."""
     both = torch.stack([_sum(first, dims), _sum(second, dims)])
     one, other = both.unbind(0)
@@ -163,7 +163,7 @@ def _gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, sums: tuple[Tensor, 
     return rstd * (scaled - (of_mean + normal * of_deviation) / count)
 
 
-def _of_affine(grad: Tensor, normal: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _of_affine(grad: Tensor, normal: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     """The gradients of weight and bias, which lie along `dims`."""
     rows = list(range(dims[0]))
     return (grad * normal).sum(rows) if rows else grad * normal, grad.sum(rows) if rows else grad

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
+from fxpar import annotate
 from fxpar.rules.call import argument
 from fxpar.rules.einsum import Dim, Einsum
 from fxpar.rules.local_shapes import call_with, in_logical_order
 from fxpar.rules.rule import LocalOp, OpCall
 
+aten = torch.ops.aten
 Dims = tuple[Dim | None, ...]
 
 
@@ -45,5 +48,15 @@ def _emit(local: LocalOp, *operands: str) -> fx.Node:
     channels, (batch, local_channels, *_) = local.call.inputs[0][1], local.input_shape(0)
     group = argument(local.call, "group") * local_channels // channels
     given = [name for name in operands if argument(local.call, name) is not None]
-    dense = {name: in_logical_order(local, name) for name in given}
+    dense = {name: _dense(local, name) for name in given}
     return call_with(local, N=batch, C=local_channels, group=group, **dense)
+
+
+def _dense(local: LocalOp, name: str) -> fx.Node:
+    """An operand as kernels need it: in row-major order, or with the channels last."""
+    value, logical = in_logical_order(local, name), annotate.tensor(argument(local.call, name))
+    if logical.dim() < 4 or logical.is_contiguous() or local.input_shape(0)[0] > 1:
+        return value
+    # From the strides, too, of a batch of one do kernels tell these orders; views give it others than their fakes say.
+    channels_last = torch.channels_last if logical.dim() == 4 else torch.channels_last_3d
+    return local.emit(aten.clone.default, value, memory_format=channels_last)

@@ -133,8 +133,9 @@ def _convolutions() -> list[tuple[Any, tuple[Any, ...]]]:
 
 def _group_norms() -> list[tuple[Any, tuple[Any, ...]]]:
     calls: list[tuple[Any, tuple[Any, ...]]] = []
-    for shape, groups, affine in (((4, 12, 3, 5), 6, True), ((4, 12, 3), 12, True), ((4, 24), 12, False)):
+    for shape, groups, affine in (((4, 12, 3, 5), 6, True), ((4, 12, 3), 12, True), ((1, 6, 2, 2), 3, False)):
         x, (rows, channels, *_) = torch.randn(shape), shape
+        x = x.to(memory_format=torch.channels_last) if rows == 1 else x
         weight, bias = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
         sizes = rows, channels, x[0, 0].numel(), groups
         _, mean, rstd = aten.native_group_norm.default(x, weight, bias, *sizes, 1e-5)

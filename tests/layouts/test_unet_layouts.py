@@ -1,0 +1,76 @@
+"""A U-Net's channels shard as the hidden dims of a transformer do: one reduction for each residual block and pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+
+from fxpar import annotate
+from fxpar.layouts.pins import Pins
+from fxpar.rules import rule_for
+from fxpar.stage import JointGraph
+from tests.fake_mesh import fake_mesh
+from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
+from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
+from tests.parity import SUBJECTS
+
+aten = torch.ops.aten
+SUBJECT = SUBJECTS["unet"]
+BLOCKS = {"down_blocks.0": 1, "down_blocks.1": 1, "mid_block": 2, "up_blocks.0": 2, "up_blocks.1": 2}
+ATTENTIONS = {"down_blocks.1": 1, "mid_block": 1, "up_blocks.0": 2}
+
+
+@cache
+def unet() -> tuple[JointGraph, Pins]:
+    """The joint graph with its hints, for a batch that ranks cannot share."""
+    torch.manual_seed(0)
+    model = SUBJECT.build().double()
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in SUBJECT.make_batch(3).items()}
+    return decomposed(model, **batch), pins_of(model, SUBJECT.hints)
+
+
+@cache
+def over_two_ranks() -> LaidOut:
+    return lay_out(*unet(), prices(latency_us=1.0, flops_per_us=1e5), x=2)
+
+
+def test_every_op_has_a_rule() -> None:
+    joint, _ = unet()
+    targets = {node.target for node in joint.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    assert {target for target in targets if rule_for(target) is None} == set()
+
+
+def test_each_residual_block_and_each_attention_is_reduced_once_in_the_forward() -> None:
+    """The convolution of the upsampled image, which no hint names, may be one more."""
+    reduced = Counter(
+        annotate.module_path(c.node).removeprefix("unet.").split(".resnets")[0].split(".attentions")[0]
+        for c in over_two_ranks().collectives
+        if not annotate.is_backward(c.node) and c.kind in ("all_reduce", "reduce_scatter")
+    )
+    found = {block: count for block, count in reduced.items() if block in BLOCKS}
+    extra = sum(found.values()) - sum(BLOCKS.values()) - sum(ATTENTIONS.values())
+    assert all(found[block] >= BLOCKS[block] + ATTENTIONS.get(block, 0) for block in BLOCKS), reduced
+    assert extra in (0, 1), reduced
+
+
+def test_convolutions_between_the_first_and_the_last_share_their_work() -> None:
+    over_two_ranks()
+    joint, _ = unet()
+    whole = [
+        annotate.module_path(node)
+        for node in joint.module.graph.find_nodes(op="call_function", target=aten.convolution.default)
+        if not any(layout.axes for layout in annotate.placed(node).inputs)
+    ]
+    assert set(whole) <= {"unet.conv_in", "unet.conv_out", "unet.down_blocks.0.downsamplers.0.conv"}
+
+
+@pytest.mark.parametrize("sizes", [{"x": 2}, {"y": 2, "x": 2}], ids=str)
+def test_all_ranks_together_compute_the_joint_graph(sizes: dict[str, int]) -> None:
+    joint, pins = unet()
+    lay_out(joint, pins, prices(latency_us=1.0, flops_per_us=1e5), **sizes)
+    inputs = inputs_of(joint, 0)
+    with fake_mesh(**sizes) as mesh:
+        check_pieces(joint, mesh, run_local_graphs(joint, mesh, inputs), joint.module(*inputs))
