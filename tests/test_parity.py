@@ -120,3 +120,21 @@ def test_training_equals_one_process_by_every_strategy_between_hosts(
         for subject, strategy in kinds
     ]
     run_ranks(4, check_runs_between_hosts, runs, ranks_per_host)
+
+
+STORED = {
+    "in the graph": Run("gpt", {"z": 2}, 1, schedules=("1f1b",)),
+    "once per step, of sizes that do not divide": Run("chain", {"z": 3}, 4, schedules=("1f1b",)),
+    "beside x": Run("gpt2", {"z": 2, "x": 2}, 4, schedules=("1f1b",), gather_weights="microbatch"),
+    "lent to another stage": Run(
+        "gpt", {"pipe": 2, "z": 2}, 4, schedules=("eager-1f1b", "zb-h1"), reduce_gradients="microbatch"
+    ),
+    "beside data": Run("chain", {"data": 2, "z": 2}, 2, schedules=("gpipe",)),
+    "compiled by Inductor": Run("gpt", {"z": 2}, 2, "inductor", schedules=("1f1b",)),
+}
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_training_equals_one_process_where_weights_are_stored_in_shards(case: str) -> None:
+    """Each of the ways to gather weights and to reduce gradients, in turn."""
+    run_ranks(math.prod(STORED[case].mesh.values()), check_runs, [STORED[case]])
