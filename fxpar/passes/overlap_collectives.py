@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 
 from torch import fx
@@ -77,7 +78,7 @@ class _Order:
         return list(self._placed)
 
     def _place(self, node: fx.Node) -> None:
-        """Append `node`, after what it needs and has no place yet."""
+        """Append `node`, after what it needs and has no place yet, and with all parts of its result, which it keeps."""
         if node in self._placed:
             return
         for operand in node.all_input_nodes:
@@ -87,6 +88,9 @@ class _Order:
             self._missing[site] -= 1
             if self._missing[site] == 0:
                 self._ready.append(site)
+        for user in node.users:
+            if user.target is operator.getitem:
+                self._place(user)
 
     def _start_ready(self) -> None:
         """Start what has all that it takes."""
@@ -106,4 +110,4 @@ class _Order:
 
 
 def _computes(node: fx.Node) -> bool:
-    return node.op not in ("placeholder", "output")
+    return node.op not in ("placeholder", "output") and node.target is not operator.getitem
