@@ -27,7 +27,7 @@ ATTENTIONS = {"down_blocks.1": 1, "mid_block": 1, "up_blocks.0": 2}
 def unet() -> tuple[JointGraph, Pins]:
     """The joint graph with its hints, for a batch that ranks cannot share."""
     torch.manual_seed(0)
-    model = SUBJECT.build().double()
+    model = SUBJECT.build(1).double()
     batch = {k: v.double() if v.is_floating_point() else v for k, v in SUBJECT.make_batch(3).items()}
     return decomposed(model, **batch), pins_of(model, SUBJECT.hints)
 
