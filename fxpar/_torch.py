@@ -58,6 +58,7 @@ __all__ = [
     "c10d_functional",
     "compile_single_device",
     "device_mesh_without_groups",
+    "have_fake_process_groups",
     "ignore_logging_calls",
     "inductor_cache",
     "inductor_compile",
@@ -207,6 +208,11 @@ def rename_placeholder(node: fx.Node, name: str) -> None:
     """Give a placeholder another name, or one like it where that is taken."""
     node._rename(name)
     node.target = node.name
+
+
+def have_fake_process_groups() -> None:
+    """Let process groups have the backend "fake", whose collectives return at once, having done nothing."""
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it
 
 
 def join_imagined_world(num_ranks: int) -> None:
