@@ -24,6 +24,10 @@ BENCHMARKS = {
             "emulate": "run the cases of the paper on emulated hosts with links of 200 Mbit/s; some 7 minutes, as root",
         },
     ),
+    "overlap": Benchmark(
+        "steps with collectives beside computation, one rule after another, against DDP and FSDP2",
+        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 5 minutes, as root"},
+    ),
     "pipeline": Benchmark(
         "schedules of real models on ranks of this machine, against torch.distributed.pipelining",
         {"emulate": "on emulated hosts whose links communicate as long as is hard to hide; some 10 minutes, as root"},
