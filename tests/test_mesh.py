@@ -7,9 +7,10 @@ import os
 import pytest
 import torch.distributed as dist
 
-from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.errors import InvalidMeshError, MeshSizeError, UnknownClusterError
 from fxpar.launch import run_ranks
 from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
+from fxpar.planner.cluster import cluster_named
 from tests.fake_mesh import fake_mesh
 
 
@@ -48,6 +49,14 @@ def test_a_mesh_that_does_not_fit_the_processes_is_an_error() -> None:
 def test_an_axis_that_is_no_positive_integer_is_an_error() -> None:
     with pytest.raises(InvalidMeshError, match="axis 'x' has size 0"):
         init_mesh(x=0)
+
+
+def test_a_mesh_knows_its_cluster() -> None:
+    with fake_mesh(x=2) as mesh:
+        assert mesh.cluster is None
+        assert init_mesh(x=2, cluster="perlmutter").cluster == cluster_named("perlmutter")
+        with pytest.raises(UnknownClusterError, match="did you mean 'perlmutter'"):
+            init_mesh(x=2, cluster="perlmuter")
 
 
 def test_ranks_are_on_one_host_unless_told_otherwise() -> None:

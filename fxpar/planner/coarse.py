@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -57,9 +58,11 @@ def coarse_us(matrices: Sequence[Matrix], rows: int, configuration: Configuratio
     along = [sizes[axis] for axis in eq.AXES]
     rates = _rates((sizes["pipe"], sizes["data"], sizes["z"], sizes["y"], sizes["x"]), cluster)
     flops_us = sum(_FLOPS_PER_WEIGHT * each.k * each.n * rows / cluster.flops_per_us(each.dtype) for each in matrices)
+    # Most layers of a model are alike.
+    layers = Counter((each, number % 2) for number, each in enumerate(matrices))
     sent_us = sum(
-        _LAYER_TIME[number % 2](rows / sizes["data"], each.k, each.n, each.dtype.itemsize, *along, *rates)
-        for number, each in enumerate(matrices)
+        count * _LAYER_TIME[transposed](rows / sizes["data"], each.k, each.n, each.dtype.itemsize, *along, *rates)
+        for (each, transposed), count in layers.items()
     )
     bubble = 1 + (sizes["pipe"] - 1) / configuration.microbatches
     return float((flops_us / math.prod(sizes.values()) + sent_us / sizes["pipe"]) * bubble)

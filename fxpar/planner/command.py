@@ -110,6 +110,7 @@ def _row(ranked: Ranked) -> dict[str, Any]:
         "mesh": dict(ranked.configuration.mesh),
         "microbatches": ranked.configuration.microbatches,
         "schedule": estimate.plan.schedule,
+        "options": dict(estimate.options),
         "step_us": estimate.step_us,
         "compute_us": estimate.compute_us,
         "peak_bytes": estimate.peak_bytes,
@@ -122,7 +123,7 @@ def _row(ranked: Ranked) -> dict[str, Any]:
 def print_ranking(ranking: Ranking, console: Console) -> None:
     """A table of the ten fastest, and how many others there are."""
     axes = [axis for axis in AXES if any(axis in each.estimate.traffic for each in ranking.ranked)]
-    table = Table("configuration", "schedule", title=f"predicted steps on {ranking.cluster.name}")
+    table = Table("configuration", "schedule", "remat", title=f"predicted steps on {ranking.cluster.name}")
     for column in ("step, ms", "computing, ms", "peak GiB", *(f"{axis}, ms" for axis in axes)):
         table.add_column(column, justify="right")
     table.add_column("against the best")
@@ -131,7 +132,7 @@ def print_ranking(ranking: Ranking, console: Console) -> None:
         figures = [estimate.step_us / 1e3, estimate.compute_us / 1e3, estimate.peak_bytes / 2**30]
         times = [estimate.traffic[axis].time_us / 1e3 if axis in estimate.traffic else 0.0 for axis in axes]
         shown = [f"{figure:,.3f}" for figure in (*figures, *times)]
-        table.add_row(str(each.configuration), estimate.plan.schedule, *shown, each.drawback)
+        table.add_row(str(each.configuration), estimate.plan.schedule, estimate.options["remat"], *shown, each.drawback)
     console.print(table)
     rest = len(ranking.ranked) - _SHOWN
     if rest > 0:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxpar.annotate import Move, tensor
-from fxpar.compiler import divide_stage, join_stages
+from fxpar.compiler import StageGraphs, divide_stage, join_stages, localize, overlap_stage
 from fxpar.dump import Dump
 from fxpar.errors import MicrobatchError
 from fxpar.hints import Entry, resolve_hints
@@ -25,25 +25,25 @@ from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.model.logical import install
 from fxpar.model.make_plan import make_plan
 from fxpar.overlap import Overlap
-from fxpar.passes.extract import returned
-from fxpar.passes.insert_collectives import insert_collectives
-from fxpar.passes.overlap_collectives import overlap_collectives
 from fxpar.pipeline import Pipeline
 from fxpar.plan import Plan
-from fxpar.planner.graph_time import GraphModel, GraphTime, Traffic, add_up
+from fxpar.planner.graph_time import GraphModel, Traffic
 from fxpar.planner.prices import prices_of
+from fxpar.planner.remat import POLICIES, Remat
+from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.planner.stage_times import estimate_costs
-from fxpar.planner.storage import AUTO, Storage, storage_choices
-from fxpar.runtime.gradients import BUCKET_BYTES, partial_axes, summed_over_z
-from fxpar.schedule import Costs, Kind, Schedule, StageMemory, lower, peak_memory, simulate
-from fxpar.stage import JointGraph, PlannedStage, PortKind
+from fxpar.planner.storage import AUTO, MICROBATCH, STEP, Storage, storage_choices
+from fxpar.schedule import Costs, Program, Schedule, lower, peak_memory, simulate
+from fxpar.stage import JointGraph
+
+_NO_DUMP = Dump(None, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """What a step comes to.
 
-    plan: by which `distribute` makes it so.
+    plan, options: by which `distribute` and `torch.compile` make it so.
     step_us: from start to end, pipeline, waits and reductions included.
     compute_us: what the busiest rank computes.
     peak_bytes: of the fullest rank, with gradients and the states of the optimizer.
@@ -51,6 +51,7 @@ class Estimate:
     """
 
     plan: Plan
+    options: Mapping[str, str]
     step_us: float
     compute_us: float
     peak_bytes: int
@@ -58,24 +59,12 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """A stage on one of its ranks: its actions for one microbatch, and what is done once per step."""
+class _Divided:
+    """The graphs of all stages, the options that make them so, and what the fullest rank takes with them."""
 
-    actions: Mapping[Kind, GraphTime]
-    once_us: float
-    once: Mapping[str, Traffic]
-    memory: StageMemory
-
-    @property
-    def microbatch(self) -> list[GraphTime]:
-        """Forward and backward of one microbatch; where the schedule splits only some backwards, as if none were."""
-        kinds: Sequence[Kind] = ("F", "B") if "B" in self.actions else ("F", "I", "W")
-        return [self.actions[kind] for kind in kinds if kind in self.actions]
-
-    def traffic(self, microbatches: int) -> Mapping[str, Traffic]:
-        """Of a whole step."""
-        each = add_up(action.traffic for action in self.microbatch)
-        return add_up([self.once, {axis: traffic.times(microbatches) for axis, traffic in each.items()}])
+    graphs: Sequence[StageGraphs]
+    options: Mapping[str, str]
+    peak_bytes: int
 
 
 class StepModel:
@@ -112,38 +101,44 @@ class StepModel:
         self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
         (self._stages,) = self._distribution.planned.values()
         self._prices = prices_of(mesh)
-        self._graphs = GraphModel(mesh, self._prices)
+        self._model = GraphModel(mesh, self._prices)
 
-    def estimate(self, schedule: str, budget_bytes: float = math.inf, overlap: Overlap | None = None) -> Estimate:
+    def estimate(
+        self,
+        schedule: str,
+        budget_bytes: float = math.inf,
+        policies: Sequence[str] = POLICIES,
+        overlap: Overlap | None = None,
+    ) -> Estimate:
         """The step by the schedule of that name, with one stage on each rank.
 
-        What is stored in shards is handled by the first way that fits into `budget_bytes`, else by the last.
+        Of the ways to handle what is stored in shards, and then of the `policies` by which values are computed again,
+        it is the first that fits into `budget_bytes`, else the last.
         """
         mesh, microbatches = self._distribution.mesh, self._distribution.microbatches
-        pipeline = self._pipeline
-        costs = estimate_costs(self._stages, pipeline, mesh, self._distribution.placement)
+        costs = estimate_costs(self._stages, self._pipeline, mesh, self._distribution.placement)
         chosen = choose_schedule(schedule, costs, mesh, microbatches)
-        programs = lower(chosen, pipeline.edges)
-        stages, peak = [], 0
-        for storage in storage_choices(AUTO, AUTO, microbatches, mesh.z):
-            stages = [self._stage(index, chosen, storage, overlap or Overlap()) for index in range(len(self._stages))]
-            memory = {index: stage.memory for index, stage in enumerate(stages)}
-            peak = max(rank.peak_bytes for rank in peak_memory(programs, chosen, pipeline.edges, memory))
-            if peak <= budget_bytes:
-                break
-        times = {i: {kind: action.total_us for kind, action in s.actions.items()} for i, s in enumerate(stages)}
-        makespan_us = simulate(programs, replace(costs, compute_us=times)).makespan_us
+        programs = lower(chosen, self._pipeline.edges)
+        choices = product(policies, storage_choices(AUTO, AUTO, microbatches, mesh.z))
+        divided = self._first_that_fits(
+            chosen, programs, [(Remat(policy), way) for policy, way in choices], budget_bytes
+        )
+        stages = [
+            estimate_stage(overlap_stage(each, overlap or Overlap(), _NO_DUMP), self._model) for each in divided.graphs
+        ]
+        costs = replace(costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
             replace(self._distribution.final_plan, schedule=schedule),
-            makespan_us + max(stage.once_us for stage in stages),
-            microbatches * max(sum(action.compute_us for action in stage.microbatch) for stage in stages),
-            peak,
+            divided.options,
+            simulate(programs, costs).makespan_us + max(stage.once.total_us for stage in stages),
+            max(stage.compute_us(microbatches) for stage in stages),
+            divided.peak_bytes,
             self._traffic(stages, costs),
         )
 
     @cached_property
     def _pipeline(self) -> Pipeline:
-        return join_stages(self._stages, self._distribution, "broadcast", "balance", Dump(None, 0))
+        return join_stages(self._stages, self._distribution, "broadcast", "balance", _NO_DUMP)
 
     @cached_property
     def _local(self) -> list[JointGraph]:
@@ -151,47 +146,31 @@ class StepModel:
         mesh, placement = self._distribution.mesh, self._distribution.placement
         ranks = [mesh.rank_at({"pipe": pipe}) for pipe in placement]
         return [
-            insert_collectives(stage.joint, replace(mesh, rank=rank))
-            for stage, rank in zip(self._stages, ranks, strict=True)
+            localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self._stages, ranks, strict=True)
         ]
 
-    def _stage(self, index: int, schedule: Schedule, storage: Storage, overlap: Overlap) -> _Stage:
-        graphs = divide_stage(self._stages[index], self._local[index], self._distribution, schedule, storage)
+    def _first_that_fits(
+        self,
+        schedule: Schedule,
+        programs: Sequence[Program],
+        choices: Sequence[tuple[Remat, Storage]],
+        budget_bytes: float,
+    ) -> _Divided:
+        """The stages' graphs by the first of the choices with which every rank fits, else by the last."""
+        for number, (remat, storage) in enumerate(choices, start=1):
+            graphs = [
+                divide_stage(stage, local, self._distribution, schedule, storage, remat)
+                for stage, local in zip(self._stages, self._local, strict=True)
+            ]
+            memory = {each.planned.joint.index: each.memory for each in graphs}
+            peaks = peak_memory(programs, schedule, self._pipeline.edges, memory)
+            found = _Divided(graphs, _options(remat, storage), max(peak.peak_bytes for peak in peaks))
+            if found.peak_bytes <= budget_bytes or number == len(choices):
+                return found
+        raise AssertionError("there is always a choice")
 
-        def time(module: fx.GraphModule) -> GraphTime:
-            return self._graphs.time(overlap_collectives(module, overlap))
-
-        actions: dict[Kind, GraphTime] = {"F": time(graphs.parts.forward)}
-        if graphs.parts.backward is not None and graphs.runs_whole_backward:
-            actions["B"] = time(graphs.parts.backward)
-        if graphs.halves is not None:
-            actions |= {"I": time(graphs.halves.inputs), "W": time(graphs.halves.weights)}
-        once = [self._reductions(graphs.planned, graphs.local)]
-        once += [self._graphs.time(part.module) for part in (graphs.hoisted.gathers, graphs.hoisted.reductions) if part]
-        once_us = sum(each.total_us for each in once)
-        return _Stage(actions, once_us, add_up(each.traffic for each in once), graphs.memory)
-
-    def _reductions(self, planned: PlannedStage, local: JointGraph) -> GraphTime:
-        """All-reduces of gradients when all microbatches are summed: of what is partial, then over the batch's axes."""
-        layouts = {port.name: layout for port, layout in planned.border.gradients.items()}
-        scattered = summed_over_z(layouts)
-        num_bytes: defaultdict[str, int] = defaultdict(int)
-        for node, port in zip(returned(local.module)[len(local.outputs) :], local.gradients, strict=True):
-            if port.kind is PortKind.PARAMETER:
-                over_batch = ("data",) if port.name in scattered else ("data", "z")
-                for axis in (*partial_axes(layouts[port.name]), *over_batch):
-                    num_bytes[axis] += tensor(node).nbytes
-        traffic = {axis: self._in_buckets(axis, of_axis) for axis, of_axis in num_bytes.items()}
-        return GraphTime(sum(each.time_us for each in traffic.values()), 0.0, traffic)
-
-    def _in_buckets(self, axis: str, num_bytes: int) -> Traffic:
-        whole, rest = divmod(num_bytes, BUCKET_BYTES)
-        parts = [BUCKET_BYTES] * whole + [rest] * (rest > 0)
-        return add_up({axis: self._graphs.traffic(Move("all_reduce", axis, part))} for part in parts)[axis]
-
-    def _traffic(self, stages: Sequence[_Stage], costs: Costs) -> dict[str, Traffic]:
-        microbatches = self._distribution.microbatches
-        of_stages = [stage.traffic(microbatches) for stage in stages]
+    def _traffic(self, stages: Sequence[StageEstimate], costs: Costs) -> dict[str, Traffic]:
+        of_stages = [stage.traffic(self._distribution.microbatches) for stage in stages]
         axes = {axis for traffic in of_stages for axis, of_axis in traffic.items() if of_axis.num_collectives}
         found = {
             axis: max((traffic.get(axis, Traffic()) for traffic in of_stages), key=lambda each: each.time_us)
@@ -209,6 +188,14 @@ class StepModel:
         sent = max(busy.values(), default=0.0) * self._prices.network.bytes_per_us
         time_us = sum(cost.time_us for cost in costs.transfers.values())
         return {"pipe": Traffic(len(costs.transfers), sent, time_us).times(self._distribution.microbatches)}
+
+
+def _options(remat: Remat, storage: Storage) -> dict[str, str]:
+    return {
+        "remat": remat.policy,
+        "gather_weights": STEP if storage.gathers_once else MICROBATCH,
+        "reduce_gradients": STEP if storage.reduces_once else MICROBATCH,
+    }
 
 
 def local_batch(

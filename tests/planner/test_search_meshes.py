@@ -36,6 +36,21 @@ class Net(nn.Module):
         return x.mean()
 
 
+class Blocks(nn.Module):
+    """Layers that save much more than what enters them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean()
+
+
 def net_and_batch() -> tuple[nn.Module, tuple[Tensor]]:
     """For the command."""
     return Net(), (torch.zeros(ROWS, WIDTH),)
@@ -87,8 +102,22 @@ def test_where_gathered_weights_do_not_fit_they_are_gathered_for_every_microbatc
     (found,) = [each for each in ranking.ranked if str(each.configuration) == "z=2, 2 microbatches"]
     once, budget = found.estimate, 0.9 * found.estimate.peak_bytes
     each_time = plan(*on_meta(), CLUSTER, 2, axes=("z",), microbatches=[2], memory_bytes=budget).best
-    assert each_time.peak_bytes <= budget
+    assert each_time.peak_bytes <= budget < once.peak_bytes
+    assert once.options == {"remat": "none", "gather_weights": "step", "reduce_gradients": "step"}
+    assert "microbatch" in each_time.options.values()
     assert once.traffic["z"].bytes_sent < each_time.traffic["z"].bytes_sent <= 2 * once.traffic["z"].bytes_sent
+
+
+def test_where_what_is_saved_does_not_fit_it_is_computed_again() -> None:
+    """Of many rows, so that activations are most of the memory."""
+    with torch.device("meta"):
+        model, batch = Blocks(), (torch.zeros(1024, WIDTH),)
+    kept = plan(model, batch, CLUSTER, 2, axes=("data",)).best
+    again = plan(model, batch, CLUSTER, 2, axes=("data",), memory_bytes=0.6 * kept.peak_bytes).best
+    assert (kept.options["remat"], again.options["remat"]) == ("none", "full")
+    assert again.peak_bytes <= 0.6 * kept.peak_bytes
+    assert again.compute_us > kept.compute_us
+    assert again.traffic == kept.traffic
 
 
 def test_the_plan_of_the_best_can_be_distributed(ranking: Ranking, tmp_path: Path) -> None:

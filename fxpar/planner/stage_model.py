@@ -1,0 +1,82 @@
+"""What the graphs of one stage come to: for every microbatch, and once per step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fxpar.annotate import Move, tensor
+from fxpar.compiler import StageGraphs
+from fxpar.passes.bucket_collectives import BUCKET_BYTES
+from fxpar.passes.extract import returned
+from fxpar.planner.graph_time import GraphModel, GraphTime, Traffic, add_up
+from fxpar.runtime.gradients import partial_axes, summed_over_z
+from fxpar.schedule import Kind
+from fxpar.stage import PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class StageEstimate:
+    """A stage on one of its ranks.
+
+    actions: of one microbatch.
+    once: gathers of weights and reductions of gradients, one after another, that are done once per step.
+    """
+
+    actions: Mapping[Kind, GraphTime]
+    once: GraphTime
+
+    @property
+    def times_us(self) -> dict[Kind, float]:
+        """How long each action takes, from its start to its end."""
+        return {kind: action.total_us for kind, action in self.actions.items()}
+
+    @property
+    def microbatch(self) -> list[GraphTime]:
+        """Forward and backward of one microbatch; where the schedule splits only some backwards, as if none were."""
+        kinds: Sequence[Kind] = ("F", "B") if "B" in self.actions else ("F", "I", "W")
+        return [self.actions[kind] for kind in kinds if kind in self.actions]
+
+    def compute_us(self, microbatches: int) -> float:
+        """What is computed in a step."""
+        return microbatches * sum(action.compute_us for action in self.microbatch)
+
+    def traffic(self, microbatches: int) -> dict[str, Traffic]:
+        """What is communicated in a step, by axis."""
+        each = add_up(action.traffic for action in self.microbatch)
+        return add_up([self.once.traffic, {axis: traffic.times(microbatches) for axis, traffic in each.items()}])
+
+
+def estimate_stage(graphs: StageGraphs, model: GraphModel) -> StageEstimate:
+    """The times of a stage's graphs, which must be in the order in which they are to run."""
+    actions: dict[Kind, GraphTime] = {"F": model.time(graphs.parts.forward)}
+    if graphs.parts.backward is not None and graphs.runs_whole_backward:
+        actions["B"] = model.time(graphs.parts.backward)
+    if graphs.halves is not None:
+        actions |= {"I": model.time(graphs.halves.inputs), "W": model.time(graphs.halves.weights)}
+    parts = [model.time(part.module) for part in (graphs.hoisted.gathers, graphs.hoisted.reductions) if part]
+    parts.append(_reduction(graphs, model))
+    once_us, computed_us = sum(part.total_us for part in parts), sum(part.compute_us for part in parts)
+    return StageEstimate(actions, GraphTime(once_us, computed_us, add_up(part.traffic for part in parts)))
+
+
+def _reduction(graphs: StageGraphs, model: GraphModel) -> GraphTime:
+    """All-reduces of gradients when all microbatches are summed: of what is partial, then over the batch's axes."""
+    local = graphs.local
+    layouts = {port.name: layout for port, layout in graphs.planned.border.gradients.items()}
+    scattered = summed_over_z(layouts)
+    num_bytes: defaultdict[str, int] = defaultdict(int)
+    for node, port in zip(returned(local.module)[len(local.outputs) :], local.gradients, strict=True):
+        if port.kind is PortKind.PARAMETER:
+            over_batch = ("data",) if port.name in scattered else ("data", "z")
+            for axis in (*partial_axes(layouts[port.name]), *over_batch):
+                num_bytes[axis] += tensor(node).nbytes
+    traffic = {axis: _in_buckets(axis, of_axis, model) for axis, of_axis in num_bytes.items()}
+    return GraphTime(sum(each.time_us for each in traffic.values()), 0.0, traffic)
+
+
+def _in_buckets(axis: str, num_bytes: int, model: GraphModel) -> Traffic:
+    whole, rest = divmod(num_bytes, BUCKET_BYTES)
+    parts = [BUCKET_BYTES] * whole + [rest] * (rest > 0)
+    return add_up({axis: model.traffic(Move("all_reduce", axis, part))} for part in parts).get(axis, Traffic())
