@@ -17,6 +17,7 @@ _RESHARD = "fxpar_reshard"
 _GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
 _REGION = "fxpar_checkpointed_region"
+_SOURCE = "fxpar_source"
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
 
@@ -145,6 +146,22 @@ def region(node: fx.Node) -> str | None:
     """The checkpointed region that `node` was traced from; None outside of any."""
     found: str | None = node.meta.get("custom", {}).get(_REGION)
     return found
+
+
+def set_source(node: fx.Node, made_of: fx.Node) -> None:
+    """Say that the collectives over z made `node` of the value of `made_of`, in the same graph."""
+    node.meta[_SOURCE] = made_of.name
+
+
+def source(node: fx.Node) -> str | None:
+    """The name of the value that collectives over z made `node` of; None where they made nothing."""
+    found: str | None = node.meta.get(_SOURCE)
+    return found
+
+
+def take_place(node: fx.Node, of: fx.Node) -> None:
+    """Say of `node` what is known of the value `of`, which it replaces."""
+    node.meta.update({key: of.meta[key] for key in (_PLACED, _SOURCE) if key in of.meta})
 
 
 def is_backward(node: fx.Node) -> bool:

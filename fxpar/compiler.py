@@ -14,9 +14,11 @@ from fxpar.layouts.pin_edges import pin_edges
 from fxpar.layouts.pins import Pins
 from fxpar.lowering import Lowering
 from fxpar.lowering.aten import lower_to_aten
+from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution
 from fxpar.model.pin_parameters import pin_parameters
 from fxpar.overlap import Overlap
+from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions, hoist_storage
 from fxpar.passes.insert_collectives import collectives, insert_collectives
@@ -148,8 +150,16 @@ def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGr
     """The pass by which a stage becomes what this rank does for it; done once for all schedules."""
     known = distribution.localized
     if planned.joint.module not in known:
-        known[planned.joint.module] = insert_collectives(planned.joint, distribution.mesh)
+        known[planned.joint.module] = localize(planned.joint, distribution.mesh)
     return known[planned.joint.module]
+
+
+def localize(joint: JointGraph, mesh: Mesh) -> JointGraph:
+    """What this rank of `mesh` does for a stage, in one graph."""
+    local = insert_collectives(joint, mesh)
+    # At once, since passes from here on divide and order what collectives there are.
+    bucket_collectives(local.module)
+    return local
 
 
 def divide_stage(

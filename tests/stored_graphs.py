@@ -117,11 +117,11 @@ def run_stored(ranks: Sequence[Hoisted], batches: Batches, microbatches: int, me
                 total[port] = total[port] + gradient if port in total else gradient
     if first.reductions is not None:
         ports = first.reductions.ports
+        values: list[Sequence[Tensor]] = [[total[port] for port in ports] for total in sums]
         for part in ("start", "finish"):
-            graphs = [getattr(each.reductions, part) for each in ranks]
-            given = [[total[port] for port in ports] for total in sums]
-            for total, values in zip(sums, _lockstep(graphs, given, mesh), strict=True):
-                total |= zip(ports, values, strict=True)
+            values = _lockstep([getattr(each.reductions, part) for each in ranks], values, mesh)
+        for total, reduced in zip(sums, values, strict=True):
+            total |= zip(ports, reduced, strict=True)
     return sums
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from fxpar._torch import c10d_functional, rename_placeholder
-from fxpar.annotate import Placed, layout_of, move, set_placed, tensor
-from fxpar.layout import REPLICATE, Layout, Replicate
+from fxpar.annotate import Placed, layout_of, move, set_placed, source, tensor
+from fxpar.layout import Layout
+from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
 from fxpar.passes.cut import closure, has_effect, users
 from fxpar.passes.extract import extract, returned
 from fxpar.passes.kept_memory import owner_of
@@ -87,47 +88,32 @@ class _Gathered:
 
 def _gathered(local: JointGraph) -> dict[Port, _Gathered]:
     """Parameters that are gathered over z, in the order in which their gathers stand."""
+    ports = dict(zip(_placeholders(local), local.inputs, strict=False))
+    by_name = {node.name: node for node, port in ports.items() if port.kind is PortKind.PARAMETER}
     found = {}
-    for node, port in zip(_placeholders(local), local.inputs, strict=False):
-        layout = layout_of(node)
-        if port.kind is PortKind.PARAMETER and layout is not None and _is_sharded(layout) and node.users:
-            found[port] = _follow(node, layout.with_placement("z", REPLICATE))
-    places = {node: place for place, node in enumerate(local.module.graph.nodes)}
-    return dict(sorted(found.items(), key=lambda item: places[item[1].given]))
+    for node in local.module.graph.nodes:
+        if (stored := by_name.get(source(node) or "")) is not None:
+            found[ports[stored]] = _Gathered(stored, _last_hoisted(node), _layout(node))
+    return found
 
 
-def _is_sharded(layout: Layout) -> bool:
-    return not isinstance(layout.placement("z"), Replicate)
+def _layout(node: fx.Node) -> Layout:
+    layout = layout_of(node)
+    assert layout is not None, f"{node} has no layout"
+    return layout
 
 
-def _follow(stored: fx.Node, used: Layout) -> _Gathered:
-    """Follow the one thing that is done to a parameter in its storage."""
-    node = stored
-    while layout_of(node) != used:
-        (node,) = node.users
-    started = owner_of(node)
-    return _Gathered(stored, started if move(started) is not None else node, used)
+def _last_hoisted(gathered: fx.Node) -> fx.Node:
+    """What the graph of a microbatch takes for a gathered value: what is being written, where that is all of it."""
+    started = owner_of(gathered)
+    return gathered if move(started) is None else started
 
 
 def _reduced(local: JointGraph) -> dict[Port, fx.Node]:
     """For gradients that are reduced to shards over z: the terms."""
-    found = {}
-    for node, port in zip(returned(local.module)[len(local.outputs) :], local.gradients, strict=True):
-        layout = layout_of(node)
-        if port.kind is PortKind.PARAMETER and layout is not None and _is_sharded(layout):
-            found[port] = _term(node)
-    return found
-
-
-def _term(reduced: fx.Node) -> fx.Node:
-    """What is reduced: behind the reduce-scatter, the first value with a layout."""
-    node = reduced
-    passed = False
-    while not passed or layout_of(node) is None:
-        done = move(node)
-        passed = passed or (done is not None and done.axis == "z")
-        node = node.all_input_nodes[0]
-    return node
+    by_name = {node.name: node for node in local.module.graph.nodes}
+    gradients = zip(returned(local.module)[len(local.outputs) :], local.gradients, strict=True)
+    return {port: by_name[name] for node, port in gradients if (name := source(node)) is not None}
 
 
 def _body(local: JointGraph, entering: Mapping[Port, _Gathered], leaving: Mapping[Port, fx.Node]) -> JointGraph:
@@ -164,19 +150,11 @@ def _gathers(local: JointGraph, entering: Mapping[Port, _Gathered]) -> Gathers:
 
 def _reductions(local: JointGraph, leaving: Mapping[Port, fx.Node]) -> Reductions:
     ends = dict(zip(local.gradients, returned(local.module)[len(local.outputs) :], strict=True))
-    terms, reduced = list(leaving.values()), [ends[port] for port in leaving]
     nodes = list(local.module.graph.nodes)
-    started = [_collective(node) for node in reduced]
-    return Reductions(
-        tuple(leaving),
-        extract(local.module, nodes, terms, reduced, []),
-        extract(local.module, nodes, terms, started, []),
-        extract(local.module, nodes, started, reduced, []),
-    )
-
-
-def _collective(reduced: fx.Node) -> fx.Node:
-    node = reduced
-    while move(node) is None:
-        node = node.all_input_nodes[0]
-    return node
+    module = extract(local.module, nodes, list(leaving.values()), [ends[port] for port in leaving], [])
+    bucket_collectives(module, BUCKET_BYTES)  # all that starts at once
+    nodes, reduced = list(module.graph.nodes), returned(module)
+    started = [node for node in nodes if move(node) is not None]
+    terms = module.graph.find_nodes(op="placeholder")
+    start, finish = extract(module, nodes, terms, started, []), extract(module, nodes, started, reduced, [])
+    return Reductions(tuple(leaving), module, start, finish)

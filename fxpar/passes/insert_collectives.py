@@ -17,6 +17,7 @@ from fxpar.annotate import (
     move,
     placed,
     set_placed,
+    set_source,
     tensor,
     value,
 )
@@ -168,9 +169,9 @@ class _Localizer:
         if (operand, need) not in self._sums:
             step = Step("z", whole.with_placement("z", Partial()), need)
             with self._local.on_behalf_of(consumer, backward=True):
-                self._sums[operand, need] = emit_step(
-                    self._local, piece, step, stride_order(tensor(operand)), self._mesh
-                )
+                scattered = emit_step(self._local, piece, step, stride_order(tensor(operand)), self._mesh)
+            set_source(scattered, piece)
+            self._sums[operand, need] = scattered
         return self._sums[operand, need]
 
     def _local_arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -191,7 +192,9 @@ class _Localizer:
         whole = next(iter(held)).with_placement("z", REPLICATE)
         if whole not in held:  # a parameter in its storage
             backward = all(node is not operand for node, _ in self._forward_needs)
+            (stored,) = held.values()
             self._move(operand, whole, consumer, backward=backward)
+            set_source(held[whole], stored)
         if need not in held:
             backward = is_backward(operand) or (operand, need) not in self._forward_needs
             self._move(operand, need, consumer, backward=backward)

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from fxpar.layout import Layout, Partial, Shard
 from fxpar.mesh import Mesh
+from fxpar.passes.bucket_collectives import BUCKET_BYTES
 from fxpar.runtime.transport import complete
 from fxpar.stage import CompiledReductions, CompiledStage
-
-BUCKET_BYTES = 25 * 2**20
-"""As large as DistributedDataParallel's: past it a larger message is no faster, below it latency shows."""
 
 
 def own_memory(gradients: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
@@ -103,8 +101,17 @@ class _Scattering:
 
     def finish(self) -> dict[str, Tensor]:
         pieces = self._reductions.finish(*self._started)
-        # They may be parts of larger memory, or of one that they share.
-        return dict(zip(self._reductions.names, own_memory(pieces, ()), strict=True))
+        return dict(zip(self._reductions.names, _apart(pieces), strict=True))
+
+
+def _apart(pieces: Iterable[Tensor]) -> list[Tensor]:
+    """The same values, no two at one place: that may be where parameters have one gradient."""
+    places = set[int]()
+    found = []
+    for piece in pieces:
+        found.append(piece.clone() if piece.data_ptr() in places else piece)
+        places.add(piece.data_ptr())
+    return found
 
 
 class BatchReduction:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.hoist_storage import hoist_storage
-from fxpar.passes.insert_collectives import insert_collectives
+from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.stage import JointGraph
 from tests.fake_mesh import as_rank, fake_mesh
 from tests.joint_graphs import joint_graph
@@ -39,17 +40,31 @@ def block() -> JointGraph:
     return joint_graph(Block().double(), torch.randn(2, 6, 12).double(), torch.zeros(2, 6, dtype=torch.long))
 
 
-@pytest.mark.parametrize("gathers", [False, True], ids=["gathers in graph", "gathers once"])
-@pytest.mark.parametrize("reductions", [False, True], ids=["reductions in graph", "reductions once"])
-@pytest.mark.parametrize(("seed", "sizes"), [(0, {"z": 2}), (1, {"z": 3, "x": 2})], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "gathers", "reductions", "small_bytes"),
+    [
+        ({"z": 3}, False, False, 0),
+        ({"z": 3}, True, True, 1500),
+        ({"z": 3}, True, False, 0),
+        ({"z": 2, "x": 2}, False, False, 1500),
+        ({"z": 2, "x": 2}, False, True, 0),
+        ({"z": 2, "x": 2}, True, True, 0),
+    ],
+)
 def test_gradients_are_sums_over_z_and_microbatches(
-    block: JointGraph, seed: int, sizes: dict[str, int], gathers: bool, reductions: bool
+    block: JointGraph, sizes: dict[str, int], gathers: bool, reductions: bool, small_bytes: int
 ) -> None:
     with fake_mesh(**sizes) as mesh:
-        border = lay_out_stored(block, mesh, at_random(seed))
-        ranks = [
-            hoist_storage(insert_collectives(block, as_rank(mesh, rank)), gathers=gathers, reductions=reductions)
-            for rank in range(mesh.num_ranks)
-        ]
+        border = lay_out_stored(block, mesh, at_random(mesh.num_ranks))
+        local = [insert_collectives(block, as_rank(mesh, rank)) for rank in range(mesh.num_ranks)]
+        counts = [len(collectives(graph.module.graph)) for graph in local]
+        for graph in local:
+            bucket_collectives(graph.module, small_bytes)
+        joined = [len(collectives(graph.module.graph)) for graph in local]
+        assert (joined < counts) == (small_bytes > 0)
+        ranks = [hoist_storage(graph, gathers=gathers, reductions=reductions) for graph in local]
+        for each in ranks:
+            over_z = [c.kind for c in collectives(each.body.module.graph) if c.axis == "z"]
+            assert ("all_gather" in over_z, "reduce_scatter" in over_z) == (not gathers, not reductions)
         batches = Batches(block, mesh, border, 2)
         batches.check(run_stored(ranks, batches, 2, mesh))

@@ -11,7 +11,8 @@ from torch import Tensor
 from fxpar.errors import PeerLostError
 from fxpar.layout import Layout, Partial
 from fxpar.mesh import init_mesh
-from fxpar.runtime.gradients import BUCKET_BYTES, BatchReduction, reduce_partial
+from fxpar.passes.bucket_collectives import BUCKET_BYTES
+from fxpar.runtime.gradients import BatchReduction, reduce_partial
 
 PARTIAL_X = (("x", Partial()),)
 LAYOUTS = {

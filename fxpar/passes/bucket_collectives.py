@@ -1,0 +1,174 @@
+"""Let small weights share a collective over z, and so their gradients: of these, latency is what counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpar._torch import c10d_functional
+from fxpar.annotate import (
+    Move,
+    is_backward,
+    move,
+    set_move,
+    set_origin,
+    set_value,
+    take_place,
+    tensor,
+    value,
+)
+from fxpar.passes.cut import closure, operands, users
+from fxpar.passes.local_graph import fake_mode_of
+
+aten = torch.ops.aten
+
+SMALL_BYTES = 8 << 10
+"""Whole weights of up to this size wait for others: biases, and scales of norms."""
+
+BUCKET_BYTES = 25 << 20
+"""As large as DistributedDataParallel's: past it a larger message is no faster."""
+
+
+def bucket_collectives(module: fx.GraphModule, small_bytes: int = SMALL_BYTES) -> None:
+    """Join, in place, the all-gathers of what enters a local graph over z, and the reduce-scatters of what leaves it.
+
+    Those that move no more than `small_bytes` are joined in the order of the graph, in buckets of one dtype. A bucket
+    of gathers starts with the first of them; one of reductions when the last term is there, and it is waited for at the
+    end of the graph.
+
+    Before: `g0 = all_gather(w0); g1 = all_gather(w1)`
+    After:  `g = all_gather(cat([w0, w1]))`, of which `g0` and `g1` are cut
+    """
+    for kind, join in (("all_gather", _join_gathers), ("reduce_scatter", _join_reductions)):
+        for bucket in list(_buckets(_small(module.graph, kind, small_bytes))):
+            join(module.graph, bucket)
+    module.graph.lint()
+    module.recompile()
+
+
+def _small(graph: fx.Graph, kind: str, small_bytes: int) -> Iterator[fx.Node]:
+    """The collectives that may be joined, in order."""
+    for node in graph.nodes:
+        done = move(node)
+        if done is not None and (done.kind, done.axis) == (kind, "z") and done.num_bytes <= small_bytes:
+            around = closure([node], operands if kind == "all_gather" else users)
+            if all(_stands_at_border(other, kind) for other in around):
+                yield node
+
+
+def _stands_at_border(node: fx.Node, kind: str) -> bool:
+    """Whether nothing else is computed with `node` on the way in, or out."""
+    if kind == "all_gather":
+        return node.op == "placeholder" or len(node.all_input_nodes) == 1
+    return all(len(user.all_input_nodes) == 1 or user.op == "output" for user in node.users)
+
+
+def _buckets(collectives: Iterable[fx.Node]) -> Iterator[list[fx.Node]]:
+    """Of one dtype each, as full as they may be; what would be alone stays as it is."""
+    open_buckets: dict[Any, list[fx.Node]] = {}
+    for node in collectives:
+        key = (tensor(node).dtype, node.args[1:])
+        bucket = open_buckets.setdefault(key, [])
+        if sum(map(_num_bytes, (*bucket, node))) > BUCKET_BYTES:
+            yield from [bucket] if len(bucket) > 1 else []
+            bucket = open_buckets[key] = []
+        bucket.append(node)
+    yield from (bucket for bucket in open_buckets.values() if len(bucket) > 1)
+
+
+def _num_bytes(collective: fx.Node) -> int:
+    done = move(collective)
+    assert done is not None, f"{collective} is no collective"
+    return done.num_bytes
+
+
+class _Writer:
+    """Writes calls into a graph on behalf of a node that is there."""
+
+    def __init__(self, graph: fx.Graph, like: fx.Node) -> None:
+        self._graph, self._like = graph, like
+
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        node = self._graph.call_function(target, args, kwargs)
+        given, named = fx.map_arg((args, kwargs), value)
+        with fake_mode_of(self._graph):
+            set_value(node, target(*given, **named))
+        set_origin(node, self._like, backward=is_backward(self._like))
+        return node
+
+    def collective(self, joined: fx.Node) -> fx.Node:
+        """A collective as the one written for, of `joined`."""
+        like = move(self._like)
+        assert like is not None and callable(self._like.target)
+        started = self(self._like.target, joined, *self._like.args[1:])
+        num_bytes = max(tensor(joined).nbytes, tensor(started).nbytes)
+        set_move(started, Move(like.kind, like.axis, num_bytes))
+        return started
+
+
+def _wait_of(collective: fx.Node) -> fx.Node:
+    (wait,) = collective.users
+    return wait
+
+
+def _join_gathers(graph: fx.Graph, bucket: Sequence[fx.Node]) -> None:
+    first = bucket[0]
+    write, sources = _Writer(graph, first), [node.all_input_nodes[0] for node in bucket]
+    needed = closure(sources, operands)
+    for node in [node for node in graph.nodes if node in needed and node.op != "placeholder"]:
+        first.prepend(node)
+    waits = [_wait_of(node) for node in bucket]
+    with graph.inserting_before(first):
+        pieces = [write(aten.view.default, source, [tensor(source).numel()]) for source in sources]
+        started = write.collective(write(aten.cat.default, pieces))
+    with graph.inserting_before(next(node for node in graph.nodes if node in waits)):
+        wait = write(c10d_functional.wait_tensor.default, started)
+        size = sum(tensor(piece).numel() for piece in pieces)
+        rows = write(aten.view.default, wait, [tensor(wait).numel() // size, size])
+    begin = 0
+    for node, old, piece in zip(bucket, waits, pieces, strict=True):
+        write, end = _Writer(graph, node), begin + tensor(piece).numel()
+        with graph.inserting_before(old):
+            part = write(aten.slice.Tensor, rows, 1, begin, end)
+            copy = write(aten.clone.default, part, memory_format=torch.contiguous_format)
+            _replace(old, write(aten.view.default, copy, list(tensor(old).shape)))
+        graph.erase_node(node)
+        begin = end
+
+
+def _join_reductions(graph: fx.Graph, bucket: Sequence[fx.Node]) -> None:
+    last, output = bucket[-1], graph.output_node()
+    write, terms = _Writer(graph, last), [node.all_input_nodes[0] for node in bucket]
+    waits = [_wait_of(node) for node in bucket]
+    behind = closure(waits, users)
+    leaving = [node for node in graph.nodes if node in behind]
+    with graph.inserting_before(last):
+        parts = [tensor(node).numel() // tensor(wait).numel() for node, wait in zip(terms, waits, strict=True)]
+        rows = [
+            write(aten.view.default, term, [count, tensor(term).numel() // count])
+            for term, count in zip(terms, parts, strict=True)
+        ]
+        joined = write(aten.cat.default, rows, 1)
+        started = write.collective(write(aten.view.default, joined, [tensor(joined).numel()]))
+    with graph.inserting_before(output):
+        wait = write(c10d_functional.wait_tensor.default, started)
+    for node in leaving:
+        output.prepend(node)
+    begin = 0
+    for node, old in zip(bucket, waits, strict=True):
+        write, shape = _Writer(graph, node), list(tensor(old).shape)
+        end = begin + math.prod(shape)
+        with graph.inserting_before(old):
+            _replace(old, write(aten.view.default, write(aten.slice.Tensor, wait, 0, begin, end), shape))
+        graph.erase_node(node)
+        begin = end
+
+
+def _replace(old: fx.Node, new: fx.Node) -> None:
+    old.replace_all_uses_with(new)
+    take_place(new, old)
+    old.graph.erase_node(old)
