@@ -106,14 +106,16 @@ class Chain(nn.Module):
         return x.square().mean()
 
 
-def _chain(layers: int, width: int) -> nn.Module:
+def chain(layers: int, width: int) -> nn.Module:
+    """A chain of so many matrices, the same on every rank."""
     torch.manual_seed(0)
     return Chain(layers, width)
 
 
-def _rows(rows: int, width: int, parts: int) -> dict[str, Tensor]:
+def rows(count: int, width: int, parts: int) -> dict[str, Tensor]:
+    """One of `parts` parts of a batch of so many rows for a chain."""
     torch.manual_seed(1)
-    return {"x": torch.randn(rows // parts, width)}
+    return {"x": torch.randn(count // parts, width)}
 
 
 def _gpt(config: Mapping[str, Any]) -> nn.Module:
@@ -141,8 +143,8 @@ _SIZES: Mapping[str, Any] = {"vocabulary": 256, "context": 128, "layers": 4, "he
 
 CHAIN_Z4 = Case(
     "chain, z=4",
-    partial(_chain, 6, 640),
-    partial(_rows, 2048, 640),
+    partial(chain, 6, 640),
+    partial(rows, 2048, 640),
     z=4,
     rate_mbit=200,
     claims=(
@@ -154,8 +156,8 @@ CHAIN_Z4 = Case(
 )
 CHAIN_X2_Z2 = Case(
     "chain, x=2, z=2",
-    partial(_chain, 6, 640),
-    partial(_rows, 2048, 640),
+    partial(chain, 6, 640),
+    partial(rows, 2048, 640),
     x=2,
     z=2,
     rate_mbit=400,

@@ -1,0 +1,37 @@
+"""What ranks do to try the overlap benchmark; apart from the tests, so that they start without their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import fxpar
+from fxpar._torch import c10d_functional
+from fxpar.bench.overlap import run_variants
+from fxpar.bench.overlap_cases import CHAIN_Z4, Case, chain, rows
+from fxpar.bench.silence import silenced
+from fxpar.bench.turns import Sample
+
+SMALL_CHAIN = replace(CHAIN_Z4, build=partial(chain, 3, 8), batch=partial(rows, 8, 8), z=2)
+
+
+def run_small(case: Case) -> Mapping[str, Sequence[Sample]]:
+    """All variants of a case, once."""
+    return run_variants(case, warm_up=0, repeats=1)
+
+
+def reduce_in_silence() -> list[Tensor]:
+    """What an all-reduce over z gives that only the first rank takes part in."""
+    mesh = silenced(fxpar.init_mesh(z=2))
+    given = torch.full((3,), 1.0)
+    found = []
+    if dist.get_rank() == 0:
+        started = c10d_functional.all_reduce(given, "sum", mesh.group("z").group_name)
+        found.append(c10d_functional.wait_tensor(started))
+    dist.barrier()
+    return found
