@@ -45,8 +45,9 @@ def build_wide(mesh: fxpar.Mesh, microbatches: int = 2) -> tuple[nn.Module, nn.M
     model = Wide()
     alone = Wide()
     alone.load_state_dict(model.state_dict())
-    tokens = torch.randint(0, 13, (4 * mesh.data, 5))
-    mine = tokens.chunk(mesh.data)[fxpar.batch_rank(mesh)]
+    shards = fxpar.num_batch_shards(mesh)
+    tokens = torch.randint(0, 13, (4 * shards, 5))
+    mine = tokens.chunk(shards)[fxpar.batch_rank(mesh)]
     stages = ["middle"] if mesh.pipe == 2 else []
     fxpar.distribute(model, mesh, stages=stages, layouts=RAGGED, microbatches=microbatches, example_inputs=(mine,))
     return model, alone, tokens
@@ -58,7 +59,7 @@ def check_results(sizes: dict[str, int], ranks_per_host: int = 8, options: dict[
     mesh = fxpar.init_mesh(**sizes)
     model, alone, tokens = build_wide(mesh)
     step = torch.compile(model, backend="fxpar", options=options)
-    mine = tokens.chunk(mesh.data)[fxpar.batch_rank(mesh)]
+    mine = tokens.chunk(fxpar.num_batch_shards(mesh))[fxpar.batch_rank(mesh)]
     expected = alone(tokens)
     with torch.no_grad():
         evaluated = step(mine)
@@ -82,7 +83,7 @@ def check_results(sizes: dict[str, int], ranks_per_host: int = 8, options: dict[
         )
 
 
-@pytest.mark.parametrize("sizes", [{"pipe": 2, "x": 2}, {"data": 2, "x": 2}, {"pipe": 2, "data": 2}])
+@pytest.mark.parametrize("sizes", [{"pipe": 2, "x": 2}, {"z": 2, "x": 2}, {"pipe": 2, "data": 2}])
 def test_results_and_gradients_of_ragged_shards(sizes: dict[str, int]) -> None:
     run_ranks(4, check_results, sizes)
 
@@ -102,7 +103,7 @@ def global_batch(sizes: dict[str, int]) -> None:
 
 
 def test_a_dtensor_argument_is_global() -> None:
-    run_ranks(2, global_batch, {"data": 2})
+    run_ranks(4, global_batch, {"data": 2, "z": 2})
 
 
 def different_models() -> str:
@@ -151,7 +152,7 @@ def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]
     for seed, mesh_sizes in enumerate((sizes, others)):
         mesh = fxpar.init_mesh(**mesh_sizes)
         torch.manual_seed(seed)
-        model = subject.build(max(one["pipe"] for one in (sizes, others)))
+        model = subject.build(max(one.get("pipe", 1) for one in (sizes, others)))
         names |= set(model.state_dict())
         stages = subject.openers(mesh.pipe)
         fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, example_inputs=batch)
@@ -168,7 +169,7 @@ def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]
 
 
 def test_distributed_checkpoints_save_and_load_on_another_mesh(tmp_path: Path) -> None:
-    held = run_ranks(4, save_and_load, tmp_path, {"pipe": 2, "x": 2}, {"pipe": 4})
+    held = run_ranks(4, save_and_load, tmp_path, {"z": 2, "x": 2}, {"pipe": 4})
     names = set().union(*held)
     assert names == set(SUBJECTS["gpt2"].build(4).state_dict())
 

@@ -31,11 +31,11 @@ def record(
     num_stages: int,
     schedules: Sequence[str],
     directory: Path,
-    lowering: str = "aten",
+    given: Mapping[str, str],
 ) -> list[int | None]:
     """A step under each schedule, dumped to `directory / schedule` and recorded in `measured` below that.
 
-    Gives the most that was kept for the backward under each schedule; None on a rank that does not record.
+    `given` are its other options. Gives the most that was kept for the backward under each schedule; None on a rank that does not record.
     """
     mesh = fxpar.init_mesh(**sizes)
     subject = SUBJECTS[subject_name]
@@ -55,7 +55,7 @@ def record(
     for schedule in schedules:
         _Kept.latest = None
         folder = directory / schedule
-        options = {"lowering": lowering, "schedule": schedule, "dump": folder, "timeline": folder / "measured"}
+        options = {**given, "schedule": schedule, "dump": folder, "timeline": folder / "measured"}
         step = torch.compile(model, backend="fxpar", options=options)
         loss_of(step(**batch)).backward()
         peaks.append(None if _Kept.latest is None else _Kept.latest.saved_peak_bytes)
