@@ -55,8 +55,8 @@ class GraphTime:
 class GraphModel:
     """Predicts the time of graphs of one rank of `mesh` at `prices`.
 
-    Communication inside hosts and between them runs beside what is computed, and beside each other; the collectives
-    of either kind run one after another, in the order in which they start.
+    Communication inside hosts and between them runs beside what is computed, and beside each other; the bytes of either
+    kind pass one collective after another, in the order in which they start. Latencies of several pass at once.
     """
 
     def __init__(self, mesh: Mesh, prices: Prices) -> None:
@@ -69,8 +69,13 @@ class GraphModel:
         if parts == 1:
             return Traffic()
         factor = self._prices.reduce_scatter_factor if done.kind == "reduce_scatter" else 1.0
-        time_us = link.latency_us + factor * ring_time_us(done.kind, done.num_bytes, parts, link.bytes_per_us)
+        time_us = self._latency_us(done.axis) + factor * ring_time_us(
+            done.kind, done.num_bytes, parts, link.bytes_per_us
+        )
         return Traffic(1, elements_sent(done.kind, done.num_bytes, parts), time_us)
+
+    def _latency_us(self, axis: str) -> float:
+        return self._prices.links[axis].latency_us if self._sizes[axis] > 1 else 0.0
 
     def compute_us(self, node: fx.Node) -> float:
         """What a node computes: its arithmetic or its memory, whichever takes longer.
@@ -99,7 +104,9 @@ class GraphModel:
             done = move(node)
             if done is not None:
                 one, line = self.traffic(done), self._crosses[done.axis]
-                ends[node] = free_at[line] = max(now, free_at[line]) + one.time_us
+                latency_us = self._latency_us(done.axis)
+                free_at[line] = max(now, free_at[line]) + one.time_us - latency_us
+                ends[node] = free_at[line] + latency_us
                 total[done.axis] += one
             elif node.target is c10d_functional.wait_tensor.default:
                 now = max(now, ends.get(node.args[0], now))

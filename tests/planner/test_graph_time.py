@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar.annotate import Move
+from fxpar.annotate import Move, set_move
 from fxpar.mesh import Mesh
 from fxpar.overlap import Overlap
 from fxpar.passes.insert_collectives import insert_collectives
@@ -122,6 +122,19 @@ def test_the_traffic_of_graphs_adds_up_by_axis() -> None:
     one, two = {"x": Traffic(1, 10.0, 2.0)}, {"x": Traffic(2, 5.0, 1.0), "z": Traffic(1, 1.0, 1.0)}
     assert add_up([one, two]) == {"x": Traffic(3, 15.0, 3.0), "z": Traffic(1, 1.0, 1.0)}
     assert Traffic(2, 5.0, 1.0).times(3) == Traffic(6, 15.0, 3.0)
+
+
+def test_latencies_of_collectives_pass_at_once_but_their_bytes_one_after_another() -> None:
+    graph = fx.Graph()
+    for _ in range(3):
+        start = graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default)
+        set_move(start, Move("all_gather", "x", 4000))
+    graph.output(())
+    slow = model_of(4, x=4)
+    one = slow.traffic(Move("all_gather", "x", 4000))
+    time = slow.time(fx.GraphModule(nn.Module(), graph))
+    assert time.total_us == pytest.approx(3 * (one.time_us - 2) + 2)
+    assert time.traffic["x"] == one.times(3)
 
 
 def test_an_empty_graph_takes_no_time() -> None:
