@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 from fxpar import annotate
@@ -21,6 +22,7 @@ from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.dataflow import Border, Operation, Value, roots
 from fxpar.layouts.integer_program import IntegerProgram
 from fxpar.layouts.move_prices import MovePrices
+from fxpar.layouts.weights import is_product
 from fxpar.layouts.work import work_us
 from fxpar.passes.moves import StepKind
 from fxpar.planner.edge_prices import EdgePrices
@@ -38,7 +40,8 @@ _WHOLE = {StepKind.REDUCE_SCATTER: StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL: Ste
 class Axis:
     """The mesh axis to choose for: its size, what it costs, and what the axes before it have settled.
 
-    `done[i]` is how many ranks share operation i's work along those axes; `edges` knows the way between stages.
+    `done[i]` is how many ranks share operation i's work along those axes; `edges` knows the way between stages. `ahead`
+    are the axes, with their sizes, that are still to be solved: each will cut a dim of every weight that is left whole.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Axis:
     beside: Beside
     done: Sequence[int]
     edges: EdgePrices
+    ahead: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Move(NamedTuple):
@@ -102,7 +106,7 @@ class _Chooser:
         self._program, self._strategies, self._axis = program, strategies, axis
         self._immovable, self._penalty_us = immovable, penalty_us
         self._ip = IntegerProgram()
-        self._prices = MovePrices(axis.name, axis.parts, axis.prices)
+        self._prices = MovePrices(axis.name, axis.parts, axis.prices, prod(axis.ahead.values()))
         self._border = BorderPrices(axis.prices, {axis.name: axis.parts}, axis.microbatches, axis.edges)
         self._given: dict[Value, dict[Placement, list[int]]] = {}
         self._uses: dict[Value, list[_Use]] = {}
@@ -160,7 +164,22 @@ class _Chooser:
         us = work_us(operation, self._axis.prices) / self._axis.done[number]
         if strategy.divides_work:
             us /= self._axis.parts
-        return us + self._border_us(number, operation, strategy)
+        return us + self._border_us(number, operation, strategy) + self._ahead_us(number, operation, strategy)
+
+    def _ahead_us(self, number: int, operation: Operation, strategy: Strategy) -> float:
+        """What other axes will have to reduce of a product with a weight, where this one leaves its rows to them."""
+        if not self._axis.ahead or not is_product(operation) or self._immovable.isdisjoint(operation.operands):
+            return 0.0
+        (result, placement), *_ = zip(operation.results, strategy.outputs, strict=True)
+        if result is None or isinstance(placement, Partial):
+            return 0.0
+        layout = self._axis.beside.result(result)
+        num_bytes = self._prices.num_bytes(result, layout, placement)
+        prices = self._axis.prices
+        return sum(
+            prices.move_us(StepKind.ALL_REDUCE, axis, 2 * (parts - 1) / parts * num_bytes, num_bytes)
+            for axis, parts in self._axis.ahead.items()
+        )
 
     def _border_us(self, number: int, operation: Operation, strategy: Strategy) -> float:
         """Storage of parameters, transfer from other stages, and the reduction of gradients once per step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxpar.layout import Layout, Placement
+from fxpar.layout import Layout, Partial, Placement
 from fxpar.layouts.beside import fits
 from fxpar.layouts.dataflow import Value
 from fxpar.passes.moves import Step, StepKind, local_size
@@ -10,10 +10,13 @@ from fxpar.planner.prices import Prices
 
 
 class MovePrices:
-    """Prices the moves along `axis` of `parts` ranks; identical moves are worked out once."""
+    """Prices the moves along `axis` of `parts` ranks; identical moves are worked out once.
 
-    def __init__(self, axis: str, parts: int, prices: Prices) -> None:
-        self._axis, self._parts, self._prices = axis, parts, prices
+    Sums are results of products, whose columns the axes that are still to be solved will share among `ahead` ranks.
+    """
+
+    def __init__(self, axis: str, parts: int, prices: Prices, ahead: int = 1) -> None:
+        self._axis, self._parts, self._prices, self._ahead = axis, parts, prices, ahead
         self._steps: dict[tuple[Layout, Placement, Placement, int], tuple[StepKind, float]] = {}
         self._sizes: dict[tuple[Layout, Placement], int] = {}
 
@@ -30,6 +33,8 @@ class MovePrices:
         if key not in self._steps:
             step = self._step(layout, src, dst)
             bytes_sent, bytes_kept = step.traffic(self._parts) * width, local_size(step.after) * width
+            if isinstance(src, Partial):
+                bytes_sent /= self._ahead
             self._steps[key] = step.kind, self._prices.move_us(step.kind, self._axis, bytes_sent, bytes_kept)
         return self._steps[key]
 

@@ -109,7 +109,8 @@ class _Search:
     def _axis(self, axis: str, others: Mapping[str, Sequence[Strategy]]) -> Axis:
         """What is given when `axis` is solved beside `others`."""
         beside, shared_by = self._laid_out(others)
-        return Axis(axis, self._sizes[axis], self._prices, self._microbatches, beside, shared_by, self._edges)
+        ahead = {other: size for other, size in self._sizes.items() if other not in (axis, *others)}
+        return Axis(axis, self._sizes[axis], self._prices, self._microbatches, beside, shared_by, self._edges, ahead)
 
     def _laid_out(self, chosen: Mapping[str, Sequence[Strategy]]) -> tuple[Beside, list[int]]:
         """The layouts along the chosen axes, and how many ranks share each operation's work."""

@@ -45,12 +45,17 @@ class Wanted(IntEnum):
         return strategies
 
 
+def is_product(operation: Operation) -> bool:
+    """Whether an op multiplies matrices, or looks rows of one up, which is a product with rows of ones and zeros."""
+    return num_flops(operation) > 0 or operation.node.target is aten.embedding.default
+
+
 def weights_of_products(program: Sequence[Operation]) -> list[fx.Node]:
     """The parameters of at least two dims that matrix products, convolutions and lookups take, also after casts."""
     made_of = _parameters_in(program)
     found: dict[fx.Node, None] = {}
     for operation in program:
-        if num_flops(operation) or operation.node.target is aten.embedding.default:
+        if is_product(operation):
             for value in operation.operands:
                 found.update((node, None) for node in made_of.get(value, ()) if Value(node).tensor.dim() > 1)
     return list(found)
