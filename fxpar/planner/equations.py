@@ -102,6 +102,12 @@ def axis_bandwidth(axis: str) -> Expr:
     return sympy.Piecewise((beta_intra, inside * size[axis] <= ranks_per_host), (shared, True))
 
 
+def agnostic_bandwidth(axis: str) -> Expr:
+    """What a model says of `axis` that knows nothing of hosts: every rank may have to send to another one."""
+    assert axis in AXES, f"{axis} is not of the model"
+    return beta_inter
+
+
 sequences, length, layers, hidden, vocabulary = sympy.symbols("B s l h V", positive=True)
 """Of a GPT and its batch: B sequences of s tokens, l layers of hidden size h, and V words."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -83,6 +83,20 @@ def prices_of(mesh: Mesh) -> Prices:
         network=cluster.network,
         rates={getattr(torch, dtype): rate for dtype, rate in cluster.matmul_flops_per_us.items()},
     )
+
+
+def agnostic_prices_of(mesh: Mesh) -> Prices:
+    """`prices_of`, but as if nothing were known of hosts: all axes have the network between them, for themselves.
+
+    It is there to compare with: what Eq. 10 of Singh et al. is worth.
+    """
+    cluster = cluster_of(mesh)
+    links = {
+        axis: Link(math.log2(mesh.sizes[axis]) * cluster.inter_latency_us, cluster.host_bytes_per_us)
+        for axis in mesh.sizes
+        if axis != "pipe"
+    }
+    return replace(prices_of(mesh), links=links)
 
 
 def cluster_of(mesh: Mesh) -> Cluster:

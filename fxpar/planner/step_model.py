@@ -28,7 +28,7 @@ from fxpar.overlap import Overlap
 from fxpar.pipeline import Pipeline
 from fxpar.plan import Plan
 from fxpar.planner.graph_time import GraphModel, Traffic
-from fxpar.planner.prices import prices_of
+from fxpar.planner.prices import agnostic_prices_of, prices_of
 from fxpar.planner.remat import POLICIES, Remat
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.planner.stage_times import estimate_costs
@@ -76,6 +76,7 @@ class StepModel:
         model: best built under `torch.device("meta")`.
         batch: the arguments of its forward for all ranks together: a tuple, or a dict of keywords; meta tensors do.
         layouts, batch_dims: as of `distribute`.
+        knows_hosts: whether times go by where the axes of the mesh lie on hosts.
 
     Raises:
         MicrobatchError: the batch does not divide.
@@ -90,6 +91,8 @@ class StepModel:
         microbatches: int,
         layouts: Mapping[str, Sequence[Entry]] | None = None,
         batch_dims: Mapping[str | int, int | None] | None = None,
+        *,
+        knows_hosts: bool = True,
     ) -> None:
         local = local_batch(batch, num_batch_shards(mesh), microbatches, batch_dims or {})
         own = copy.deepcopy(model)
@@ -100,7 +103,7 @@ class StepModel:
         install(self._distribution)
         self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
         (self._stages,) = self._distribution.planned.values()
-        self._prices = prices_of(mesh)
+        self._prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         self._model = GraphModel(mesh, self._prices)
 
     def estimate(

@@ -7,8 +7,9 @@ import torch
 
 from fxpar.mesh import Mesh
 from fxpar.passes.moves import StepKind
+from fxpar.planner import equations as eq
 from fxpar.planner.cluster import cluster_named
-from fxpar.planner.prices import Link, Prices, prices_of
+from fxpar.planner.prices import Link, Prices, agnostic_prices_of, prices_of
 
 
 def test_a_collective_costs_its_latency_and_its_bytes() -> None:
@@ -34,6 +35,14 @@ def test_an_axis_costs_more_where_it_crosses_hosts() -> None:
     links = prices_of(mesh).links
     assert links["x"] == Link(10.0, 1e5)
     assert links["y"] == Link(50.0, 1250 / 2), "two rings share the interface"
+
+
+def test_without_hosts_in_sight_all_axes_have_the_network_between_them() -> None:
+    mesh = Mesh(y=2, x=4, hosts=(0, 0, 0, 0, 1, 1, 1, 1), device_type="cuda", cluster=cluster_named("p3.8xlarge"))
+    links = agnostic_prices_of(mesh).links
+    assert links["x"] == Link(100.0, 1250.0)
+    assert links["y"] == Link(50.0, 1250.0)
+    assert all(eq.agnostic_bandwidth(axis) == eq.beta_inter for axis in eq.AXES)
 
 
 def test_arithmetic_goes_at_the_rate_of_its_dtype() -> None:
