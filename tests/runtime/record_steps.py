@@ -35,7 +35,8 @@ def record(
 ) -> list[int | None]:
     """A step under each schedule, dumped to `directory / schedule` and recorded in `measured` below that.
 
-    `given` are its other options. Gives the most that was kept for the backward under each schedule; None on a rank that does not record.
+    `given` are its other options. Gives the most that was kept for the backward under each schedule; None on a rank
+    that does not record.
     """
     mesh = fxpar.init_mesh(**sizes)
     subject = SUBJECTS[subject_name]

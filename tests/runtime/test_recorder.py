@@ -64,9 +64,7 @@ def recordings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     num_ranks, pipe = math.prod(case.mesh.values()), case.mesh.get("pipe", 1)
     arguments = case.subject, case.mesh, case.num_stages, case.schedules, folder, case.options
     kept = run_ranks(num_ranks, record, *arguments)
-    speakers = kept[
-        :: num_ranks // case.mesh.get("pipe", 1)
-    ]  # of the ranks that share a place on the pipe axis, the first
+    speakers = kept[:: num_ranks // pipe]  # of the ranks that share a place on the pipe axis, the first
     assert sum(peaks[0] is not None for peaks in kept) == len(speakers), "the others do not record"
     return [
         Recording(folder / name, _dumped(folder / name, name), Costs.load(folder / name), [p[turn] for p in speakers])
