@@ -14,14 +14,16 @@ result that has it. An operand without it is replicated; a result without it is 
 
 What this cannot say, `Dim.leading` does: dims that are cut from one longer dim share its letter, each with the
 number of values before it. So flattening "b c" gives b, c and the long dim one letter, and c has size(b) leading
-values. `Dim.values` says that a dim has several elements for each value of its letter, which stay together, as the
-channels of a group do.
+values. Of a piece of a longer dim it is how many times the piece would go into that: what is a digit after 3 values in
+the whole is one after 2 in a piece of two thirds. `Dim.values` says that a dim has several elements for each value of
+its letter, which stay together, as the channels of a group do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from string import ascii_lowercase
 from typing import Literal, TypeAlias
@@ -34,12 +36,14 @@ from fxpar.rules.rule import OpCall, Operand, Shape, Strategy
 class Dim:
     """A dim that may be sharded: `letter`, or the part of it that comes after `leading` values.
 
-    `values` is how many the letter has where the dim has several elements for each of them.
+    `values` is how many the letter has where the dim has several elements for each of them. Shards start after
+    multiples of `blocks` values of this dim.
     """
 
     letter: str
-    leading: int = 1
+    leading: int | Fraction = 1
     values: int | None = None
+    blocks: int = 1
 
 
 Pattern: TypeAlias = tuple[Dim | None, ...] | None
@@ -82,7 +86,7 @@ class _Cut:
     """A letter cut into `parts` after `outer` leading values; `ragged` is the size of dims cut unevenly."""
 
     letter: str
-    outer: int
+    outer: int | Fraction
     parts: int
     ragged: int | None
 
@@ -107,8 +111,9 @@ class _Cut:
             if dim is None or dim.letter != self.letter:
                 continue
             lacks_letter = False
-            if self.outer % dim.leading == 0:
-                shard = Shard(position, self.parts, self.outer // dim.leading)
+            outer = Fraction(self.outer) / dim.leading
+            if outer.denominator == 1 and outer.numerator % dim.blocks == 0:
+                shard = Shard(position, self.parts, outer.numerator)
                 if self._admits(dim, shape[position], shard):
                     return shard
         return missing if lacks_letter else None

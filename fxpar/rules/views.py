@@ -6,7 +6,9 @@ after dims of A values becomes a shard of the long dim with A * outer leading va
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import lru_cache
+from math import gcd
 from typing import TypeAlias
 
 from fxpar.rules.call import argument, dim_argument
@@ -129,7 +131,7 @@ def _without(rank: int, removed: int) -> tuple[tuple[Dims], tuple[Dims]]:
 
 
 def sliced(call: OpCall) -> Einsum:
-    """slice: one of several pieces of equal length, or some other part of a dim that then is whole."""
+    """slice: a piece of a dim, which is sharded within blocks of the dim of which the piece has all or nothing."""
     whole, piece = _whole_and_piece(call, call.inputs[0], _result(call))
     return Einsum((whole,), (piece,))
 
@@ -142,12 +144,12 @@ def slice_restored(call: OpCall) -> Einsum:
 
 def _whole_and_piece(call: OpCall, whole: Shape, piece: Shape) -> tuple[Dims, Dims]:
     dim = dim_argument(call, rank=len(whole))
-    start = slice_start(argument(call, "start"), whole[dim])
-    length = piece[dim]
-    contiguous = argument(call, "step") == 1 and length > 0
-    if contiguous and whole[dim] % length == 0 and start % length == 0:
-        return _cut(len(whole), dim, whole[dim] // length)
-    return _cut(len(whole), dim, None)
+    start, length = slice_start(argument(call, "start"), whole[dim]), piece[dim]
+    if argument(call, "step") != 1 or length == 0:
+        return _uncut(len(whole), dim), _uncut(len(whole), dim)
+    blocks = whole[dim] // gcd(whole[dim], start, length)
+    cut, (part,) = _cut(len(whole), dim, blocks, (Fraction(whole[dim], length),))
+    return cut, part
 
 
 def slice_start(start: int | None, size: int) -> int:
@@ -156,40 +158,45 @@ def slice_start(start: int | None, size: int) -> int:
 
 
 def split(call: OpCall) -> Einsum:
-    """split, split_with_sizes: into pieces of equal length, or else of a whole dim."""
-    dim = dim_argument(call)
-    whole, piece = _cut(len(call.inputs[0]), dim, _equal_pieces(call.outputs, dim))
-    return Einsum((whole,), (piece,) * len(call.outputs))
+    """split, split_with_sizes: a dim is sharded within blocks of which every piece has some."""
+    whole, pieces = _whole_and_pieces(call.outputs, dim_argument(call))
+    return Einsum((whole,), pieces)
 
 
 def concatenated(call: OpCall) -> Einsum | None:
-    """cat: of pieces of equal length, or else along a whole dim."""
+    """cat: a dim is sharded within blocks of which every piece has some."""
     rank = len(_result(call))
     if any(len(shape) != rank for shape in call.inputs):
         return None  # cat skips tensors of shape (0,) whatever the rank of the others
-    dim = dim_argument(call, rank=rank)
-    whole, piece = _cut(rank, dim, _equal_pieces(call.inputs, dim))
-    return Einsum((piece,) * len(call.inputs), (whole,))
+    whole, pieces = _whole_and_pieces(call.inputs, dim_argument(call, rank=rank))
+    return Einsum(pieces, (whole,))
 
 
-def _equal_pieces(shapes: tuple[Shape | None, ...], dim: int) -> int | None:
-    """How many pieces there are, if they have one length."""
-    lengths = {shape[dim] for shape in shapes if shape is not None}
-    return len(shapes) if len(lengths) == 1 else None
+def _whole_and_pieces(shapes: tuple[Shape | None, ...], dim: int) -> tuple[Dims, tuple[Dims, ...]]:
+    """The dims of pieces along `dim`, and of all of them together."""
+    lengths = [shape[dim] for shape in shapes if shape is not None]
+    rank = max(len(shape) for shape in shapes if shape is not None)
+    if 0 in lengths:
+        return _uncut(rank, dim), (_uncut(rank, dim),) * len(lengths)
+    return _cut(rank, dim, 1, tuple(Fraction(sum(lengths), length) for length in lengths))
+
+
+def _uncut(rank: int, dim: int) -> Dims:
+    """The dims of a tensor whose `dim` is whole."""
+    dims = free_dims(rank)
+    dims[dim] = None
+    return tuple(dims)
 
 
 @lru_cache(maxsize=4096)
-def _cut(rank: int, dim: int, pieces: int | None) -> tuple[Dims, Dims]:
-    """The dims of a tensor, and of each of the `pieces` into which `dim` is cut; whole if they are unequal."""
-    whole = free_dims(rank)
-    piece = list(whole)
-    cut = whole[dim]
+def _cut(rank: int, dim: int, blocks: int, shares: tuple[Fraction, ...]) -> tuple[Dims, tuple[Dims, ...]]:
+    """The dims of a tensor, and of pieces of `dim` that would go into it so many times; see `Dim`."""
+    dims = free_dims(rank)
+    cut = dims[dim]
     assert cut is not None
-    if pieces is None:
-        whole[dim] = piece[dim] = None
-    else:
-        piece[dim] = Dim(cut.letter, pieces)
-    return tuple(whole), tuple(piece)
+    before, after = tuple(dims[:dim]), tuple(dims[dim + 1 :])
+    whole = (*before, Dim(cut.letter, blocks=blocks), *after)
+    return whole, tuple((*before, Dim(cut.letter, leading=share), *after) for share in shares)
 
 
 def padded(call: OpCall) -> Einsum:

@@ -7,9 +7,12 @@ from functools import cache
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fxpar import annotate
 from fxpar.layouts.pins import Pins
+from fxpar.passes.outlook import Outlook
 from fxpar.rules import rule_for
 from fxpar.stage import JointGraph
 from tests.fake_mesh import fake_mesh
@@ -67,10 +70,37 @@ def test_convolutions_between_the_first_and_the_last_share_their_work() -> None:
     assert set(whole) <= {"unet.conv_in", "unet.conv_out", "unet.down_blocks.0.downsamplers.0.conv"}
 
 
-@pytest.mark.parametrize("sizes", [{"x": 2}, {"y": 2, "x": 2}], ids=str)
-def test_all_ranks_together_compute_the_joint_graph(sizes: dict[str, int]) -> None:
-    joint, pins = unet()
-    lay_out(joint, pins, prices(latency_us=1.0, flops_per_us=1e5), **sizes)
+def check_numbers(joint: JointGraph, **sizes: int) -> None:
+    """The laid-out graphs of all ranks together give what the joint graph gives."""
     inputs = inputs_of(joint, 0)
     with fake_mesh(**sizes) as mesh:
         check_pieces(joint, mesh, run_local_graphs(joint, mesh, inputs), joint.module(*inputs))
+
+
+def test_all_ranks_together_compute_the_joint_graph() -> None:
+    check_numbers(over_two_ranks().joint, x=2)
+
+
+class LittleUNet(nn.Module):
+    """One level down and up again; a skip connection of other width than what comes from below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.down = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.norm, self.up, self.leave = nn.GroupNorm(2, 24), nn.Conv2d(24, 8, 3, padding=1), nn.Conv2d(8, 1, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        skip = self.enter(image)
+        below = functional.silu(self.down(skip))
+        joined = torch.cat([functional.interpolate(below, scale_factor=2.0), skip], 1)
+        return self.leave(self.up(functional.silu(self.norm(joined)))).square().mean()
+
+
+@pytest.mark.parametrize("sizes", [{"x": 4}, {"y": 2, "x": 2}], ids=str)
+def test_few_groups_and_unequal_widths_are_right_on_every_rank(sizes: dict[str, int]) -> None:
+    """Work is so dear that it is shared wherever it can be; two groups are normalised by four ranks."""
+    torch.manual_seed(0)
+    joint = decomposed(LittleUNet().double(), torch.randn(3, 1, 4, 4).double(), outlook=Outlook(4))
+    laid = lay_out(joint, Pins(), prices(latency_us=0.01, flops_per_us=10.0), **sizes)
+    assert {c.axis for c in laid.collectives} == sizes.keys()
+    check_numbers(joint, **sizes)

@@ -76,6 +76,26 @@ def test_one_of_several_equal_slices_is_a_piece_of_a_split() -> None:
     assert extend(rule, other, "input", 0, Shard(1, 2, outer=3)) is None
 
 
+def test_unequal_pieces_are_sharded_within_blocks_of_their_common_length() -> None:
+    call = call_of(aten.cat.default, (2, 16), (2, 8), outputs=((2, 24),))
+    call = type(call)(call.target, ([*call.args], 1), {}, call.inputs, call.outputs)
+    rule = rule_for(aten.cat.default)
+    blocks = (Shard(1, 2, outer=2), Shard(1, 2), Shard(1, 2, outer=3))
+    assert extend(rule, call, "input", 0, blocks[0]) == blocks
+    assert extend(rule, call, "input", 1, blocks[1]) == blocks
+    assert extend(rule, call, "output", 0, blocks[2]) == blocks
+    assert extend(rule, call, "input", 0, Shard(1, 2)) is None
+    assert extend(rule, call, "output", 0, Shard(1, 2)) is None
+
+
+def test_a_slice_is_sharded_within_blocks_of_which_it_has_all_or_nothing() -> None:
+    call = call_of(aten.slice.Tensor, (2, 24), 1, 4, 20, outputs=((2, 16),))
+    rule = rule_for(aten.slice.Tensor)
+    assert extend(rule, call, "input", 0, Shard(1, 2, outer=6)) == (Shard(1, 2, outer=6), Shard(1, 2, outer=4))
+    assert extend(rule, call, "output", 0, Shard(1, 2, outer=4)) == (Shard(1, 2, outer=6), Shard(1, 2, outer=4))
+    assert extend(rule, call, "output", 0, Shard(1, 2, outer=2)) is None, "it starts inside a block"
+
+
 @pytest.mark.parametrize(("shard", "expected"), [(Shard(0, 2), None), (Shard(2, 2), (Shard(2, 2), Shard(1, 2)))])
 def test_a_selected_dim_is_whole(shard: Shard, expected: object) -> None:
     call = call_of(aten.select.int, (4, 5, 6), 0, 1, outputs=((5, 6),))
