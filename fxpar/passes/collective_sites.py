@@ -18,6 +18,7 @@ from fxpar.passes.cut import may_run_twice
 aten = torch.ops.aten
 
 _REARRANGING = (
+    aten.cat.default,
     aten.clone.default,
     aten.constant_pad_nd.default,
     aten._to_copy.default,
@@ -148,7 +149,7 @@ def _waits(node: fx.Node) -> bool:
 
 
 def _rearranges(node: fx.Node) -> bool:
-    """Whether `node` computes nothing: a view, a copy, padding, a cast."""
+    """Whether `node` computes nothing: a view, a copy, a cast, padding, a concatenation."""
     return bool(node.all_input_nodes) and (may_run_twice(node) or node.target in _REARRANGING)
 
 

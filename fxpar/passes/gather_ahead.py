@@ -10,6 +10,9 @@ from torch import fx
 
 from fxpar.passes.collective_sites import Site, is_matmul
 
+FARTHEST = 4
+"""How many matmuls may run between the start of a gather and its first use, where few layers gather anything."""
+
 
 def gather_ahead(
     ops: Sequence[fx.Node], waits: Mapping[fx.Node, Sequence[Site]], budget_bytes: float
@@ -18,8 +21,8 @@ def gather_ahead(
 
     A layer is a matmul with the sites that it and the ops since the last layer are the first to need. When the first op
     of a layer runs, the sites of the next layer start, in the order in which they are needed, as long as what has been
-    started and not been used has at most `budget_bytes`; others follow when that has been used, and at the latest
-    where they are needed. Those of the first layer start in front of the first op.
+    started and not been used has at most `budget_bytes`, and is needed after at most `FARTHEST` matmuls; others follow
+    when that is so, and at the latest where they are needed. Those of the first layer may start with the first op.
     Source: Singh et al., "A 4D Hybrid Algorithm to Scale Parallel Training", on overlap of the weights' all-gathers.
 
     Args:
@@ -31,15 +34,21 @@ def gather_ahead(
     queue = [site for sites in first_uses.values() for site in sites]
     ends = _ends_of_layers(first_uses)
     bytes_before = [0, *accumulate(site.num_bytes for site in queue)]
+    passed = [0, *accumulate(map(is_matmul, ops))]
+    matmuls_before = [passed[index] for index, op in enumerate(ops) for _ in first_uses.get(op, ())]
     starts: dict[fx.Node, list[Site]] = {}
     started = used = 0
     allowed = ends[0] if ends else 0
-    for op in ops:
+    for index, op in enumerate(ops):
         used += len(first_uses.get(op, ()))
         due = max(started, used)
         if op in first_uses:
             allowed = ends[min(bisect_left(ends, used) + 1, len(ends) - 1)]
-        while due < allowed and bytes_before[due + 1] - bytes_before[used] <= budget_bytes:
+        while (
+            due < allowed
+            and bytes_before[due + 1] - bytes_before[used] <= budget_bytes
+            and matmuls_before[due] - passed[index] <= FARTHEST
+        ):
             due += 1
         if due > started:
             starts[op] = queue[started:due]

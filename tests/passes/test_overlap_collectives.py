@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from fxpar.layout import REPLICATE, Partial, Shard
 from fxpar.overlap import NO_OVERLAP, OVERLAP_RULES, Overlap, OverlapRule
+from fxpar.passes.gather_ahead import FARTHEST
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.overlap_collectives import overlap_collectives
 from fxpar.passes.partition import partition
@@ -184,6 +185,19 @@ def test_weights_are_gathered_one_layer_ahead(gathering: Parts) -> None:
         *(gather, f"{gather}_1", "wait_tensor", "mm", f"{gather}_2", "wait_tensor_1", "mm_1"),
         *(f"{gather}_3", "wait_tensor_2", "mm_2", "wait_tensor_3", "mm_3"),
     ]
+
+
+def test_what_is_needed_much_later_is_not_gathered_yet() -> None:
+    between = FARTHEST + 2
+
+    def few_are_sharded(node: fx.Node, strategies: Sequence[Strategy]) -> Strategy:
+        whole = node.op == "placeholder" and node.name in {f"w_{layer}" for layer in range(1, between)}
+        return strategies[0] if whole else sharded_batch(node, strategies)
+
+    forward, _ = parts_of(Chain(between + 1), few_are_sharded, torch.randn(6, 8, requires_grad=True))
+    names = steps(overlap_collectives(forward, under("all_gathers")))
+    start, use = names.index("all_gather_into_tensor_1"), names.index(f"mm_{between}")
+    assert [name for name in names[start:use] if name.startswith("mm")] == [f"mm_{i}" for i in range(2, between)]
 
 
 def test_no_more_is_gathered_ahead_than_the_budget_allows(gathering: Parts) -> None:
