@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,8 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--schedules", default=",".join(SCHEDULES), metavar="NAME,...", help="to try")
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
     parser.add_argument("--most", type=int, default=MOST_ESTIMATED, metavar="N", help="meshes to look at closely")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="for how long; one at least")
+    parser.add_argument("--whole", action="store_true", help="make the graphs of all layers, also of those alike")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the best as a plan for fxpar.distribute")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")
 
@@ -59,6 +62,8 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
         schedules=options.schedules.split(","),
         memory_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,
         most=options.most,
+        seconds=options.seconds,
+        whole=options.whole,
         say=say,
     )
     if options.save:

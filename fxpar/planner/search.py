@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,8 @@ from fxpar.planner.cluster import Cluster, read_cluster
 from fxpar.planner.coarse import coarse_bytes, coarse_us, matrices_of, rows_of
 from fxpar.planner.configuration import SCHEDULES, Configuration, candidates
 from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
-from fxpar.planner.step_model import Estimate, StepModel
+from fxpar.planner.layers import Layers, extrapolate, find_layers, sample_counts, with_layers
+from fxpar.planner.step_model import Estimate, StepModel, Way
 
 MOST_ESTIMATED = 24
 """Meshes whose graphs are made, where a user does not say."""
@@ -61,6 +64,8 @@ def plan(
     schedules: Sequence[str] = SCHEDULES,
     memory_bytes: float | None = None,
     most: int = MOST_ESTIMATED,
+    seconds: float = math.inf,
+    whole: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Ranking:
     """Rank the ways to train `model` on `num_ranks` ranks of a cluster by their predicted step time.
@@ -79,6 +84,9 @@ def plan(
         microbatches: numbers to try; by default some multiples of the pipe axis.
         schedules: to try, of one stage on each rank.
         memory_bytes: what a rank may take; default: what the cluster's ranks have.
+        most, seconds: how many meshes to look at closely, and for how long; one at least.
+        whole: make the graphs of the whole model; by default, of a long list of layers that are alike, two short ones
+            tell what all of them come to.
         say: is told what is done.
 
     Raises:
@@ -96,18 +104,66 @@ def plan(
         raise PlanningError(f"no mesh of {ranks} ranks divides a batch of {size}", "change the batch or the ranks")
     likely, left_out = _most_likely(everything, model, rows, known, budget, most)
     found: dict[Configuration, list[Estimate]] = {}
+    look = _Look(model, batch, known, budget, layouts, batch_dims, schedules, None if whole else find_layers(model))
+    end = time.monotonic() + seconds
     with imagined_world(ranks):
         for number, configuration in enumerate(likely, start=1):
+            if found and time.monotonic() > end:
+                left_out[configuration] = f"not looked at within {seconds:.0f} seconds"
+                continue
             tell(f"{number} of {len(likely)}: {configuration}")
-            torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
             try:
-                mesh = imagined_mesh(configuration.mesh, known)
-                step = StepModel(model, batch, mesh, configuration.microbatches, layouts, batch_dims)
-                names = schedules if configuration.mesh["pipe"] > 1 else schedules[:1]
-                found[configuration] = [step.estimate(name, budget) for name in names]
+                found[configuration] = look.estimates(configuration)
             except FxparError as error:
                 left_out[configuration] = str(error)
     return _ranking(known, found, left_out, budget)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Looks at configurations closely, by graphs as they would run."""
+
+    model: nn.Module
+    batch: Sequence[Any] | Mapping[str, Any]
+    cluster: Cluster
+    budget_bytes: float
+    layouts: Mapping[str, Sequence[Entry]] | None
+    batch_dims: Mapping[str | int, int | None] | None
+    schedules: Sequence[str]
+    layers: Layers | None
+
+    def estimates(self, configuration: Configuration) -> list[Estimate]:
+        """By each of the schedules that make a difference, the first way that fits into memory, else the last."""
+        pipe = configuration.mesh["pipe"]
+        counts = sample_counts(self.layers, pipe)
+        if counts is None or self.layers is None:
+            models = [self._step_of(self.model, configuration)]
+        else:
+            models = [self._step_of(with_layers(self.model, self.layers, count), configuration) for count in counts]
+        ways = models[0].ways()
+        names = self.schedules if pipe > 1 else self.schedules[:1]
+        return [self._first_that_fits(self._estimate(models, counts, name, way) for way in ways) for name in names]
+
+    def _step_of(self, model: nn.Module, configuration: Configuration) -> StepModel:
+        torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
+        mesh = imagined_mesh(configuration.mesh, self.cluster)
+        return StepModel(model, self.batch, mesh, configuration.microbatches, self.layouts, self.batch_dims)
+
+    def _estimate(
+        self, models: Sequence[StepModel], counts: tuple[int, int] | None, schedule: str, way: Way
+    ) -> Estimate:
+        found = [model.estimate(schedule, way) for model in models]
+        if counts is None or self.layers is None:
+            return found[0]
+        return extrapolate(found[0], found[1], counts, self.layers)
+
+    def _first_that_fits(self, estimates: Iterable[Estimate]) -> Estimate:
+        found = None
+        for found in estimates:
+            if found.peak_bytes <= self.budget_bytes:
+                break
+        assert found is not None, "there is always a way"
+        return found
 
 
 def _silent(_: str) -> None:

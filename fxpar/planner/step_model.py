@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxpar.compiler import StageGraphs, divide_stage, join_stages, localize, overlap_stage
+from fxpar.compiler import divide_stage, join_stages, localize, overlap_stage
 from fxpar.dump import Dump
 from fxpar.errors import MicrobatchError
 from fxpar.hints import Entry, resolve_hints
@@ -33,7 +32,7 @@ from fxpar.planner.remat import POLICIES, Remat
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.planner.stage_times import estimate_costs
 from fxpar.planner.storage import AUTO, MICROBATCH, STEP, Storage, storage_choices
-from fxpar.schedule import Costs, Program, Schedule, lower, peak_memory, simulate
+from fxpar.schedule import Costs, lower, peak_memory, simulate
 from fxpar.stage import JointGraph
 
 _NO_DUMP = Dump(None, 0)
@@ -59,12 +58,20 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Divided:
-    """The graphs of all stages, the options that make them so, and what the fullest rank takes with them."""
+class Way:
+    """How a step spends memory to save time."""
 
-    graphs: Sequence[StageGraphs]
-    options: Mapping[str, str]
-    peak_bytes: int
+    remat: Remat
+    storage: Storage
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Those of `torch.compile` that say so."""
+        return {
+            "remat": self.remat.policy,
+            "gather_weights": STEP if self.storage.gathers_once else MICROBATCH,
+            "reduce_gradients": STEP if self.storage.reduces_once else MICROBATCH,
+        }
 
 
 class StepModel:
@@ -106,36 +113,32 @@ class StepModel:
         self._prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         self._model = GraphModel(mesh, self._prices)
 
-    def estimate(
-        self,
-        schedule: str,
-        budget_bytes: float = math.inf,
-        policies: Sequence[str] = POLICIES,
-        overlap: Overlap | None = None,
-    ) -> Estimate:
-        """The step by the schedule of that name, with one stage on each rank.
+    def ways(self, policies: Sequence[str] = POLICIES) -> list[Way]:
+        """How memory can be spent, the fastest first: what is gathered or summed whole, then what is computed again."""
+        storages = storage_choices(AUTO, AUTO, self._distribution.microbatches, self._distribution.mesh.z)
+        return [Way(Remat(policy), storage) for policy, storage in product(policies, storages)]
 
-        Of the ways to handle what is stored in shards, and then of the `policies` by which values are computed again,
-        it is the first that fits into `budget_bytes`, else the last.
-        """
+    def estimate(self, schedule: str, way: Way, overlap: Overlap | None = None) -> Estimate:
+        """The step by the schedule of that name, with one stage on each rank."""
         mesh, microbatches = self._distribution.mesh, self._distribution.microbatches
         costs = estimate_costs(self._stages, self._pipeline, mesh, self._distribution.placement)
         chosen = choose_schedule(schedule, costs, mesh, microbatches)
         programs = lower(chosen, self._pipeline.edges)
-        choices = product(policies, storage_choices(AUTO, AUTO, microbatches, mesh.z))
-        divided = self._first_that_fits(
-            chosen, programs, [(Remat(policy), way) for policy, way in choices], budget_bytes
-        )
-        stages = [
-            estimate_stage(overlap_stage(each, overlap or Overlap(), _NO_DUMP), self._model) for each in divided.graphs
+        graphs = [
+            divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat)
+            for stage, local in zip(self._stages, self._local, strict=True)
         ]
+        memory = {each.planned.joint.index: each.memory for each in graphs}
+        peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
+        ordered = [overlap_stage(each, overlap or Overlap(), _NO_DUMP) for each in graphs]
+        stages = [estimate_stage(each, self._model) for each in ordered]
         costs = replace(costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
             replace(self._distribution.final_plan, schedule=schedule),
-            divided.options,
+            way.options,
             simulate(programs, costs).makespan_us + max(stage.once.total_us for stage in stages),
             max(stage.compute_us(microbatches) for stage in stages),
-            divided.peak_bytes,
+            max(peak.peak_bytes for peak in peaks),
             self._traffic(stages, costs),
         )
 
@@ -151,26 +154,6 @@ class StepModel:
         return [
             localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self._stages, ranks, strict=True)
         ]
-
-    def _first_that_fits(
-        self,
-        schedule: Schedule,
-        programs: Sequence[Program],
-        choices: Sequence[tuple[Remat, Storage]],
-        budget_bytes: float,
-    ) -> _Divided:
-        """The stages' graphs by the first of the choices with which every rank fits, else by the last."""
-        for number, (remat, storage) in enumerate(choices, start=1):
-            graphs = [
-                divide_stage(stage, local, self._distribution, schedule, storage, remat)
-                for stage, local in zip(self._stages, self._local, strict=True)
-            ]
-            memory = {each.planned.joint.index: each.memory for each in graphs}
-            peaks = peak_memory(programs, schedule, self._pipeline.edges, memory)
-            found = _Divided(graphs, _options(remat, storage), max(peak.peak_bytes for peak in peaks))
-            if found.peak_bytes <= budget_bytes or number == len(choices):
-                return found
-        raise AssertionError("there is always a choice")
 
     def _traffic(self, stages: Sequence[StageEstimate], costs: Costs) -> dict[str, Traffic]:
         of_stages = [stage.traffic(self._distribution.microbatches) for stage in stages]
@@ -191,14 +174,6 @@ class StepModel:
         sent = max(busy.values(), default=0.0) * self._prices.network.bytes_per_us
         time_us = sum(cost.time_us for cost in costs.transfers.values())
         return {"pipe": Traffic(len(costs.transfers), sent, time_us).times(self._distribution.microbatches)}
-
-
-def _options(remat: Remat, storage: Storage) -> dict[str, str]:
-    return {
-        "remat": remat.policy,
-        "gather_weights": STEP if storage.gathers_once else MICROBATCH,
-        "reduce_gradients": STEP if storage.reduces_once else MICROBATCH,
-    }
 
 
 def local_batch(

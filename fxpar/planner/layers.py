@@ -1,0 +1,105 @@
+"""Models of many layers that are alike: what two of fewer layers come to tells what the whole one does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from fxpar.plan import Plan, PlannedParameter
+from fxpar.planner.graph_time import Traffic
+from fxpar.planner.step_model import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """`count` modules that are alike, at `path` of a model."""
+
+    path: str
+    count: int
+
+
+def find_layers(model: nn.Module) -> Layers | None:
+    """The longest list of modules of one class, whose parameters have the same names and shapes; None without any."""
+    lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList)]
+    alike = [Layers(path, len(each)) for path, each in lists if len(set(map(_kind, each))) == 1]
+    return max(alike, key=lambda layers: layers.count, default=None)
+
+
+def _kind(module: nn.Module) -> tuple[type[nn.Module], tuple[tuple[str, tuple[int, ...]], ...]]:
+    return type(module), tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())
+
+
+def with_layers(model: nn.Module, layers: Layers, count: int) -> nn.Module:
+    """A copy of `model` with the first `count` of its layers. Its forward must go by the list that they are in."""
+    fewer = copy.deepcopy(model)
+    parent, _, name = layers.path.rpartition(".")
+    kept = fewer.get_submodule(layers.path)
+    assert isinstance(kept, nn.ModuleList), f"{layers.path} is a list of layers"
+    setattr(fewer.get_submodule(parent), name, kept[:count])
+    return fewer
+
+
+def sample_counts(layers: Layers | None, pipe: int) -> tuple[int, int] | None:
+    """Two numbers of layers to look at, with one and two on each stage, two at least; None if there are no more."""
+    fewer = max(2, pipe)
+    return (fewer, 2 * fewer) if layers is not None and layers.count > 2 * fewer else None
+
+
+def extrapolate(few: Estimate, more: Estimate, counts: tuple[int, int], layers: Layers) -> Estimate:
+    """What the whole model comes to, when every further layer adds what those of `more` add to `few`."""
+    share = (layers.count - counts[0]) / (counts[1] - counts[0])
+
+    def of_all(first: float, second: float) -> float:
+        return first + share * (second - first)
+
+    def traffic_of_all(axis: str) -> Traffic:
+        first, second = few.traffic.get(axis, Traffic()), more.traffic.get(axis, Traffic())
+        return Traffic(
+            round(of_all(first.num_collectives, second.num_collectives)),
+            of_all(first.bytes_sent, second.bytes_sent),
+            of_all(first.time_us, second.time_us),
+        )
+
+    return Estimate(
+        whole_plan(more.plan, counts[1], layers),
+        more.options,
+        of_all(few.step_us, more.step_us),
+        of_all(few.compute_us, more.compute_us),
+        math.ceil(of_all(few.peak_bytes, more.peak_bytes)),
+        {axis: traffic_of_all(axis) for axis in {**few.traffic, **more.traffic}},
+    )
+
+
+def whole_plan(plan: Plan, count: int, layers: Layers) -> Plan:
+    """The plan for all layers, of one for `count` of them: each stage has as many, and those in the middle lie alike.
+
+    Layers may lie in turns in two ways, as transposed ones do.
+    """
+    stages = len(plan.stages) + 1
+    first = [math.ceil(layers.count * stage / stages) for stage in range(stages)]
+    parameters: dict[str, PlannedParameter] = {}
+    prefix = f"{layers.path}."
+    for name, planned in plan.parameters.items():
+        if not name.startswith(prefix):
+            parameters[name] = planned
+    for layer in range(layers.count):
+        stage = max(stage for stage in range(stages) if first[stage] <= layer)
+        for name, planned in _of_layer(plan.parameters, prefix, _like(layer, layers.count, count)).items():
+            parameters[f"{prefix}{layer}.{name}"] = replace(planned, stage=stage)
+    return replace(plan, stages=tuple(f"{prefix}{layer}" for layer in first[1:]), parameters=parameters)
+
+
+def _like(layer: int, of: int, count: int) -> int:
+    """Which of `count` layers lies as `layer` of all."""
+    if layer in (0, of - 1):
+        return 0 if layer == 0 else count - 1
+    return 1 + (layer - 1) % 2
+
+
+def _of_layer(parameters: Mapping[str, PlannedParameter], prefix: str, layer: int) -> dict[str, PlannedParameter]:
+    own = f"{prefix}{layer}."
+    return {name.removeprefix(own): planned for name, planned in parameters.items() if name.startswith(own)}
