@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from fxpar.annotate import Move, move
 from fxpar.layout import REPLICATE, Partial, Shard
 from fxpar.overlap import NO_OVERLAP, OVERLAP_RULES, Overlap, OverlapRule
+from fxpar.passes.bucket_collectives import bucket_collectives
+from fxpar.passes.collective_sites import Site, find_sites
 from fxpar.passes.gather_ahead import FARTHEST
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.overlap_collectives import overlap_collectives
@@ -23,6 +26,7 @@ from tests.live_bytes import peak_live_bytes
 from tests.local_graphs import inputs_of, pieces_of
 from tests.lockstep import run_ranks_in_lockstep
 from tests.placements import Choose, as_told, at_random, lay_out
+from tests.stored_graphs import lay_out_stored
 
 Parts: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -254,6 +258,33 @@ def test_all_ranks_start_alike_and_get_the_same_bits_however_a_graph_is_laid_out
             assert len({starts(module) for module in after}) == 1, "ranks start different collectives"
             found = run_ranks_in_lockstep([module.graph for module in after], pieces, mesh)
             assert all(map(same_bits, found, before))
+
+
+@pytest.mark.parametrize("sizes", [{"z": 3}, {"z": 2, "x": 2}], ids=str)
+def test_weights_in_shards_are_gathered_ahead_one_by_one_or_together(mixed: JointGraph, sizes: dict[str, int]) -> None:
+    inputs = inputs_of(mixed, 0)
+    with fake_mesh(**sizes) as mesh:
+        lay_out_stored(mixed, mesh, at_random(0))
+        local = [insert_collectives(mixed, as_rank(mesh, rank)).module for rank in range(mesh.num_ranks)]
+        for module in local:
+            bucket_collectives(module, small_bytes=500)
+        pieces = pieces_of(mixed, mesh, inputs)
+        before = run_ranks_in_lockstep([module.graph for module in local], pieces, mesh)
+        after = [overlap_collectives(module, Overlap()) for module in local]
+        found = run_ranks_in_lockstep([module.graph for module in after], pieces, mesh)
+        assert all(map(same_bits, found, before))
+        of_weights = [site for site in find_sites(local[0].graph, set(OVERLAP_RULES)) if move_of(site).axis == "z"]
+        assert {(move_of(site).kind, site.rule) for site in of_weights} == {
+            ("all_gather", "all_gathers"),
+            ("reduce_scatter", "reduce_scatters"),
+        }
+        assert len({starts(module) for module in after}) == 1, "ranks start different collectives"
+
+
+def move_of(site: Site) -> Move:
+    done = move(site.start)
+    assert done is not None
+    return done
 
 
 @pytest.fixture(scope="module")
