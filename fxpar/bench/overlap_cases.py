@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,20 @@ from fxpar.bench.turns import Step
 from fxpar.hints import Spec
 from fxpar.mesh import Mesh
 
-NO_OVERLAP, ALL_OVERLAPS = "no overlap", "and all-gathers"
-VARIANTS: Mapping[str, Any] = {
-    NO_OVERLAP: (),
-    "input gradients": ("input_gradients",),
-    "and reduce-scatters": ("input_gradients", "reduce_scatters"),
-    ALL_OVERLAPS: True,
+NO_OVERLAP, ALL_OVERLAPS, KEPT_WEIGHTS = "no overlap", "and all-gathers", "and kept weights"
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    NO_OVERLAP: {"overlap": ()},
+    "input gradients": {"overlap": ("input_gradients",)},
+    "and reduce-scatters": {"overlap": ("input_gradients", "reduce_scatters")},
+    ALL_OVERLAPS: {"overlap": True},
 }
-"""What is overlapped, each variant with one rule more, as `overlap` of `fxpar.config.Options`."""
+"""Options, each variant with one rule of overlap more."""
+
+WITH_RECOMPUTATION: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"remat": "full", "gathered_bytes": 0, **options} for name, options in VARIANTS.items()},
+    KEPT_WEIGHTS: {"remat": "full"},
+}
+"""Where layers are computed again in the backward: their weights are gathered again, or kept at last."""
 
 COMPUTE_ALONE = "computation alone"
 """All variants' graphs without their communication, whose results are therefore wrong."""
@@ -53,6 +59,7 @@ class Case:
         rate_mbit: of the links.
         hints: layouts of its weights over x.
         against: which peers run it, too.
+        variants: options by name.
     """
 
     name: str
@@ -64,6 +71,7 @@ class Case:
     z: int = 1
     hints: Mapping[str, Spec] = field(default_factory=dict)
     against: tuple[str, ...] = ()
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: VARIANTS)
 
     def steps(self) -> dict[str, Step]:
         """Every variant's step, and those of the peers, on this of all ranks."""
@@ -71,9 +79,10 @@ class Case:
         batch = self.batch(fxpar.num_batch_shards(mesh))
         found: dict[str, Step] = {name: PEERS[name](self.build(), batch) for name in self.against}
         model = self._distributed(mesh, batch)
-        for name, overlap in VARIANTS.items():
-            found[name] = _step(model, batch, overlap)
-        found[COMPUTE_ALONE] = _step(self._distributed(silenced(mesh), batch), batch, False)
+        for name, options in self.variants.items():
+            found[name] = _step(model, batch, options)
+        silent = self._distributed(silenced(mesh), batch)
+        found[COMPUTE_ALONE] = _step(silent, batch, self.variants[NO_OVERLAP])
         return found
 
     def _distributed(self, mesh: Mesh, batch: dict[str, Tensor]) -> nn.Module:
@@ -82,8 +91,8 @@ class Case:
         return model
 
 
-def _step(model: nn.Module, batch: Mapping[str, Tensor], overlap: Any) -> Step:
-    compiled = torch.compile(model, backend="fxpar", options={"lowering": "aten", "overlap": overlap})
+def _step(model: nn.Module, batch: Mapping[str, Tensor], options: Mapping[str, Any]) -> Step:
+    compiled = torch.compile(model, backend="fxpar", options={"lowering": "aten", **options})
 
     def step() -> None:
         model.zero_grad()
@@ -182,4 +191,10 @@ GPT_X2_Z2 = Case(
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, 1.15),),
     hints=_MEGATRON,
 )
-CASES = (CHAIN_Z4, CHAIN_X2_Z2, GPT_Z4, GPT_X2_Z2)
+GPT_X2_Z2_AGAIN = replace(
+    GPT_X2_Z2,
+    name="GPT, x=2, z=2, layers computed again",
+    claims=(Claim(KEPT_WEIGHTS, NO_OVERLAP, 1.25),),
+    variants=WITH_RECOMPUTATION,
+)
+CASES = (CHAIN_Z4, CHAIN_X2_Z2, GPT_Z4, GPT_X2_Z2, GPT_X2_Z2_AGAIN)

@@ -7,6 +7,7 @@ import torch
 from fxpar.bench.overlap import overlap_rows
 from fxpar.bench.overlap_cases import ALL_OVERLAPS, CASES, COMPUTE_ALONE, NO_OVERLAP, PEERS, VARIANTS
 from fxpar.bench.turns import Turn, turns_of
+from fxpar.config import read_options
 from fxpar.launch import run_ranks
 from fxpar.overlap import OVERLAP_RULES
 from tests.bench.run_overlap import SMALL_CHAIN, reduce_in_silence, run_small
@@ -31,8 +32,18 @@ def test_exposed_communication_is_what_a_step_takes_besides_computing() -> None:
 
 def test_variants_add_one_rule_after_another() -> None:
     *some, last = VARIANTS.values()
-    assert some == [OVERLAP_RULES[:number] for number in range(len(OVERLAP_RULES))]
-    assert last is True and list(VARIANTS)[-1] == ALL_OVERLAPS
+    assert some == [{"overlap": OVERLAP_RULES[:number]} for number in range(len(OVERLAP_RULES))]
+    assert last == {"overlap": True} and list(VARIANTS)[-1] == ALL_OVERLAPS
+
+
+def test_every_claim_is_of_what_its_case_runs() -> None:
+    for case in CASES:
+        assert {name for claim in case.claims for name in (claim.faster, claim.slower)} <= {
+            *case.variants,
+            *case.against,
+        }
+        for options in case.variants.values():
+            read_options(options)
 
 
 def test_on_a_silenced_mesh_nobody_waits_for_others() -> None:
