@@ -107,10 +107,10 @@ class Candidates:
     def _open(self, number: int, operation: Operation) -> None:
         assert operation.call is not None, f"{operation} is no op"
         self._add(number, replicated(operation.call))
+        for strategy in self._rules.linear(operation):
+            self._add(number, strategy)  # of constants, only zeros pass: they are a part of any sum
         if operation.node in self._frozen:
             return
-        for strategy in self._rules.linear(operation):
-            self._add(number, strategy)
         for position, value in enumerate(operation.operands):
             self._readers.setdefault(value, []).append((number, Operand("input", position)))
         for position, result in enumerate(operation.results):

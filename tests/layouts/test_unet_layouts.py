@@ -104,3 +104,24 @@ def test_few_groups_and_unequal_widths_are_right_on_every_rank(sizes: dict[str, 
     laid = lay_out(joint, Pins(), prices(latency_us=0.01, flops_per_us=10.0), **sizes)
     assert {c.axis for c in laid.collectives} == sizes.keys()
     check_numbers(joint, **sizes)
+
+
+class Upsampled(nn.Module):
+    """An image that is enlarged between two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.up, self.down = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        small = functional.silu(self.enter(image))
+        return self.down(functional.silu(self.up(functional.interpolate(small, scale_factor=2.0)))).square().mean()
+
+
+def test_the_gradient_of_an_enlarged_image_is_reduced_when_it_is_small_again() -> None:
+    model = Upsampled()
+    channels = {"up.weight": ("x", None, None, None), "down.weight": (None, "x", None, None)}
+    image = torch.randn(3, 8, 8, 8)
+    laid = lay_out(decomposed(model, image), pins_of(model, channels), prices(latency_us=0.1), x=2)
+    assert {c.num_bytes for c in laid.collectives if annotate.is_backward(c.node)} == {image.nbytes}
