@@ -79,8 +79,15 @@ def sent(laid: LaidOut, sizes: dict[str, int], *, backward: bool, at_least: floa
     return found
 
 
-@pytest.mark.parametrize("sizes", [{"y": 2, "x": 2}, {"y": 2, "x": 4}, {"y": 3, "x": 2}], ids=str)
-@pytest.mark.parametrize("widths", [(48, 96, 48, 96, 48), (96, 48, 72, 24, 120, 48)], ids=str)
+@pytest.mark.parametrize(
+    ("widths", "sizes"),
+    [
+        ((48, 96, 48, 96, 48), {"y": 2, "x": 2}),
+        ((48, 96, 48, 96, 48), {"y": 3, "x": 2}),
+        ((96, 48, 72, 24, 120, 48), {"y": 2, "x": 4}),
+    ],
+    ids=str,
+)
 def test_layers_of_a_chain_reduce_along_x_and_y_in_turn(widths: tuple[int, ...], sizes: dict[str, int]) -> None:
     """One all-reduce per layer and direction, of the paper's size, and nothing between layers."""
     rows = 512
@@ -163,12 +170,19 @@ MODELS = {
 }
 
 
-@cache
+PLANE = {"y": 2, "x": 2}
+
+
 def model_graph(name: str) -> JointGraph:
     subject = MODELS[name]
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
     arguments = dict.fromkeys(subject.arguments, tokens)
     return decomposed(subject.build(), outlook=Outlook(4, shards_hidden=True), **arguments)
+
+
+@cache
+def laid_out_on_plane(name: str) -> LaidOut:
+    return lay_out(model_graph(name), Pins(), collectives_count(), **PLANE)
 
 
 def reduced_in(name: str, sizes: dict[str, int], *, transposed: bool) -> tuple[Counter[Sent], Counter[Sent]]:
@@ -193,28 +207,23 @@ def reduced_in(name: str, sizes: dict[str, int], *, transposed: bool) -> tuple[C
 @pytest.mark.parametrize("name", MODELS)
 def test_products_of_a_transformer_reduce_as_the_equations_say(name: str) -> None:
     """Along one axis before attention and in the MLP's middle, along the other after both. Norms may gather."""
-    sizes = {"y": 2, "x": 2}
-    laid = lay_out(model_graph(name), Pins(), collectives_count(), **sizes)
+    laid = laid_out_on_plane(name)
     forward, backward = (
-        Counter(s for s in sent(laid, sizes, backward=direction, at_least=4 * ROWS) if s[0] == "all_reduce")
+        Counter(s for s in sent(laid, PLANE, backward=direction, at_least=4 * ROWS) if s[0] == "all_reduce")
         for direction in (False, True)
     )
-    expected = reduced_in(name, sizes, transposed=False)
+    expected = reduced_in(name, PLANE, transposed=False)
     assert not expected[0] - forward and not expected[1] - backward
     embedding, head = ROWS * WIDTH / 2, ROWS * VOCABULARY / 2
     assert sorted(elements for _, _, elements in (forward - expected[0]).elements()) == [embedding, head]
     assert [elements for _, _, elements in (backward - expected[1]).elements()] == [embedding], "that of the head"
-    kinds = {
-        kind for direction in (False, True) for kind, *_ in sent(laid, sizes, backward=direction, at_least=4 * ROWS)
-    }
-    assert kinds <= {"all_reduce", "all_gather"}
+    assert {c.kind for c in laid.collectives} <= {"all_reduce", "all_gather"}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_is_split_by_heads_and_the_loss_by_words(name: str) -> None:
-    joint = model_graph(name)
-    laid = lay_out(joint, Pins(), collectives_count(), y=2, x=2)
-    nodes = [node for node in joint.module.graph.nodes if node.op == "call_function"]
+    laid = laid_out_on_plane(name)
+    nodes = [node for node in laid.joint.module.graph.nodes if node.op == "call_function"]
     attended = [node for node in nodes if "scaled_dot_product" in str(node.target)]
     assert attended
     for node in attended:
@@ -238,19 +247,26 @@ def local(layout: Layout) -> tuple[int, ...]:
     return layout.local_shape({"y": 0, "x": 0})
 
 
-@pytest.mark.parametrize("sizes", [{"y": 2, "x": 2}, {"x": 2}, {"y": 2}], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_weight_is_used_as_the_shard_that_its_rank_stores(name: str, sizes: dict[str, int]) -> None:
+def test_every_weight_is_used_as_the_shard_that_its_rank_stores(name: str) -> None:
+    check_weights(laid_out_on_plane(name), PLANE)
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_weights_are_stored_in_shards_over_a_single_axis(axis: str) -> None:
+    check_weights(lay_out(model_graph("gpt"), Pins(), collectives_count(), **{axis: 2}), {axis: 2})
+
+
+def check_weights(laid: LaidOut, sizes: dict[str, int]) -> None:
     """Each rank has its part of weights and gradients, and no collective makes a weight whole."""
-    joint = model_graph(name)
-    laid = lay_out(joint, Pins(), collectives_count(), **sizes)
     parts = math.prod(sizes.values())
     weights = {port: layout for port, layout in laid.border.inputs.items() if is_weight(port, layout)}
     assert len(weights) > 4 * LAYERS
     for port, layout in weights.items():
         assert parts * math.prod(local(layout)) == math.prod(layout.shape), f"{port}: {layout}"
         assert laid.border.gradients[port] == layout
-    for node, port in zip(joint.module.graph.find_nodes(op="placeholder"), joint.inputs, strict=False):
+    placeholders = laid.joint.module.graph.find_nodes(op="placeholder")
+    for node, port in zip(placeholders, laid.joint.inputs, strict=False):
         for user in node.users:
             if port in weights and user.op == "call_function":
                 position = user.all_input_nodes.index(node)
