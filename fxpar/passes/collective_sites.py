@@ -11,9 +11,10 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from fxpar._torch import c10d_functional
-from fxpar.annotate import move
+from fxpar.annotate import layout_of, move, tensor
 from fxpar.overlap import OverlapRule
 from fxpar.passes.cut import may_run_twice
+from fxpar.passes.moves import local_size
 
 aten = torch.ops.aten
 
@@ -32,7 +33,10 @@ _ATTENTION_ON_CPU = (  # which PyTorch's registry leaves out
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A collective: its start and its wait, the rule that it falls under, and the ops that it can start after."""
+    """A collective: its start and its wait, the rule that it falls under, and the ops that it can start after.
+
+    `num_bytes` are those of its result, on the rank that has most.
+    """
 
     start: fx.Node
     wait: fx.Node
@@ -60,7 +64,7 @@ def find_sites(graph: fx.Graph, rules: AbstractSet[OverlapRule]) -> list[Site]:
         )
         if rule in rules:
             sources = _sources(node, through_collectives=rule == "input_gradients")
-            sites.append(Site(node, wait, rule, sources, done.num_bytes))
+            sites.append(Site(node, wait, rule, sources, _result_bytes(wait) or done.num_bytes))
     return sites
 
 
@@ -106,7 +110,7 @@ def waits_of(graph: fx.Graph, sites: Iterable[Site], late: AbstractSet[fx.Node])
 
 
 def _leaving(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose values only leave the graph, by way of collectives, and of ops that fill or rearrange memory."""
+    """The nodes whose values only leave the graph, by way of collectives and of ops that take next to no time."""
     leaving: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.users and all(user.op == "output" or (user in leaving and _is_passive(user)) for user in node.users):
@@ -138,6 +142,17 @@ def _sources(start: fx.Node, *, through_collectives: bool) -> frozenset[fx.Node]
         else:
             sources.add(node)
     return frozenset(sources)
+
+
+def _result_bytes(wait: fx.Node) -> int:
+    """The bytes of the largest piece of what is waited for; 0 where that has no layout, as several weights together."""
+    node = wait
+    while (layout := layout_of(node)) is None:
+        behind = list(node.users)
+        if len(behind) != 1 or not _rearranges(behind[0]):
+            return 0
+        (node,) = behind
+    return local_size(layout) * tensor(node).element_size()
 
 
 def _moves(node: fx.Node) -> bool:
