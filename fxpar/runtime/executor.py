@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from fxpar.mesh import Mesh
-from fxpar.runtime.gradients import BatchReduction, StageReduction, summed_over_z
+from fxpar.runtime.gradients import BatchReduction, summed_over_z
 from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
+from fxpar.runtime.stage_reduction import StageReduction
 from fxpar.runtime.stage_runner import StageRunner
 from fxpar.runtime.stage_way import StageWay
 from fxpar.runtime.step_state import StepState
