@@ -137,7 +137,9 @@ def print_ranking(ranking: Ranking, console: Console) -> None:
         figures = [estimate.step_us / 1e3, estimate.compute_us / 1e3, estimate.peak_bytes / 2**30]
         times = [estimate.traffic[axis].time_us / 1e3 if axis in estimate.traffic else 0.0 for axis in axes]
         shown = [f"{figure:,.3f}" for figure in (*figures, *times)]
-        table.add_row(str(each.configuration), estimate.plan.schedule, estimate.options["remat"], *shown, each.drawback)
+        table.add_row(
+            str(each.configuration), estimate.plan.schedule, str(estimate.options["remat"]), *shown, each.drawback
+        )
     console.print(table)
     rest = len(ranking.ranked) - _SHOWN
     if rest > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from fxpar.pipeline import Pipeline
 from fxpar.plan import Plan
 from fxpar.planner.graph_time import GraphModel, Traffic
 from fxpar.planner.prices import agnostic_prices_of, prices_of
-from fxpar.planner.remat import POLICIES, Remat
+from fxpar.planner.remat import Remat
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.planner.stage_times import estimate_costs
 from fxpar.planner.storage import AUTO, MICROBATCH, STEP, Storage, storage_choices
@@ -36,6 +37,9 @@ from fxpar.schedule import Costs, lower, peak_memory, simulate
 from fxpar.stage import JointGraph
 
 _NO_DUMP = Dump(None, 0)
+
+_REMATS = (Remat("none"), Remat("min_cut"), Remat("full"), Remat("full", gathered_bytes=0))
+"""What is computed again, or gathered again, to save memory: the more, the later in the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Estimate:
     """
 
     plan: Plan
-    options: Mapping[str, str]
+    options: Mapping[str, str | float]
     step_us: float
     compute_us: float
     peak_bytes: int
@@ -65,9 +69,10 @@ class Way:
     storage: Storage
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, str | float]:
         """Those of `torch.compile` that say so."""
-        return {
+        gathered = {} if math.isinf(self.remat.gathered_bytes) else {"gathered_bytes": self.remat.gathered_bytes}
+        return gathered | {
             "remat": self.remat.policy,
             "gather_weights": STEP if self.storage.gathers_once else MICROBATCH,
             "reduce_gradients": STEP if self.storage.reduces_once else MICROBATCH,
@@ -113,10 +118,13 @@ class StepModel:
         self._prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         self._model = GraphModel(mesh, self._prices)
 
-    def ways(self, policies: Sequence[str] = POLICIES) -> list[Way]:
-        """How memory can be spent, the fastest first: what is gathered or summed whole, then what is computed again."""
-        storages = storage_choices(AUTO, AUTO, self._distribution.microbatches, self._distribution.mesh.z)
-        return [Way(Remat(policy), storage) for policy, storage in product(policies, storages)]
+    def ways(self) -> list[Way]:
+        """How memory can be spent, about the fastest first."""
+        z = self._distribution.mesh.z
+        storages = storage_choices(AUTO, AUTO, self._distribution.microbatches, z)
+        # Where nothing is gathered, there is nothing to gather again.
+        remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
+        return [Way(remat, storage) for remat, storage in product(remats, storages)]
 
     def estimate(self, schedule: str, way: Way, overlap: Overlap | None = None) -> Estimate:
         """The step by the schedule of that name, with one stage on each rank."""
