@@ -43,11 +43,14 @@ def bucket_collectives(module: fx.GraphModule, small_bytes: int = SMALL_BYTES) -
     Before: `g0 = all_gather(w0); g1 = all_gather(w1)`
     After:  `g = all_gather(cat([w0, w1]))`, of which `g0` and `g1` are cut
     """
+    buckets = 0
     for kind, join in (("all_gather", _join_gathers), ("reduce_scatter", _join_reductions)):
         for bucket in list(_buckets(_small(module.graph, kind, small_bytes))):
             join(module.graph, bucket)
-    module.graph.lint()
-    module.recompile()
+            buckets += 1
+    if buckets:
+        module.graph.lint()
+        module.recompile()
 
 
 def _small(graph: fx.Graph, kind: str, small_bytes: int) -> Iterator[fx.Node]:

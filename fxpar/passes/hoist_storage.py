@@ -9,7 +9,6 @@ from torch import fx
 
 from fxpar._torch import c10d_functional, rename_placeholder
 from fxpar.annotate import Placed, layout_of, move, set_placed, source, tensor
-from fxpar.layout import Layout
 from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
 from fxpar.passes.cut import closure, has_effect, users
 from fxpar.passes.extract import extract, returned
@@ -79,11 +78,11 @@ def _placeholders(local: JointGraph) -> list[fx.Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """A parameter on its way: its placeholder, the last node to be hoisted, and how it lies when it is gathered."""
+    """A parameter on its way: its placeholder, the last node to be hoisted, and what it is when it is gathered."""
 
     stored: fx.Node
     given: fx.Node
-    used: Layout
+    whole: fx.Node
 
 
 def _gathered(local: JointGraph) -> dict[Port, _Gathered]:
@@ -93,14 +92,8 @@ def _gathered(local: JointGraph) -> dict[Port, _Gathered]:
     found = {}
     for node in local.module.graph.nodes:
         if (stored := by_name.get(source(node) or "")) is not None:
-            found[ports[stored]] = _Gathered(stored, _last_hoisted(node), _layout(node))
+            found[ports[stored]] = _Gathered(stored, _last_hoisted(node), node)
     return found
-
-
-def _layout(node: fx.Node) -> Layout:
-    layout = layout_of(node)
-    assert layout is not None, f"{node} has no layout"
-    return layout
 
 
 def _last_hoisted(gathered: fx.Node) -> fx.Node:
@@ -133,8 +126,9 @@ def _body(local: JointGraph, entering: Mapping[Port, _Gathered], leaving: Mappin
     for node, port in zip(body.graph.find_nodes(op="placeholder"), local.inputs, strict=False):
         if port in entering:
             rename_placeholder(node, entering[port].stored.name)
-            if tensor(node).shape == tensor(entering[port].given).shape:
-                set_placed(node, Placed((), (entering[port].used,)))
+            whole = entering[port].whole
+            if tensor(node).shape == tensor(whole).shape:  # it is padded otherwise
+                set_placed(node, Placed((), (layout_of(whole),)))
     body.recompile()
     return replace(local, module=body)
 
