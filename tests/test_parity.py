@@ -138,3 +138,21 @@ STORED = {
 def test_training_equals_one_process_where_weights_are_stored_in_shards(case: str) -> None:
     """Each of the ways to gather weights and to reduce gradients, in turn."""
     run_ranks(math.prod(STORED[case].mesh.values()), check_runs, [STORED[case]])
+
+
+PLANES = {
+    "y and x": [
+        Run("gpt", {"y": 2, "x": 2}, 2, schedules=("1f1b",), steps=1, hinted=False),
+        Run("llama", {"y": 2, "x": 2}, 1, schedules=("gpipe",), steps=1),
+        Run("chain", {"y": 2, "x": 2}, 4, schedules=("zb-h1",), steps=1),
+    ],
+    "y alone": [Run("gpt2", {"y": 2}, 2, schedules=("1f1b",), steps=1, hinted=False)],
+    "in stages": [Run("gpt", {"pipe": 2, "y": 2, "x": 2}, 2, schedules=("eager-1f1b",), steps=1)],
+}
+
+
+@pytest.mark.parametrize("case", PLANES)
+def test_training_equals_one_process_where_weights_are_used_in_shards_over_y_and_x(case: str) -> None:
+    """Found by cost alone, beside hints for x, and of sizes that do not divide."""
+    runs = PLANES[case]
+    run_ranks(math.prod(runs[0].mesh.values()), check_runs, runs)

@@ -1,4 +1,4 @@
-"""How long `propagate_layouts` searches: whole 12-layer models on one axis, as one stage."""
+"""How long `propagate_layouts` searches: whole 12-layer models on one axis and on two, as one stage."""
 
 from __future__ import annotations
 
@@ -18,35 +18,40 @@ from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.model.logical import install
 from fxpar.model.pin_parameters import pin_parameters
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.logical_random import logical_random
 from fxpar.passes.outlook import foresee
 from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.planner.prices import prices_of
 
-GOAL_S = 5.0
+GOALS_S = {"x": 5.0, "y and x": 20.0}
+MESHES = {"x": Mesh(x=2), "y and x": Mesh(y=2, x=2)}
 NUM_LAYERS = 12
 LENGTH = 512
 
 
 def layout_search(say: Say) -> Iterator[tuple[Row, Bar]]:
-    """The median of three searches for each model."""
-    for name in ("gpt2", "llama"):
-        say(f"choosing the layouts of {name} with {NUM_LAYERS} layers")
-        (row,) = run_ranks(1, search_layouts, name, NUM_LAYERS)
-        yield row, at_most(f"propagate_layouts of {name}, seconds", float(row["propagate_layouts_s"]), GOAL_S)
+    """The median of three searches for each model: with its hints for x, and on two axes without any."""
+    for axes, goal in GOALS_S.items():
+        for name in ("gpt2", "llama"):
+            say(f"choosing the layouts of {name} with {NUM_LAYERS} layers over {axes}")
+            (row,) = run_ranks(1, search_layouts, name, NUM_LAYERS, axes)
+            found = float(row["propagate_layouts_s"])
+            yield row, at_most(f"propagate_layouts of {name} over {axes}, seconds", found, goal)
 
 
-def search_layouts(name: str, layers: int, repeats: int = 3) -> dict[str, str | int | float]:
-    """Search the layouts of a model's joint graph over x=2; runs in a process of its own."""
+def search_layouts(name: str, layers: int, axes: str = "x", repeats: int = 3) -> dict[str, str | int | float]:
+    """Search the layouts of a model's joint graph over the mesh of `axes`; runs in a process of its own."""
     subject = hugging_face_model(name, layers, batch=1, length=LENGTH)
-    mesh = Mesh(x=2)
+    mesh = MESHES[axes]
+    hints = subject.hints if axes == "x" else {}
     parameters = logical_parameters(subject.model)
     shapes = {fqn: parameter.shape for fqn, parameter in parameters.items()}
-    distribution = Distribution(subject.model, mesh, resolve_hints(subject.hints, shapes, []), parameters, 1, {})
+    distribution = Distribution(subject.model, mesh, resolve_hints(hints, shapes, []), parameters, 1, {})
     install(distribution)
     (stage,) = split_stages(capture_forward(subject.model, "cpu", subject.inputs), [])
-    joint = trace_joint(stage, with_backward=True)
+    joint = logical_random(trace_joint(stage, with_backward=True))
     pins = Pins(pin_parameters(joint, distribution, []))
     joint = replace(joint, module=decompose_for_sharding(joint.module, foresee(joint, mesh, pins)))
     seconds = []
@@ -58,6 +63,7 @@ def search_layouts(name: str, layers: int, repeats: int = 3) -> dict[str, str | 
         "model": name,
         "layers": layers,
         "axis_x": mesh.x,
+        "axis_y": mesh.y,
         "tokens": LENGTH,
         "operations": len(joint.module.graph.nodes),
         "propagate_layouts_s": statistics.median(seconds),
