@@ -18,6 +18,7 @@ from rich.table import Table
 from torch import nn
 
 from fxpar.errors import PlanningError
+from fxpar.flags import count, counts, names
 from fxpar.layout import AXES
 from fxpar.planner.cluster import cluster_names
 from fxpar.planner.configuration import SCHEDULES
@@ -37,12 +38,12 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", required=True, help=f"a file of fxpar calibrate (.json), or one of {', '.join(cluster_names())}"
     )
-    parser.add_argument("--ranks", type=int, metavar="N", help="default: those of one host")
-    parser.add_argument("--axes", default=",".join(AXES), help=f"that may have several ranks; default {','.join(AXES)}")
-    parser.add_argument("--microbatches", metavar="N,...", help="numbers to try")
-    parser.add_argument("--schedules", default=",".join(SCHEDULES), metavar="NAME,...", help="to try")
+    parser.add_argument("--ranks", type=count, metavar="N", help="default: those of one host")
+    parser.add_argument("--axes", type=names, default=AXES, metavar="AXIS,...", help="that may have several ranks")
+    parser.add_argument("--microbatches", type=counts, metavar="N,...", help="numbers to try")
+    parser.add_argument("--schedules", type=names, default=SCHEDULES, metavar="NAME,...", help="to try")
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
-    parser.add_argument("--most", type=int, default=MOST_ESTIMATED, metavar="N", help="meshes to look at closely")
+    parser.add_argument("--most", type=count, default=MOST_ESTIMATED, metavar="N", help="meshes to look at closely")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="for how long; one at least")
     parser.add_argument("--whole", action="store_true", help="make the graphs of all layers, also of those alike")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the best as a plan for fxpar.distribute")
@@ -57,9 +58,9 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
         batch,
         options.cluster,
         options.ranks,
-        axes=options.axes.split(","),
-        microbatches=None if options.microbatches is None else [int(n) for n in options.microbatches.split(",")],
-        schedules=options.schedules.split(","),
+        axes=options.axes,
+        microbatches=options.microbatches,
+        schedules=options.schedules,
         memory_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,
         most=options.most,
         seconds=options.seconds,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -27,6 +28,14 @@ def find_layers(model: nn.Module) -> Layers | None:
     lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList)]
     alike = [Layers(path, len(each)) for path, each in lists if len(set(map(_kind, each))) == 1]
     return max(alike, key=lambda layers: layers.count, default=None)
+
+
+def layers_to_sample(model: nn.Module, hints: Iterable[str]) -> Layers | None:
+    """`find_layers`, unless one of the `hints` is for a single layer, which fewer of them might not have."""
+    layers = find_layers(model)
+    if layers is None or any(re.match(rf"{re.escape(layers.path)}\.\d", hint) for hint in hints):
+        return None
+    return layers
 
 
 def _kind(module: nn.Module) -> tuple[type[nn.Module], tuple[tuple[str, tuple[int, ...]], ...]]:

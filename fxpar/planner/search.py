@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -20,9 +19,10 @@ from fxpar.model.arguments import split_dim
 from fxpar.planner.cluster import Cluster, read_cluster
 from fxpar.planner.coarse import coarse_bytes, coarse_us, matrices_of, rows_of
 from fxpar.planner.configuration import SCHEDULES, Configuration, candidates
-from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
-from fxpar.planner.layers import Layers, extrapolate, find_layers, sample_counts, with_layers
-from fxpar.planner.step_model import Estimate, StepModel, Way
+from fxpar.planner.imagined_mesh import imagined_world
+from fxpar.planner.layers import layers_to_sample
+from fxpar.planner.look import Look
+from fxpar.planner.step_model import Estimate
 
 MOST_ESTIMATED = 24
 """Meshes whose graphs are made, where a user does not say."""
@@ -59,7 +59,7 @@ def plan(
     *,
     layouts: Mapping[str, Sequence[Entry]] | None = None,
     batch_dims: Mapping[str | int, int | None] | None = None,
-    axes: Iterable[str] = AXES,
+    axes: Sequence[str] = AXES,
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = SCHEDULES,
     memory_bytes: float | None = None,
@@ -90,8 +90,8 @@ def plan(
         say: is told what is done.
 
     Raises:
-        PlanningError: nothing fits; it says what needs least. Or no mesh divides the batch, or this process has joined
-            a process group.
+        PlanningError: nothing fits; it says what needs least. Or no mesh divides the batch, an axis does not exist, or
+            this process has joined a process group.
         UnknownClusterError, InvalidClusterError
     """
     known = read_cluster(cluster)
@@ -99,12 +99,17 @@ def plan(
     budget = memory_bytes or known.memory_bytes
     tell = say or _silent
     size, rows = _batch(batch, batch_dims or {})
+    if unknown := set(axes) - set(AXES):
+        raise PlanningError(
+            f"no axis of a mesh is called {', '.join(sorted(unknown))}", f"take some of {', '.join(AXES)}"
+        )
     everything = list(candidates(ranks, size, microbatches, axes))
     if not everything:
         raise PlanningError(f"no mesh of {ranks} ranks divides a batch of {size}", "change the batch or the ranks")
     likely, left_out = _most_likely(everything, model, rows, known, budget, most)
     found: dict[Configuration, list[Estimate]] = {}
-    look = _Look(model, batch, known, budget, layouts, batch_dims, schedules, None if whole else find_layers(model))
+    layers = None if whole else layers_to_sample(model, layouts or {})
+    look = Look(model, batch, known, budget, layouts, batch_dims, schedules, layers)
     end = time.monotonic() + seconds
     with imagined_world(ranks):
         for number, configuration in enumerate(likely, start=1):
@@ -117,53 +122,6 @@ def plan(
             except FxparError as error:
                 left_out[configuration] = str(error)
     return _ranking(known, found, left_out, budget)
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """Looks at configurations closely, by graphs as they would run."""
-
-    model: nn.Module
-    batch: Sequence[Any] | Mapping[str, Any]
-    cluster: Cluster
-    budget_bytes: float
-    layouts: Mapping[str, Sequence[Entry]] | None
-    batch_dims: Mapping[str | int, int | None] | None
-    schedules: Sequence[str]
-    layers: Layers | None
-
-    def estimates(self, configuration: Configuration) -> list[Estimate]:
-        """By each of the schedules that make a difference, the first way that fits into memory, else the last."""
-        pipe = configuration.mesh["pipe"]
-        counts = sample_counts(self.layers, pipe)
-        if counts is None or self.layers is None:
-            models = [self._step_of(self.model, configuration)]
-        else:
-            models = [self._step_of(with_layers(self.model, self.layers, count), configuration) for count in counts]
-        ways = models[0].ways()
-        names = self.schedules if pipe > 1 else self.schedules[:1]
-        return [self._first_that_fits(self._estimate(models, counts, name, way) for way in ways) for name in names]
-
-    def _step_of(self, model: nn.Module, configuration: Configuration) -> StepModel:
-        torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
-        mesh = imagined_mesh(configuration.mesh, self.cluster)
-        return StepModel(model, self.batch, mesh, configuration.microbatches, self.layouts, self.batch_dims)
-
-    def _estimate(
-        self, models: Sequence[StepModel], counts: tuple[int, int] | None, schedule: str, way: Way
-    ) -> Estimate:
-        found = [model.estimate(schedule, way) for model in models]
-        if counts is None or self.layers is None:
-            return found[0]
-        return extrapolate(found[0], found[1], counts, self.layers)
-
-    def _first_that_fits(self, estimates: Iterable[Estimate]) -> Estimate:
-        found = None
-        for found in estimates:
-            if found.peak_bytes <= self.budget_bytes:
-                break
-        assert found is not None, "there is always a way"
-        return found
 
 
 def _silent(_: str) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fxpar.errors import InvalidCostsError
+from fxpar.flags import count
 from fxpar.schedule import SCHEDULE_NAMES, Costs, Kind, Timeline
 from fxpar.schedule.picture import draw_timelines
 from fxpar.schedule.timeline import save_trace
@@ -32,12 +33,12 @@ def add_flags(parser: ArgumentParser) -> None:
         default=ALL,
         help=f"{', '.join(SCHEDULE_NAMES)}, a file of actions (.csv or text), or all (default)",
     )
-    parser.add_argument("--microbatches", type=_count, metavar="N", help="default: as many as were compiled")
+    parser.add_argument("--microbatches", type=count, metavar="N", help="default: as many as were compiled")
     given = parser.add_argument_group(
         "costs of a chain of stages", "in microseconds: one number for all stages, or one for each, with commas between"
     )
-    given.add_argument("--stages", type=_count, metavar="N")
-    given.add_argument("--ranks", type=_count, metavar="N", help="pipe ranks, if fewer than stages")
+    given.add_argument("--stages", type=count, metavar="N")
+    given.add_argument("--ranks", type=count, metavar="N", help="pipe ranks, if fewer than stages")
     given.add_argument("--forward", type=_times, metavar="US")
     given.add_argument("--backward", type=_times, metavar="US", help="default: input and weight gradients together")
     given.add_argument("--input-gradients", type=_times, metavar="US", help="for schedules that split the backward")
@@ -161,13 +162,6 @@ def _table(rows: Sequence[Mapping[str, Any]], measured: Timeline | None) -> Tabl
 def _by_rank(figures: Sequence[object]) -> str:
     shown = " ".join(map(str, figures[:_MOST_SHOWN]))
     return f"{shown} ..." if len(figures) > _MOST_SHOWN else shown
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError
-    return count
 
 
 def _time(text: str) -> float:

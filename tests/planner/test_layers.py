@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fxpar
 from fxpar.planner.cluster import cluster_named
-from fxpar.planner.layers import Layers, find_layers, sample_counts, with_layers
+from fxpar.planner.layers import Layers, find_layers, layers_to_sample, sample_counts, with_layers
 from fxpar.planner.search import plan
 from tests.fake_mesh import fake_mesh
 
@@ -50,6 +50,12 @@ def test_the_longest_list_of_modules_alike_is_found() -> None:
     fewer = with_layers(model, Layers("layers", LAYERS), 2)
     assert isinstance(fewer, Deep)
     assert len(fewer.layers) == 2 and len(model.get_submodule("layers")) == LAYERS  # type: ignore[arg-type]
+
+
+def test_hints_for_single_layers_need_all_of_them() -> None:
+    model, _ = on_meta()
+    assert layers_to_sample(model, ["layers.*.0.weight", "first.weight"]) == Layers("layers", LAYERS)
+    assert layers_to_sample(model, ["layers.3.0.weight"]) is None
 
 
 def test_a_stage_has_one_layer_and_two_where_there_are_more() -> None:

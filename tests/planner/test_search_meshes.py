@@ -165,6 +165,11 @@ def test_a_batch_that_no_mesh_divides_is_told() -> None:
         plan(*on_meta(), CLUSTER, 2, microbatches=[5])
 
 
+def test_an_axis_that_no_mesh_has_is_told() -> None:
+    with pytest.raises(PlanningError, match="no axis of a mesh is called w; take some of pipe, data, z, y, x"):
+        plan(*on_meta(), CLUSTER, 2, axes=("w",))
+
+
 def test_a_rank_of_a_real_world_cannot_plan() -> None:
     with fake_mesh(x=2), pytest.raises(PlanningError, match="a process of its own"):
         plan(*on_meta(), CLUSTER, 2)

@@ -1,0 +1,68 @@
+"""A close look at a configuration: its graphs are made, and its step is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxpar.hints import Entry
+from fxpar.planner.cluster import Cluster
+from fxpar.planner.configuration import Configuration
+from fxpar.planner.imagined_mesh import imagined_mesh
+from fxpar.planner.layers import Layers, extrapolate, sample_counts, with_layers
+from fxpar.planner.step_model import Estimate, StepModel, Way
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Looks at configurations closely, by graphs as they would run; the ranks are imagined.
+
+    layers: those of which few are taken to tell what all of them come to.
+    others: as of `plan`.
+    """
+
+    model: nn.Module
+    batch: Sequence[Any] | Mapping[str, Any]
+    cluster: Cluster
+    budget_bytes: float
+    layouts: Mapping[str, Sequence[Entry]] | None
+    batch_dims: Mapping[str | int, int | None] | None
+    schedules: Sequence[str]
+    layers: Layers | None
+
+    def estimates(self, configuration: Configuration) -> list[Estimate]:
+        """By each of the schedules that make a difference, the first way that fits into memory, else the last."""
+        pipe = configuration.mesh["pipe"]
+        counts = sample_counts(self.layers, pipe)
+        if counts is None or self.layers is None:
+            models = [self._step_of(self.model, configuration)]
+        else:
+            models = [self._step_of(with_layers(self.model, self.layers, count), configuration) for count in counts]
+        ways = models[0].ways()
+        names = self.schedules if pipe > 1 else self.schedules[:1]
+        return [self._first_that_fits(self._estimate(models, counts, name, way) for way in ways) for name in names]
+
+    def _step_of(self, model: nn.Module, configuration: Configuration) -> StepModel:
+        torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
+        mesh = imagined_mesh(configuration.mesh, self.cluster)
+        return StepModel(model, self.batch, mesh, configuration.microbatches, self.layouts, self.batch_dims)
+
+    def _estimate(
+        self, models: Sequence[StepModel], counts: tuple[int, int] | None, schedule: str, way: Way
+    ) -> Estimate:
+        found = [model.estimate(schedule, way) for model in models]
+        if counts is None or self.layers is None:
+            return found[0]
+        return extrapolate(found[0], found[1], counts, self.layers)
+
+    def _first_that_fits(self, estimates: Iterable[Estimate]) -> Estimate:
+        found = None
+        for found in estimates:
+            if found.peak_bytes <= self.budget_bytes:
+                break
+        assert found is not None, "there is always a way"
+        return found
