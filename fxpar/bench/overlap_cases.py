@@ -153,7 +153,7 @@ _SIZES: Mapping[str, Any] = {"vocabulary": 256, "context": 128, "layers": 4, "he
 CHAIN_Z4 = Case(
     "chain, z=4",
     partial(chain, 6, 640),
-    partial(rows, 2048, 640),
+    partial(rows, 4096, 640),
     z=4,
     rate_mbit=200,
     claims=(
