@@ -18,7 +18,7 @@ from fxpar.compiler import (
     overlap_stage,
     plan_stages,
 )
-from fxpar.config import Options, is_first_rank
+from fxpar.config import SLEEP, Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
@@ -27,7 +27,8 @@ from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.passes.pipeline_messages import pipeline_messages
 from fxpar.pipeline import Pipeline
-from fxpar.planner.prices import cluster_of, memory_of
+from fxpar.planner.graph_time import GraphModel
+from fxpar.planner.prices import cluster_of, memory_of, prices_of
 from fxpar.planner.remat import Remat
 from fxpar.planner.stage_times import estimate_costs, gather_costs
 from fxpar.planner.storage import storage_choices
@@ -68,8 +69,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     loss = _loss(capture, capture.loss if with_backward else capture.first_scalar)
-    if options.strategy == SIGNAL and is_first_rank():
-        warnings.warn('with strategy="signal" all results are meaningless: only their times are not', stacklevel=2)
+    _warn_of_meaningless_results(options)
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
@@ -81,7 +81,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     graphs, costs, programs = _divide(stages, pipeline, distribution, schedule, costs, options)
     graphs = [overlap_stage(each, options.overlapping, dump) for each in graphs]
     check_collectives({name: started for each in graphs for name, started in each.started.items()})
-    own = [lower_stage(each, lowering_named(options.lowering)) for each in graphs]
+    lowering = lowering_named(options.lowering, GraphModel(mesh, prices_of(mesh)).compute_us)
+    own = [lower_stage(each, lowering) for each in graphs]
     if options.profile:
         costs = gather_costs(replace(costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
         if with_backward:  # the order of forwards does not depend on times
@@ -108,6 +109,13 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     )
     results = _result_specs(capture, stages)
     return Step(capture, loss, distribution, executor, results, options.timeline, with_backward=with_backward)
+
+
+def _warn_of_meaningless_results(options: Options) -> None:
+    given = {"strategy": (options.strategy, SIGNAL), "lowering": (options.lowering, SLEEP)}
+    for name, (chosen, meaningless) in given.items():
+        if chosen == meaningless and is_first_rank():
+            warnings.warn(f'with {name}="{chosen}" all results are meaningless: only their times are not', stacklevel=2)
 
 
 def _loss(capture: Capture, position: int | None) -> Loss | None:

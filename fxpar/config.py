@@ -22,7 +22,8 @@ from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
 
-LOWERINGS = ("inductor", "aten")
+SLEEP = "sleep"
+LOWERINGS = ("inductor", "aten", SLEEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class Options:
     dump: directory for numbered dumps of every pass (default: the environment variable FXPAR_DUMP, else none).
     timeline: directory in which each rank writes what it did, and when, in its latest step.
     profile: whether to time every stage's graphs once, and go by that rather than by estimates.
-    lowering: what turns graphs into code; "inductor" or "aten" (the reference).
+    lowering: what turns graphs into code; "inductor" or "aten" (the reference); or "sleep", by which nothing is
+        computed, but ranks communicate and sleep as long as the mesh's cluster would compute: all results are
+        meaningless, but for the time that they take.
     schedule: another pipeline schedule than the one that `distribute` was given, for the same stages of each rank; kept
         as its name or as text.
     strategy: how values move between stages; "broadcast", "send_recv", "local_allgather" or "global_allgather"; or

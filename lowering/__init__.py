@@ -3,22 +3,32 @@
 The symlink fxpar/lowering makes this folder the package fxpar.lowering, its only name in imports.
 """
 
+from torch import fx
+
 from fxpar.errors import UnknownLoweringError
 from fxpar.lowering.aten import lower_to_aten
 from fxpar.lowering.inductor import lower_to_inductor
 from fxpar.lowering.lowering import Lowering
-
-_LOWERINGS: dict[str, Lowering] = {"inductor": lower_to_inductor, "aten": lower_to_aten}
+from fxpar.lowering.sleep import ComputeTime, SleepingLowering
 
 __all__ = ["Lowering", "lower"]
 
 
-def lower(name: str) -> Lowering:
-    """The lowering called `name`: one of `fxpar.config.LOWERINGS`.
+def _at_once(node: fx.Node) -> float:
+    return 0.0
+
+
+def lower(name: str, compute_us: ComputeTime = _at_once) -> Lowering:
+    """The lowering called `name`: one of `fxpar.config.LOWERINGS`. `compute_us` is for the one that only sleeps.
 
     Raises:
         UnknownLoweringError
     """
-    if name not in _LOWERINGS:
-        raise UnknownLoweringError(name, list(_LOWERINGS))
-    return _LOWERINGS[name]
+    lowerings: dict[str, Lowering] = {
+        "inductor": lower_to_inductor,
+        "aten": lower_to_aten,
+        "sleep": SleepingLowering(compute_us),
+    }
+    if name not in lowerings:
+        raise UnknownLoweringError(name, list(lowerings))
+    return lowerings[name]

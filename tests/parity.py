@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -121,8 +122,8 @@ SUBJECTS = {
 class Run:
     """A distributed training run that must equal the one on a single process: some steps under each schedule.
 
-    `stages` is how many there are, by default one for each pipe rank; `profile` and what follows are the options of
-    these names.
+    `stages` is how many there are, by default one for each pipe rank; `hinted` whether the subject's hints are given;
+    `profile` and what follows are the options of these names.
     """
 
     subject: str
@@ -133,9 +134,12 @@ class Run:
     steps: int = 2
     strategy: str = "broadcast"
     stages: int | None = None
+    hinted: bool = True
     profile: bool = False
     gather_weights: str = "auto"
     reduce_gradients: str = "auto"
+    remat: str = "none"
+    gathered_bytes: float = math.inf
 
 
 class UnderSchedules:
@@ -186,12 +190,12 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         model,
         mesh,
         stages=subject.openers(num_stages),
-        layouts=subject.hints,
+        layouts=subject.hints if run.hinted else {},
         microbatches=run.microbatches,
         schedule=run.schedules[0],
         example_inputs=mine[0],
     )
-    names = ("lowering", "strategy", "profile", "gather_weights", "reduce_gradients")
+    names = ("lowering", "strategy", "profile", "gather_weights", "reduce_gradients", "remat", "gathered_bytes")
     options = {name: getattr(run, name) for name in names}
     under = UnderSchedules(run.schedules, options)
     step = torch.compile(model, backend=under)

@@ -28,6 +28,10 @@ BENCHMARKS = {
         "steps with collectives beside computation, one rule after another, against DDP and FSDP2",
         {"emulate": "on emulated hosts whose links communicate as long as is computed; some 5 minutes, as root"},
     ),
+    "planner": Benchmark(
+        "how well predicted step times rank the meshes of eight ranks that sleep where they would compute",
+        {"emulate": "on four emulated hosts, as always; some 30 minutes, as root"},
+    ),
     "pipeline": Benchmark(
         "schedules of real models on ranks of this machine, against torch.distributed.pipelining",
         {"emulate": "on emulated hosts whose links communicate as long as is hard to hide; some 10 minutes, as root"},

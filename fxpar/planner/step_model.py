@@ -28,7 +28,7 @@ from fxpar.overlap import Overlap
 from fxpar.pipeline import Pipeline
 from fxpar.plan import Plan
 from fxpar.planner.graph_time import GraphModel, Traffic
-from fxpar.planner.prices import agnostic_prices_of, prices_of
+from fxpar.planner.prices import Prices, agnostic_prices_of, prices_of
 from fxpar.planner.remat import Remat
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.planner.stage_times import estimate_costs
@@ -88,7 +88,6 @@ class StepModel:
         model: best built under `torch.device("meta")`.
         batch: the arguments of its forward for all ranks together: a tuple, or a dict of keywords; meta tensors do.
         layouts, batch_dims: as of `distribute`.
-        knows_hosts: whether times go by where the axes of the mesh lie on hosts.
 
     Raises:
         MicrobatchError: the batch does not divide.
@@ -103,8 +102,6 @@ class StepModel:
         microbatches: int,
         layouts: Mapping[str, Sequence[Entry]] | None = None,
         batch_dims: Mapping[str | int, int | None] | None = None,
-        *,
-        knows_hosts: bool = True,
     ) -> None:
         local = local_batch(batch, num_batch_shards(mesh), microbatches, batch_dims or {})
         own = copy.deepcopy(model)
@@ -115,8 +112,6 @@ class StepModel:
         install(self._distribution)
         self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
         (self._stages,) = self._distribution.planned.values()
-        self._prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
-        self._model = GraphModel(mesh, self._prices)
 
     def ways(self) -> list[Way]:
         """How memory can be spent, about the fastest first."""
@@ -126,9 +121,15 @@ class StepModel:
         remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
         return [Way(remat, storage) for remat, storage in product(remats, storages)]
 
-    def estimate(self, schedule: str, way: Way, overlap: Overlap | None = None) -> Estimate:
-        """The step by the schedule of that name, with one stage on each rank."""
+    def estimate(
+        self, schedule: str, way: Way, overlap: Overlap | None = None, *, knows_hosts: bool = True
+    ) -> Estimate:
+        """The step by the schedule of that name, with one stage on each rank.
+
+        `knows_hosts`: whether times go by where the axes of the mesh lie on hosts.
+        """
         mesh, microbatches = self._distribution.mesh, self._distribution.microbatches
+        prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         costs = estimate_costs(self._stages, self._pipeline, mesh, self._distribution.placement)
         chosen = choose_schedule(schedule, costs, mesh, microbatches)
         programs = lower(chosen, self._pipeline.edges)
@@ -139,7 +140,7 @@ class StepModel:
         memory = {each.planned.joint.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
         ordered = [overlap_stage(each, overlap or Overlap(), _NO_DUMP) for each in graphs]
-        stages = [estimate_stage(each, self._model) for each in ordered]
+        stages = [estimate_stage(each, GraphModel(mesh, prices)) for each in ordered]
         costs = replace(costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
             replace(self._distribution.final_plan, schedule=schedule),
@@ -147,7 +148,7 @@ class StepModel:
             simulate(programs, costs).makespan_us + max(stage.once.total_us for stage in stages),
             max(stage.compute_us(microbatches) for stage in stages),
             max(peak.peak_bytes for peak in peaks),
-            self._traffic(stages, costs),
+            self._traffic(stages, costs, prices),
         )
 
     @cached_property
@@ -163,23 +164,23 @@ class StepModel:
             localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self._stages, ranks, strict=True)
         ]
 
-    def _traffic(self, stages: Sequence[StageEstimate], costs: Costs) -> dict[str, Traffic]:
+    def _traffic(self, stages: Sequence[StageEstimate], costs: Costs, prices: Prices) -> dict[str, Traffic]:
         of_stages = [stage.traffic(self._distribution.microbatches) for stage in stages]
         axes = {axis for traffic in of_stages for axis, of_axis in traffic.items() if of_axis.num_collectives}
         found = {
             axis: max((traffic.get(axis, Traffic()) for traffic in of_stages), key=lambda each: each.time_us)
             for axis in sorted(axes)
         }
-        return found | self._between_stages(costs)
+        return found | self._between_stages(costs, prices)
 
-    def _between_stages(self, costs: Costs) -> dict[str, Traffic]:
+    def _between_stages(self, costs: Costs, prices: Prices) -> dict[str, Traffic]:
         """What the interface of the busiest host sends from stage to stage, and the time of all transfers."""
         if not costs.transfers:
             return {}
         busy = Counter[str]()
         for cost in costs.transfers.values():
             busy.update({link: us for link, us in cost.busy_us.items() if link.endswith("sends")})
-        sent = max(busy.values(), default=0.0) * self._prices.network.bytes_per_us
+        sent = max(busy.values(), default=0.0) * prices.network.bytes_per_us
         time_us = sum(cost.time_us for cost in costs.transfers.values())
         return {"pipe": Traffic(len(costs.transfers), sent, time_us).times(self._distribution.microbatches)}
 

@@ -1,0 +1,80 @@
+"""Training equals that on one process on every mesh of 1, 2, 4 and 8 ranks along data, z, y and x, stages included.
+
+All models on all meshes take an hour or more: `pytest -m every_mesh tests/test_every_mesh.py`. Without the marker each
+mesh is met once, by one model or another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from fxpar.launch import run_ranks
+from fxpar.planner.equations import configurations
+from fxpar.planner.remat import POLICIES
+from fxpar.planner.storage import MICROBATCH, STEP
+from tests.parity import Run, check_runs
+
+SUBJECTS = ("chain", "gpt", "unet")
+AXES = ("data", "z", "y", "x")
+TIMES = tuple(itertools.product((STEP, MICROBATCH), repeat=2))
+
+
+def meshes() -> Iterator[dict[str, int]]:
+    """Every one, with two stages where there are ranks for them."""
+    for num_ranks in (1, 2, 4, 8):
+        for sizes in configurations(num_ranks, AXES):
+            yield sizes
+            if num_ranks < 8:
+                yield {"pipe": 2, **sizes}
+
+
+def run_of(number: int, sizes: dict[str, int], subject: str) -> Run:
+    """A short run; what is gathered, reduced and computed again when changes from mesh to mesh."""
+    gather, reduce = TIMES[number % len(TIMES)]
+    return Run(
+        subject,
+        sizes,
+        microbatches=2,
+        schedules=("eager-1f1b",),
+        steps=1,
+        hinted=False,
+        gather_weights=gather,
+        reduce_gradients=reduce,
+        remat=POLICIES[number % len(POLICIES)],
+        gathered_bytes=(0.0, math.inf)[number % 2],
+    )
+
+
+def named(runs: list[Run]) -> list[object]:
+    return [pytest.param(run, id=f"{run.subject} on {_short(run)}") for run in runs]
+
+
+def _short(run: Run) -> str:
+    return " ".join(f"{axis}{size}" for axis, size in run.mesh.items() if size > 1) or "one rank"
+
+
+ALL = [run_of(number, sizes, subject) for number, sizes in enumerate(meshes()) for subject in SUBJECTS]
+# Most meshes take the model that is compiled soonest.
+TURNS = ("chain", "gpt", "chain", "chain", "chain", "unet", "chain")
+ONCE = [run_of(number, sizes, TURNS[number % len(TURNS)]) for number, sizes in enumerate(meshes())]
+
+
+def test_all_meshes_are_there() -> None:
+    for num_ranks, wanted in ((1, 1), (2, 4), (4, 10), (8, 20)):
+        found = {str(run.mesh) for run in ONCE if "pipe" not in run.mesh and math.prod(run.mesh.values()) == num_ranks}
+        assert len(found) == wanted
+
+
+@pytest.mark.parametrize("run", named(ONCE))
+def test_each_mesh_trains_as_one_process(run: Run) -> None:
+    run_ranks(math.prod(run.mesh.values()), check_runs, [run])
+
+
+@pytest.mark.every_mesh
+@pytest.mark.parametrize("run", named(ALL))
+def test_every_model_trains_on_every_mesh(run: Run) -> None:
+    run_ranks(math.prod(run.mesh.values()), check_runs, [run])
