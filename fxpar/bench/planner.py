@@ -105,9 +105,13 @@ def predict(cluster: Cluster, say: Say) -> dict[Configuration, tuple[Estimate, f
 
 
 def configurations() -> list[Configuration]:
-    """Meshes of all ranks, with as many microbatches as keep a pipeline busy."""
-    everything = candidates(HOSTS * RANKS_PER_HOST, BATCH)
-    return [each for each in everything if each.microbatches == (2 * each.mesh["pipe"] if each.mesh["pipe"] > 1 else 1)]
+    """Meshes of all ranks, with as many microbatches as keep a pipeline busy; y alone would be the same as x alone."""
+
+    def is_wanted(each: Configuration) -> bool:
+        pipe, y, x = (each.mesh[axis] for axis in ("pipe", "y", "x"))
+        return each.microbatches == (2 * pipe if pipe > 1 else 1) and (y == 1 or x > 1)
+
+    return list(filter(is_wanted, candidates(HOSTS * RANKS_PER_HOST, BATCH)))
 
 
 def _estimates(configuration: Configuration, cluster: Cluster) -> tuple[Estimate, Estimate]:
