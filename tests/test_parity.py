@@ -142,8 +142,7 @@ def test_training_equals_one_process_where_weights_are_stored_in_shards(case: st
 
 PLANES = {
     "y and x": [
-        Run("gpt", {"y": 2, "x": 2}, 2, schedules=("1f1b",), steps=1, hinted=False),
-        Run("llama", {"y": 2, "x": 2}, 1, schedules=("gpipe",), steps=1),
+        Run("llama", {"y": 2, "x": 2}, 2, schedules=("gpipe",), steps=1, hinted=False),
         Run("chain", {"y": 2, "x": 2}, 4, schedules=("zb-h1",), steps=1),
     ],
     "y alone": [Run("gpt2", {"y": 2}, 2, schedules=("1f1b",), steps=1, hinted=False)],
