@@ -1,4 +1,7 @@
-"""Lay values out along several axes: each is solved in turn, beside the others, and the cheapest of all is kept."""
+"""Lay values out along several axes: each is solved in turn, beside the others, and the cheapest of all is kept.
+
+Every order of the axes is tried for a round; the one that is cheapest then goes on.
+"""
 
 from __future__ import annotations
 
@@ -72,16 +75,18 @@ class _Search:
     def run(self) -> Beside:
         if not self._sizes:
             return Beside()
-        found: list[_Found] = []
+        started: list[tuple[_Found, Iterator[_Found]]] = []
         refused: list[InfeasibleLayoutError] = []
         for order in self._orders():
+            rounds = self._in_order(order)
             try:
-                found += self._in_order(order)
+                started.append((next(rounds), rounds))
             except InfeasibleLayoutError as error:
                 refused.append(error)
-        if not found:
+        if not started:
             raise refused[0]
-        return min(found, key=lambda candidate: candidate.us).beside
+        first, later = min(started, key=lambda start: start[0].us)
+        return min([first, *later], key=lambda found: found.us).beside
 
     def _orders(self) -> list[tuple[str, ...]]:
         """The orders in which to solve the axes: one where nothing tells them apart, so that all find the same."""
@@ -92,7 +97,7 @@ class _Search:
         return orders[:1] if alike else orders
 
     def _in_order(self, order: Sequence[str]) -> Iterator[_Found]:
-        """What is found when the axes are solved in this order."""
+        """What is found in each round when the axes are solved in this order."""
         wanted = {axis: dict.fromkeys(self._weights, Wanted.OWN_DIM) for axis in order}
         chosen: dict[str, list[Strategy]] = {}
         solved_beside: dict[str, dict[str, list[Strategy]]] = {}
