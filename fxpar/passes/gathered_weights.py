@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxpar._torch import c10d_functional
-from fxpar.annotate import is_backward
+from fxpar.annotate import is_backward, move
 from fxpar.stage import JointGraph, PortKind
 
 
@@ -24,5 +24,5 @@ def made_of_parameters(joint: JointGraph) -> list[fx.Node]:
 
 
 def is_gathered(node: fx.Node) -> bool:
-    """Whether `node`, which is made of parameters alone, is where a gathered weight arrives."""
-    return node.target is c10d_functional.wait_tensor.default
+    """Whether `node`, which is made of parameters alone, is where a weight arrives that this graph gathers."""
+    return node.target is c10d_functional.wait_tensor.default and move(node.all_input_nodes[0]) is not None
