@@ -73,7 +73,6 @@ UNET = [
     ({"pipe": 2, "data": 2}, 2, "eager-1f1b"),
     ({"data": 2}, 8, "gpipe"),
     ({"x": 2}, 2, "gpipe"),
-    ({"pipe": 2, "x": 2}, 4, "zb-h1"),
 ]
 
 
@@ -129,7 +128,6 @@ STORED = {
     "lent to another stage": Run(
         "gpt", {"pipe": 2, "z": 2}, 4, schedules=("eager-1f1b", "zb-h1"), reduce_gradients="microbatch"
     ),
-    "beside data": Run("chain", {"data": 2, "z": 2}, 2, schedules=("gpipe",)),
     "compiled by Inductor": Run("gpt", {"z": 2}, 2, "inductor", schedules=("1f1b",)),
 }
 
@@ -146,7 +144,6 @@ PLANES = {
         Run("chain", {"y": 2, "x": 2}, 4, schedules=("zb-h1",), steps=1),
     ],
     "y alone": [Run("gpt2", {"y": 2}, 2, schedules=("1f1b",), steps=1, hinted=False)],
-    "in stages": [Run("gpt", {"pipe": 2, "y": 2, "x": 2}, 2, schedules=("eager-1f1b",), steps=1)],
 }
 
 
