@@ -208,6 +208,8 @@ def test_dumps_are_numbered_in_the_order_of_the_passes(mesh: fxpar.Mesh, tmp_pat
         "insert_collectives",
         "partition_forward",
         "partition_backward",
+        "overlap_collectives_forward",
+        "overlap_collectives_backward",
         "schedule",
         "program",
         "memory",

@@ -143,44 +143,44 @@ def forward(
     stage_0 = self.stage_0(state_0, input_0, layers_0_weight)
     hinted: f64[8, 2@x*2] = stage_0[0]
     kept_0 = stage_0[-1]
-    hinted_on_1_2_3: f64[8, 4] = fxpar.reshard(hinted, 0, [1, 2, 3])  # [8, 2@x*2] -> [8, 4]; 2 tasks by broadcast: 512 bytes, makespan 256, bound 256 bytes
+    hinted_on_1_2_3: f64[8, 4] = fxpar.reshard(hinted, 0, [1, 2, 3])  # [8, 2@x*2] -> [8, 4], [8, 2@x*2], [8, 2@x*2]; 4 tasks by broadcast: 512 bytes, makespan 512, bound 512 bytes
 
     # stage 1: ranks 2-3 on host 1
     stage_1 = self.stage_1(state_1, hinted_on_1_2_3)
-    second: f64[8, 4] = stage_1[0]
+    second: f64[8, 2@x*2] = stage_1[0]
     kept_1 = stage_1[-1]
-    second_on_2: f64[8, 4] = fxpar.reshard(second, 1, [2])  # [8, 4] -> [8, 4]; 1 task by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    second_on_2: f64[8, 4] = fxpar.reshard(second, 1, [2])  # [8, 2@x*2] -> [8, 4]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
 
     # stage 2: ranks 4-5 on host 2
     stage_2 = self.stage_2(state_2, hinted_on_1_2_3, second_on_2, layers_0_weight_on_2_3, input_random)
-    third: f64[8, 4] = stage_2[0]
+    third: f64[8, 2@x*2] = stage_2[0]
     buffers_2 = stage_2[1]
     kept_2 = stage_2[-1]
-    third_on_3: f64[8, 4] = fxpar.reshard(third, 2, [3])  # [8, 4] -> [8, 4]; 1 task inside hosts
+    third_on_3: f64[8, 4] = fxpar.reshard(third, 2, [3])  # [8, 2@x*2] -> [8, 4]; 2 tasks inside hosts
 
     # stage 3: ranks 6-7 on host 2
     stage_3 = self.stage_3(state_3, input_1, hinted_on_1_2_3, third_on_3, layers_0_weight_on_2_3)
     result_0: f64[()] = stage_3[0]
-    result_1: f64[8, 4] = stage_3[1]
+    result_1: f64[8, 2@x*2] = stage_3[1]
     kept_3 = stage_3[-1]
 
     # backward of stage 3: ranks 6-7 on host 2
     backward_3 = self.backward_3(kept_3, gradient_of_result_0)
-    gradient_3_of_third: f64[8, 2@x*2] = backward_3[0]
+    gradient_3_of_third: f64[2@x*4, 4] = backward_3[0]
     gradient_3_of_layers_0_weight: f64[2@x*2, 4] = backward_3[1]
     gradients_3 = backward_3[2]
     gradient_3_of_hinted: f64[8, 4] = aten.zeros_like(hinted_on_1_2_3)
-    gradient_3_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_hinted, 3, [0])  # [8, 4] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
-    gradient_3_of_third_on_2: f64[8, 4] = fxpar.reshard(gradient_3_of_third, 3, [2])  # [8, 2@x*2] -> [8, 4]; 2 tasks inside hosts
+    gradient_3_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_hinted, 3, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_3_of_third_on_2: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_third, 3, [2])  # [2@x*4, 4] -> [8, 2@x*2]; 4 tasks inside hosts
 
     # backward of stage 2: ranks 4-5 on host 2
     backward_2 = self.backward_2(kept_2, gradient_3_of_third_on_2)
-    gradient_2_of_hinted: f64[8, 4] = backward_2[0]
-    gradient_2_of_second: f64[8, 4] = backward_2[1]
+    gradient_2_of_hinted: f64[8, 2@x*2] = backward_2[0]
+    gradient_2_of_second: f64[8, 2@x*2] = backward_2[1]
     gradient_2_of_layers_0_weight: f64[2@x*2, 4] = backward_2[2]
     gradients_2 = backward_2[3]
-    gradient_2_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_hinted, 2, [0])  # [8, 4] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
-    gradient_2_of_second_on_1: f64[8, 4] = fxpar.reshard(gradient_2_of_second, 2, [1])  # [8, 4] -> [8, 4]; 1 task by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_2_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_hinted, 2, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_2_of_second_on_1: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_second, 2, [1])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
 
     # backward of stage 1: ranks 2-3 on host 1
     backward_1 = self.backward_1(kept_1, gradient_2_of_second_on_1)
