@@ -63,7 +63,15 @@ def test_every_pair_of_mesh_model_schedule_and_microbatches_is_trained() -> None
     assert in_stages == set(itertools.product(LANGUAGE_MODELS, SCHEDULE_NAMES)), "each on several stages at least once"
 
 
-@pytest.mark.parametrize("turn", range(len(MESHES)), ids=[str(mesh) for mesh in MESHES])
+# What happens along these axes happens on larger meshes, too, and a quick model trains on them in any case.
+ALONE = [{}, {"pipe": 2}, {"x": 2}]
+TURNS = [
+    pytest.param(turn, id=str(mesh), marks=[pytest.mark.every_mesh] if mesh in ALONE else [])
+    for turn, mesh in enumerate(MESHES)
+]
+
+
+@pytest.mark.parametrize("turn", TURNS)
 def test_training_equals_one_process(turn: int) -> None:
     run_ranks(math.prod(MESHES[turn].values()), check_runs, runs_on(turn))
 
