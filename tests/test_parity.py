@@ -77,9 +77,7 @@ def test_training_equals_one_process(turn: int) -> None:
 
 
 UNET = [
-    ({"pipe": 2}, 1, "1f1b"),
     ({"pipe": 2, "data": 2}, 2, "eager-1f1b"),
-    ({"data": 2}, 8, "gpipe"),
     ({"x": 2}, 2, "gpipe"),
 ]
 
