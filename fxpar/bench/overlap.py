@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from fxpar.bench.allocator import keep_freed_memory
+from fxpar.bench.claims import hold
 from fxpar.bench.cluster import EmulatedCluster
 from fxpar.bench.overlap_cases import CASES, COMPUTE_ALONE, NO_OVERLAP, Case
 from fxpar.bench.pipeline_sleeping import MOST_OTHERS
-from fxpar.bench.report import Bar, Report, Row, Say, at_least
+from fxpar.bench.report import Bar, Report, Row, Say
 from fxpar.bench.turns import Sample, Turn, median_ms, median_ratio, take_turns, turns_of
 from fxpar.launch import run_ranks
 
@@ -64,6 +65,4 @@ def overlap_rows(case: Case, turns: Mapping[str, Sequence[Turn]]) -> Iterator[tu
             "processors_of_others": statistics.median(turn.others for turn in found),
         }
         yield row, []
-    ratios = [(claim, median_ratio(turns, claim.slower, claim.faster, MOST_OTHERS)) for claim in case.claims]
-    summary: Row = {"case": case.name, **{f"{c.faster} over {c.slower}": ratio for c, ratio in ratios}}
-    yield summary, [at_least(f"{case.name}: {c.faster} over {c.slower}", ratio, c.goal) for c, ratio in ratios]
+    yield hold("case", case.name, case.claims, turns, MOST_OTHERS)

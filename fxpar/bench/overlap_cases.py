@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
+from fxpar.bench.claims import Claim
 from fxpar.bench.models import example
 from fxpar.bench.overlap_peers import data_parallel_step, fully_sharded_step
 from fxpar.bench.silence import silenced
@@ -37,15 +38,6 @@ COMPUTE_ALONE = "computation alone"
 """All variants' graphs without their communication, whose results are therefore wrong."""
 
 PEERS = {"DDP": data_parallel_step, "FSDP2": fully_sharded_step}
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """That steps of `faster` take at most 1 / `goal` of the time of those of `slower`."""
-
-    faster: str
-    slower: str
-    goal: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 import fxpar
 from fxpar.bench.allocator import keep_freed_memory
+from fxpar.bench.claims import Claim, hold
 from fxpar.bench.cluster import EmulatedCluster
 from fxpar.bench.models import example
 from fxpar.bench.pipeline_sleeping import EXPOSED, MOST_OTHERS, Variant
-from fxpar.bench.report import Bar, Row, Say, at_least
+from fxpar.bench.report import Bar, Row, Say
 from fxpar.bench.torch_pipeline import TORCH_SCHEDULES, torch_steps
 from fxpar.bench.turns import Sample, Step, Turn, median_ms, median_ratio, take_turns, turns_of
 from fxpar.launch import run_ranks
@@ -33,15 +34,6 @@ _PAYLOAD = 0.956
 
 ONE_F_ONE_B, EAGER, EAGER_SIGNAL = Variant("1f1b"), Variant("eager-1f1b"), Variant("eager-1f1b", SIGNAL)
 GATHERING = Variant("1f1b", "local_allgather")
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """That steps of one variant take `goal` times as long as those of another, at least."""
-
-    faster: str
-    slower: str
-    goal: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +231,4 @@ def computing_rows(
             "processors_of_others": statistics.median(turn.others for turn in found),
         }
         yield row, []
-    ratios = [(claim, median_ratio(turns, claim.slower, claim.faster, MOST_OTHERS)) for claim in case.claims]
-    summary: Row = {"computing stages": case.name, **{f"{c.faster} over {c.slower}": ratio for c, ratio in ratios}}
-    yield summary, [at_least(f"{case.name}: {c.faster} over {c.slower}", ratio, c.goal) for c, ratio in ratios]
+    yield hold("computing stages", case.name, case.claims, turns, MOST_OTHERS)
