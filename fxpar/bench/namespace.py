@@ -18,6 +18,8 @@ T = TypeVar("T")
 # From <linux/sched.h>; Python 3.11 has neither os.unshare nor os.setns.
 _CLONE_NEWNET = 0x40000000
 
+_SENT = 8  # the column, behind eight of what was received
+
 
 class NetworkNamespace:
     """A new, empty network; it and its devices end with `close`, or with this process, however that ends.
@@ -54,6 +56,17 @@ def enter_network(path: str) -> None:
     """
     with FileIO(path) as descriptor:
         _call_libc("setns", descriptor.fileno(), _CLONE_NEWNET)
+
+
+def bytes_sent(device: str) -> int:
+    """What `device` of this thread's network has sent since it exists, headers included.
+
+    Raises:
+        KeyError: there is no such device.
+    """
+    with open("/proc/thread-self/net/dev") as table:
+        counts = {name.strip(): fields.split() for name, _, fields in (line.partition(":") for line in table)}
+    return int(counts[device][_SENT])
 
 
 def _in_new_thread(work: Callable[[], T]) -> T:

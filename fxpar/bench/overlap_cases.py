@@ -48,7 +48,6 @@ class Case:
         build: the model, the same on every rank, whose forward gives a loss.
         batch: arguments of a step for one of so many batch shards.
         x, z: sizes of the mesh.
-        rate_mbit: of the links.
         hints: layouts of its weights over x.
         against: which peers run it, too.
         variants: options by name.
@@ -57,7 +56,6 @@ class Case:
     name: str
     build: Callable[[], nn.Module]
     batch: Callable[[int], dict[str, Tensor]]
-    rate_mbit: float
     claims: tuple[Claim, ...]
     x: int = 1
     z: int = 1
@@ -147,7 +145,6 @@ CHAIN_Z4 = Case(
     partial(chain, 6, 640),
     partial(rows, 4096, 640),
     z=4,
-    rate_mbit=200,
     claims=(
         Claim(ALL_OVERLAPS, NO_OVERLAP, 1.34),
         Claim(ALL_OVERLAPS, "FSDP2", 1.5),
@@ -161,7 +158,6 @@ CHAIN_X2_Z2 = Case(
     partial(rows, 2048, 640),
     x=2,
     z=2,
-    rate_mbit=400,
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, 1.15),),
     hints=_ALTERNATING,
 )
@@ -170,7 +166,6 @@ GPT_Z4 = Case(
     partial(_gpt, _SIZES),
     partial(_tokens, _SIZES, 16),
     z=4,
-    rate_mbit=200,
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, 1.34),),
 )
 GPT_X2_Z2 = Case(
@@ -179,7 +174,6 @@ GPT_X2_Z2 = Case(
     partial(_tokens, _SIZES, 16),
     x=2,
     z=2,
-    rate_mbit=400,
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, 1.15),),
     hints=_MEGATRON,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from fxpar.bench.overlap import overlap_rows
@@ -15,7 +17,7 @@ from tests.bench.run_overlap import SMALL_CHAIN, reduce_in_silence, run_small
 
 def test_every_variant_and_peer_of_a_model_runs() -> None:
     turns = turns_of(run_ranks(2, run_small, SMALL_CHAIN))
-    rows = list(overlap_rows(SMALL_CHAIN, turns))
+    rows = list(overlap_rows(SMALL_CHAIN, math.inf, turns))
     assert [row["variant"] for row, _ in rows[:-1]] == [*PEERS, *VARIANTS, COMPUTE_ALONE]
     _, bars = rows[-1]
     assert [bar.goal for bar in bars] == [claim.goal for claim in SMALL_CHAIN.claims]
@@ -24,7 +26,7 @@ def test_every_variant_and_peer_of_a_model_runs() -> None:
 def test_exposed_communication_is_what_a_step_takes_besides_computing() -> None:
     (case, *_) = CASES
     seconds = dict.fromkeys([*PEERS, *VARIANTS], 1.5) | {NO_OVERLAP: 2.0, COMPUTE_ALONE: 1.0}
-    *rows, (_, bars) = overlap_rows(case, {name: [Turn(took, others=0.0)] for name, took in seconds.items()})
+    *rows, (_, bars) = overlap_rows(case, math.inf, {name: [Turn(took, others=0.0)] for name, took in seconds.items()})
     exposed_ms = {row["variant"]: row["exposed_communication_ms"] for row, _ in rows}
     assert exposed_ms == {name: (took - 1.0) * 1e3 for name, took in seconds.items()}
     assert [bar.value for bar in bars] == [2.0 / 1.5, 1.0, 1.0]

@@ -1,0 +1,181 @@
+"""Fused ops: a matmul and the collective beside it in one. Here are their schemas, and what they compute by definition.
+
+A gathered or scattered dim has the digits (outer, parts, rows): `outer` times, the pieces of all ranks of the group lie
+one after another. Each rank's own piece has the digits (outer, rows).
+
+All tensors are contiguous or transposed in their last two dims; "matrices" have two dims, or three, the first of which
+counts independent matrices. Results are contiguous. Graphs that hold these ops are joint: none has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from fxpar._torch import c10d_functional
+
+GatherForm: TypeAlias = Literal["rows", "columns", "sum_right", "sum_left", "matrices"]
+"""What the gathered value G (its second last dim was gathered; in "matrices", its first) is to each matmul:
+
+"rows": G @ other. "columns": other @ G^T. "sum_right": other @ G, a sum over what was gathered.
+"sum_left": G^T @ other, likewise. "matrices": G @ other, matrix by matrix.
+"""
+
+ScatterForm: TypeAlias = Literal["rows", "columns", "matrices"]
+"""Which dim of the product is scattered: its second last, its last, or the first of three."""
+
+GATHER_FORMS: tuple[GatherForm, ...] = get_args(GatherForm)
+SCATTER_FORMS: tuple[ScatterForm, ...] = get_args(ScatterForm)
+
+_GATHERED_DIM = {form: 0 if form == "matrices" else -2 for form in GATHER_FORMS}
+_SCATTERED_DIM = {"rows": -2, "columns": -1, "matrices": 0}
+
+_PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rows": lambda gathered, other: gathered @ other,
+    "columns": lambda gathered, other: other @ gathered.mT,
+    "sum_right": lambda gathered, other: other @ gathered,
+    "sum_left": lambda gathered, other: gathered.mT @ other,
+    "matrices": lambda gathered, other: gathered @ other,
+}
+
+
+@torch.library.custom_op("fxpar::all_gather_matmul", mutates_args=())
+def all_gather_matmul(
+    shard: Tensor,
+    others: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    form: str,
+    outer: int,
+    parts: int,
+    keeps_gathered: bool,
+    group_name: str,
+) -> list[Tensor]:
+    """The products of the value gathered from all ranks' `shard` with each of `others`.
+
+    Args:
+        shard: matrices; this rank's piece of the gathered value G.
+        others: matrices; what G is multiplied with.
+        biases: for each product, what is added to it (of a shape that broadcasts to the product's), or None.
+        form: a `GatherForm`.
+        outer, parts: digits of the gathered dim; `parts` is the size of the group.
+        keeps_gathered: whether G itself is wanted, too; it comes last.
+        group_name: of the process group, by which functional collectives know it.
+    """
+    return all_gather_matmul_reference(shard, others, biases, form, outer, parts, keeps_gathered, group_name)
+
+
+def all_gather_matmul_reference(
+    shard: Tensor,
+    others: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    form: str,
+    outer: int,
+    parts: int,
+    keeps_gathered: bool,
+    group_name: str,
+) -> list[Tensor]:
+    """`all_gather_matmul` by a functional collective and plain matmuls, one after another."""
+    started = c10d_functional.all_gather_into_tensor(shard.contiguous(), parts, group_name)
+    pieces = c10d_functional.wait_tensor(started).view(parts, *shard.shape)
+    gathered = _joined(pieces, _GATHERED_DIM[form], outer)
+    return _products(gathered, others, biases, form) + ([gathered] if keeps_gathered else [])
+
+
+@all_gather_matmul.register_fake
+def _all_gather_matmul_fake(
+    shard: Tensor,
+    others: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    form: str,
+    outer: int,
+    parts: int,
+    keeps_gathered: bool,
+    group_name: str,
+) -> list[Tensor]:
+    gathered = _joined(shard.new_empty(parts, *shard.shape), _GATHERED_DIM[form], outer)
+    return _products(gathered, others, biases, form) + ([gathered] if keeps_gathered else [])
+
+
+@torch.library.custom_op("fxpar::matmul_reduce_scatter", mutates_args=())
+def matmul_reduce_scatter(
+    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
+) -> Tensor:
+    """This rank's piece of the sum of all ranks' `left @ right + bias`.
+
+    Args:
+        left, right: matrices.
+        bias: this rank's term, of a shape that broadcasts to the product's, or None.
+        form: a `ScatterForm`.
+        outer, parts: digits of the scattered dim; `parts` is the size of the group.
+        group_name: of the process group, by which functional collectives know it.
+    """
+    return matmul_reduce_scatter_reference(left, right, bias, form, outer, parts, group_name)
+
+
+def matmul_reduce_scatter_reference(
+    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
+) -> Tensor:
+    """`matmul_reduce_scatter` by a plain matmul and a functional collective, one after the other."""
+    pieces = _split(_product(left, right, bias), _SCATTERED_DIM[form], outer, parts)
+    started = c10d_functional.reduce_scatter_tensor(pieces.flatten(0, 1), "sum", parts, group_name)
+    return c10d_functional.wait_tensor(started)
+
+
+@matmul_reduce_scatter.register_fake
+def _matmul_reduce_scatter_fake(
+    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
+) -> Tensor:
+    return torch.empty_like(_split(_product(left, right, bias), _SCATTERED_DIM[form], outer, parts)[0])
+
+
+@torch.library.custom_op("fxpar::matmul_all_reduce", mutates_args=())
+def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
+    """The sum of all ranks' `left @ right + bias`, whole on each of them.
+
+    Args:
+        left, right: matrices.
+        bias: this rank's term, of a shape that broadcasts to the product's, or None.
+        parts: the size of the group.
+        group_name: of the process group, by which functional collectives know it.
+    """
+    return matmul_all_reduce_reference(left, right, bias, parts, group_name)
+
+
+def matmul_all_reduce_reference(
+    left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str
+) -> Tensor:
+    """`matmul_all_reduce` by a plain matmul and a functional collective, one after the other."""
+    started = c10d_functional.all_reduce(_product(left, right, bias), "sum", group_name)
+    return c10d_functional.wait_tensor(started)
+
+
+@matmul_all_reduce.register_fake
+def _matmul_all_reduce_fake(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
+    return _product(left, right, bias)
+
+
+def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    product = left @ right
+    return product if bias is None else product + bias
+
+
+def _products(gathered: Tensor, others: Sequence[Tensor], biases: Sequence[Tensor | None], form: str) -> list[Tensor]:
+    products = [_PRODUCTS[form](gathered, other).contiguous() for other in others]
+    return [product if bias is None else product + bias for product, bias in zip(products, biases, strict=True)]
+
+
+def _joined(pieces: Tensor, dim: int, outer: int) -> Tensor:
+    """The pieces (parts, *piece) of all ranks, joined at the digits (outer, parts, rows) of `dim` of a piece."""
+    dim %= pieces.dim() - 1
+    digits = pieces.unflatten(dim + 1, (outer, -1))
+    return digits.movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
+
+
+def _split(whole: Tensor, dim: int, outer: int, parts: int) -> Tensor:
+    """The inverse of `_joined`: (parts, *piece), contiguous."""
+    dim %= whole.dim()
+    digits = whole.unflatten(dim, (outer, parts, -1))
+    return digits.movedim(dim + 1, 0).flatten(dim + 1, dim + 2).contiguous()
