@@ -60,6 +60,12 @@ def hugging_face_model(name: str, layers: int, batch: int, length: int) -> Subje
         return Subject(transformers.LlamaForCausalLM(tiny), inputs, LLAMA_HINTS)
 
 
+GPT_HINTS: Mapping[str, Spec] = {  # of the example's GPT
+    "blocks.*.attention.qkv.weight": ("x", None),
+    "blocks.*.attention.out.weight": (None, "x"),
+    "blocks.*.mlp.fc.weight": ("x", None),
+    "blocks.*.mlp.out.weight": (None, "x"),
+}
 GPT2_HINTS: Mapping[str, Spec] = {  # its Conv1D weights are (input, output)
     "transformer.h.*.attn.c_attn.weight": (None, "x"),
     "transformer.h.*.attn.c_proj.weight": ("x", None),
@@ -73,3 +79,25 @@ LLAMA_HINTS: Mapping[str, Spec] = {
     "model.layers.*.mlp.up_proj.weight": ("x", None),
     "model.layers.*.mlp.down_proj.weight": (None, "x"),
 }
+
+_SEQUENCE: Spec = (None, "x", None)
+"""Of activations (batch, sequence, hidden)."""
+
+GPT_SEQUENCE_HINTS: Mapping[str, Spec] = {
+    **GPT_HINTS,
+    "tokens:out": _SEQUENCE,
+    "*norm:out": _SEQUENCE,
+    "blocks.*.attention.out:out": _SEQUENCE,
+    "blocks.*.mlp.out:out": _SEQUENCE,
+}
+"""Sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 4.2.2):
+between the split matrices, norms and residuals have a part of the sequence on each rank."""
+
+LLAMA_SEQUENCE_HINTS: Mapping[str, Spec] = {
+    **LLAMA_HINTS,
+    "model.embed_tokens:out": _SEQUENCE,
+    "model.*norm:out": _SEQUENCE,
+    "model.layers.*.self_attn.o_proj:out": _SEQUENCE,
+    "model.layers.*.mlp.down_proj:out": _SEQUENCE,
+}
+"""The same for Llama."""
