@@ -143,7 +143,7 @@ _SIZES: Mapping[str, Any] = {"vocabulary": 256, "context": 128, "layers": 4, "he
 CHAIN_Z4 = Case(
     "chain, z=4",
     partial(chain, 6, 640),
-    partial(rows, 4096, 640),
+    partial(rows, 6144, 640),
     z=4,
     claims=(
         Claim(ALL_OVERLAPS, NO_OVERLAP, 1.34),
@@ -164,7 +164,7 @@ CHAIN_X2_Z2 = Case(
 GPT_Z4 = Case(
     "GPT, z=4",
     partial(_gpt, _SIZES),
-    partial(_tokens, _SIZES, 16),
+    partial(_tokens, _SIZES, 32),
     z=4,
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, 1.34),),
 )
