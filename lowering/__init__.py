@@ -5,6 +5,7 @@ The symlink fxpar/lowering makes this folder the package fxpar.lowering, its onl
 
 from torch import fx
 
+import fxpar.lowering.cpu  # noqa: F401  what fused ops run on CPUs
 from fxpar.errors import UnknownLoweringError
 from fxpar.lowering.aten import lower_to_aten
 from fxpar.lowering.inductor import lower_to_inductor

@@ -30,8 +30,8 @@ ScatterForm: TypeAlias = Literal["rows", "columns", "matrices"]
 GATHER_FORMS: tuple[GatherForm, ...] = get_args(GatherForm)
 SCATTER_FORMS: tuple[ScatterForm, ...] = get_args(ScatterForm)
 
-_GATHERED_DIM = {form: 0 if form == "matrices" else -2 for form in GATHER_FORMS}
-_SCATTERED_DIM = {"rows": -2, "columns": -1, "matrices": 0}
+GATHERED_DIM = {form: 0 if form == "matrices" else -2 for form in GATHER_FORMS}
+SCATTERED_DIM = {"rows": -2, "columns": -1, "matrices": 0}
 
 _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rows": lambda gathered, other: gathered @ other,
@@ -80,7 +80,7 @@ def all_gather_matmul_reference(
     """`all_gather_matmul` by a functional collective and plain matmuls, one after another."""
     started = c10d_functional.all_gather_into_tensor(shard.contiguous(), parts, group_name)
     pieces = c10d_functional.wait_tensor(started).view(parts, *shard.shape)
-    gathered = _joined(pieces, _GATHERED_DIM[form], outer)
+    gathered = _joined(pieces, GATHERED_DIM[form], outer)
     return _products(gathered, others, biases, form) + ([gathered] if keeps_gathered else [])
 
 
@@ -95,7 +95,7 @@ def _all_gather_matmul_fake(
     keeps_gathered: bool,
     group_name: str,
 ) -> list[Tensor]:
-    gathered = _joined(shard.new_empty(parts, *shard.shape), _GATHERED_DIM[form], outer)
+    gathered = _joined(shard.new_empty(parts, *shard.shape), GATHERED_DIM[form], outer)
     return _products(gathered, others, biases, form) + ([gathered] if keeps_gathered else [])
 
 
@@ -119,7 +119,7 @@ def matmul_reduce_scatter_reference(
     left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
 ) -> Tensor:
     """`matmul_reduce_scatter` by a plain matmul and a functional collective, one after the other."""
-    pieces = _split(_product(left, right, bias), _SCATTERED_DIM[form], outer, parts)
+    pieces = _split(_product(left, right, bias), SCATTERED_DIM[form], outer, parts)
     started = c10d_functional.reduce_scatter_tensor(pieces.flatten(0, 1), "sum", parts, group_name)
     return c10d_functional.wait_tensor(started)
 
@@ -128,7 +128,7 @@ def matmul_reduce_scatter_reference(
 def _matmul_reduce_scatter_fake(
     left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
 ) -> Tensor:
-    return torch.empty_like(_split(_product(left, right, bias), _SCATTERED_DIM[form], outer, parts)[0])
+    return torch.empty_like(_split(_product(left, right, bias), SCATTERED_DIM[form], outer, parts)[0])
 
 
 @torch.library.custom_op("fxpar::matmul_all_reduce", mutates_args=())

@@ -1,0 +1,77 @@
+"""Pieces that all ranks get to read: in the memory of the rank that has one, or of the one that receives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor
+
+from fxpar.lowering.cpu.pieces import Room
+from fxpar.lowering.cpu.ring import held, holder, receivers
+from fxpar.lowering.cpu.wire import PIECE_TAG
+from fxpar.lowering.cpu.workspace import Call
+
+
+class Gathering:
+    """A call's part in which each rank publishes its piece, chunk by chunk, and reads those of the others.
+
+    Args:
+        call: the call, of every rank of the group.
+        begin: where in the buffers this may use `num_bytes`.
+        room: of the pieces of all ranks.
+    """
+
+    def __init__(self, call: Call, begin: int, room: Room) -> None:
+        self._call = call
+        self._begin = begin
+        self._room = room
+        self._hosts, self._rank = call.workspace.hosts, call.workspace.rank
+        self._receivers = receivers(self._hosts, self._rank)
+        self._receive()
+
+    @staticmethod
+    def num_bytes(hosts: Sequence[int], room: Room) -> int:
+        """What the buffer of any rank needs for it."""
+        return max(sum(room.piece_bytes(part) for part in held(hosts, rank)) for rank in range(len(hosts)))
+
+    def own(self, chunk: int) -> Tensor:
+        """The memory for a chunk of this rank's piece, bytes, until it is published."""
+        return self._memory(self._rank, self._rank, chunk)
+
+    def publish(self, chunk: int) -> None:
+        """Let all ranks have a chunk of this rank's piece; those before it must have been published."""
+        self._call.tell_held(self._rank, chunk + 1)
+        for receiver in self._receivers:
+            self._call.workspace.wire.send(self.own(chunk), receiver, PIECE_TAG)
+
+    def wait(self, part: int, chunk: int) -> Tensor:
+        """A chunk of a piece, bytes, as soon as it is there; it may be read until this rank begins its next call.
+
+        Raises:
+            PeerLostError: a rank that it comes from, or through, has ended.
+        """
+        rank = holder(self._hosts, part, self._hosts[self._rank])
+        if part != self._rank:
+            self._call.wait_held(rank, part, chunk + 1)
+        return self._memory(rank, part, chunk)
+
+    def _receive(self) -> None:
+        call, wire = self._call, self._call.workspace.wire
+        own, *others = held(self._hosts, self._rank)
+        arrivals = {
+            part: [
+                wire.receive(self._memory(own, part, chunk), part, PIECE_TAG)
+                for chunk in range(len(self._room.sizes[part]))
+            ]
+            for part in others
+        }
+        for part, of_part in arrivals.items():
+            wire.follow(of_part, partial(call.tell_held, part), partial(call.tell_lost, part))
+
+    def _memory(self, rank: int, part: int, chunk: int) -> Tensor:
+        """The bytes of a chunk in the buffer of `rank`, which holds it."""
+        parts = held(self._hosts, rank)
+        before = sum(self._room.piece_bytes(other) for other in parts[: parts.index(part)])
+        begin = self._begin + before + self._room.offset(part, chunk)
+        return self._call.buffers[rank][begin : begin + self._room.sizes[part][chunk]]

@@ -1,0 +1,55 @@
+"""`matmul_all_reduce` on CPUs: rows are scattered and summed as in a reduce-scatter, and all ranks read the sums."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fxpar.lowering import ops
+from fxpar.lowering.cpu.cuts import scattered_chunks
+from fxpar.lowering.cpu.gathering import Gathering
+from fxpar.lowering.cpu.multiply import product_shape
+from fxpar.lowering.cpu.pieces import Pieces, Room, as_box
+from fxpar.lowering.cpu.ring import far_first, near_first
+from fxpar.lowering.cpu.scattering import Scattering
+from fxpar.lowering.cpu.terms import Terms
+from fxpar.lowering.cpu.workspace import workspace_of
+
+
+@ops.matmul_all_reduce.register_kernel("cpu")
+def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
+    """See `fxpar.lowering.ops`. The terms of all ranks are added up in the order of ranks; halves as floats.
+
+    Raises:
+        PeerLostError: a rank of the group has ended.
+    """
+    result = left.new_empty(product_shape(left, right))
+    if result.numel() == 0:
+        return result
+    pieces = Pieces.ragged(parts, result.shape[-2])
+    terms = Terms(left, right, bias, "rows", pieces)
+    if parts == 1:
+        (whole,) = pieces.chunks(0, 1)
+        terms.compute(0, whole, pieces.box(result, -2, 0, whole))
+        return result
+    workspace = workspace_of(group_name)
+    count = scattered_chunks(workspace.hosts, result.nbytes // parts, result.shape[-2] // parts)
+    boxes = [
+        [(chunk, pieces.box(result, -2, part, chunk)) for chunk in pieces.chunks(part, count)] for part in range(parts)
+    ]
+    room = Room(tuple(tuple(box.nbytes for _, box in of_part) for of_part in boxes))
+    scattered_bytes = Scattering.num_bytes(workspace.hosts, room)
+    call = workspace.begin(scattered_bytes + Gathering.num_bytes(workspace.hosts, room))
+    scattering = Scattering(call, 0, room)
+    gathering = Gathering(call, scattered_bytes, room)
+    for part in far_first(workspace.hosts, workspace.rank):
+        for number, (chunk, box) in enumerate(boxes[part]):
+            terms.compute(part, chunk, as_box(scattering.term(part, number), box))
+            scattering.hand_over(part, number)
+    for number, (_, box) in enumerate(boxes[workspace.rank]):
+        scattering.total(number, as_box(gathering.own(number), box))
+        gathering.publish(number)
+    for part in near_first(workspace.hosts, workspace.rank):
+        for number, (_, box) in enumerate(boxes[part]):
+            box.copy_(as_box(gathering.wait(part, number), box))
+    workspace.wire.finish()
+    return result

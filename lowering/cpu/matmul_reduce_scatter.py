@@ -1,0 +1,50 @@
+"""`matmul_reduce_scatter` on CPUs: every rank computes for each owner in turn, straight in the owner's memory."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fxpar.lowering import ops
+from fxpar.lowering.cpu.cuts import scattered_chunks
+from fxpar.lowering.cpu.multiply import product_shape
+from fxpar.lowering.cpu.pieces import Chunk, Pieces, Room, as_box
+from fxpar.lowering.cpu.ring import far_first
+from fxpar.lowering.cpu.scattering import Scattering
+from fxpar.lowering.cpu.terms import Terms
+from fxpar.lowering.cpu.workspace import workspace_of
+
+
+@ops.matmul_reduce_scatter.register_kernel("cpu")
+def matmul_reduce_scatter(
+    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
+) -> Tensor:
+    """See `fxpar.lowering.ops`. The terms of all ranks are added up in the order of ranks; halves as floats.
+
+    Raises:
+        PeerLostError: a rank of the group has ended.
+    """
+    shape = product_shape(left, right)
+    dim = ops.SCATTERED_DIM[form]
+    shape[dim] //= parts
+    terms = Terms(left, right, bias, form, Pieces.equal(outer, parts, shape[dim]))
+    result = left.new_empty(shape)
+    if result.numel() == 0:
+        return result
+    if parts == 1:
+        whole = Chunk(range(outer), range(terms.pieces.rows[0]))
+        terms.compute(0, whole, terms.pieces.box(result, dim, 0, whole))
+        return result
+    workspace = workspace_of(group_name)
+    own = terms.pieces.alone(0)
+    chunks = own.chunks(0, scattered_chunks(workspace.hosts, result.nbytes, shape[dim]))
+    boxes = [own.box(result, dim, 0, chunk) for chunk in chunks]
+    room = Room((tuple(box.nbytes for box in boxes),) * parts)
+    scattering = Scattering(workspace.begin(Scattering.num_bytes(workspace.hosts, room)), 0, room)
+    for part in far_first(workspace.hosts, workspace.rank):
+        for number, (chunk, box) in enumerate(zip(chunks, boxes, strict=True)):
+            terms.compute(part, chunk, as_box(scattering.term(part, number), box))
+            scattering.hand_over(part, number)
+    for number, box in enumerate(boxes):
+        scattering.total(number, box)
+    workspace.wire.finish()
+    return result

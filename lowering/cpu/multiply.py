@@ -1,0 +1,70 @@
+"""Products of matrices, written straight to where they belong."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# With fewer rows, packing the right factor anew for each product costs more than copying the products once.
+_FEW_ROWS = 32
+
+
+def product_shape(left: Tensor, right: Tensor) -> list[int]:
+    """The shape of left @ right, matrices or batches of them."""
+    return [*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]]
+
+
+def multiply(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
+    """out[i] = left[i] @ right[i] + bias[i] for every i.
+
+    Args:
+        out: (outer, rows, n) or (outer, batch, rows, n), with any strides.
+        left: (outer, rows, k), or with a batch.
+        right: likewise, or without its first dim where all have one factor in common; and then without a batch, too.
+        bias: as `out`.
+    """
+    is_shared = right.dim() < out.dim()
+    if is_shared and out.dim() == 3 and len(out) > 1 and out.shape[-2] < _FEW_ROWS:
+        out.copy_(torch.mm(left.flatten(0, 1), right).view(out.shape))
+    else:
+        for i in range(len(out)):
+            _multiply_one(out[i], left[i], right if is_shared else right[i])
+    if bias is not None:
+        out.add_(bias)
+
+
+def _multiply_one(out: Tensor, left: Tensor, right: Tensor) -> None:
+    if out.dim() == 2:
+        torch.mm(left, right, out=out)
+    else:
+        batch = out.shape[:-2]
+        torch.bmm(left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:]), out=out)
+
+
+class SumOfProducts:
+    """`out` as the sum of products, term by term in the order in which they come; halves are added up as floats."""
+
+    def __init__(self, out: Tensor) -> None:
+        self._out = out
+        is_exact = out.dtype.itemsize >= torch.float32.itemsize
+        self._total = out if is_exact else torch.zeros(out.shape, dtype=torch.float32)
+        self._is_begun = not is_exact
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        """Add left @ right: (k, n), or with a batch."""
+        batch = self._out.shape[:-2]
+        left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
+        if not self._is_begun:
+            _multiply_one(self._out, left, right)
+            self._is_begun = True
+        elif self._total is not self._out:
+            self._total += left @ right
+        elif self._out.dim() == 2:
+            self._out.addmm_(left, right)
+        else:
+            self._out.baddbmm_(left, right)
+
+    def finish(self) -> None:
+        """Let `out` be the sum."""
+        if self._total is not self._out:
+            self._out.copy_(self._total)

@@ -1,0 +1,93 @@
+"""Where the pieces of all ranks lie in a dim that is gathered or scattered, and the chunks that each is moved in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a piece: ranges of its two digits, of which one is whole or the other has length one."""
+
+    outer: range
+    rows: range
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The digits (outer, parts, rows) of a dim; `rows[part]` are as many as that rank's piece has."""
+
+    outer: int
+    rows: tuple[int, ...]
+
+    @classmethod
+    def equal(cls, outer: int, parts: int, size: int) -> Pieces:
+        """Pieces that have `size` entries each, their outer digits included."""
+        return cls(outer, (size // outer if outer else 0,) * parts)
+
+    @classmethod
+    def ragged(cls, parts: int, size: int) -> Pieces:
+        """`size` rows in pieces that differ by one row at most."""
+        return cls(1, tuple(size * (part + 1) // parts - size * part // parts for part in range(parts)))
+
+    def chunks(self, part: int, count: int) -> list[Chunk]:
+        """The piece of `part` in about `count` chunks; never more than its rows allow, and none if it has none."""
+        rows = self.rows[part]
+        if self.outer == 0 or rows == 0:
+            return []
+        if count <= self.outer:
+            return [Chunk(outer, range(rows)) for outer in _ranges(self.outer, count)]
+        per_outer = min(-(-count // self.outer), rows)
+        return [Chunk(range(i, i + 1), some) for i in range(self.outer) for some in _ranges(rows, per_outer)]
+
+    def box(self, whole: Tensor, dim: int, part: int, chunk: Chunk) -> Tensor:
+        """The view of a chunk in `whole`, whose `dim` has these pieces: (outer, ..., rows, ...), outer digits first."""
+        dim %= whole.dim()
+        begin = sum(self.rows[:part]) + chunk.rows.start
+        digits = whole.unflatten(dim, (self.outer, sum(self.rows)))
+        of_rows = digits.narrow(dim + 1, begin, len(chunk.rows))
+        return of_rows.narrow(dim, chunk.outer.start, len(chunk.outer)).movedim(dim, 0)
+
+    def alone(self, part: int) -> Pieces:
+        """The digits of the dim of a piece that lies by itself: it has but one part, 0."""
+        return Pieces(self.outer, (self.rows[part],))
+
+
+def as_box(memory: Tensor, box: Tensor) -> Tensor:
+    """`memory`, bytes, as a dense tensor of the dtype and shape of `box`."""
+    return memory.view(box.dtype).view(box.shape)
+
+
+def _ranges(size: int, count: int) -> list[range]:
+    ends = [size * i // count for i in range(count + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+_ALIGNMENT_BYTES = 64  # a cache line, so that what different ranks write lies apart
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How the chunks of pieces lie in memory, one after another: `sizes[part][chunk]` bytes each."""
+
+    sizes: tuple[tuple[int, ...], ...]
+
+    def piece_bytes(self, part: int) -> int:
+        """What the piece of `part` takes."""
+        return sum(map(_aligned, self.sizes[part]))
+
+    @property
+    def most_bytes(self) -> int:
+        """What the largest piece takes."""
+        return max(map(self.piece_bytes, range(len(self.sizes))))
+
+    def offset(self, part: int, chunk: int) -> int:
+        """Where a chunk begins in its piece."""
+        return sum(map(_aligned, self.sizes[part][:chunk]))
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,33 @@
+"""The product whose pieces, of all ranks, are to be summed: one chunk of it at a time."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fxpar.lowering import ops
+from fxpar.lowering.cpu.multiply import multiply, product_shape
+from fxpar.lowering.cpu.pieces import Chunk, Pieces
+
+
+class Terms:
+    """A rank's left @ right + bias, cut into pieces at the dim that `form`, a `ScatterForm`, names."""
+
+    def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None, form: str, pieces: Pieces) -> None:
+        self.pieces = pieces
+        self.dim = ops.SCATTERED_DIM[form]
+        self.shape = product_shape(left, right)
+        self._is_transposed = form == "columns"
+        self._has_matrices = form == "matrices"
+        self._left, self._right = (right.mT, left.mT) if self._is_transposed else (left, right)
+        self._bias = None if bias is None else bias.expand(self.shape)
+
+    def compute(self, part: int, chunk: Chunk, out: Tensor) -> None:
+        """Let `out` be a chunk of the piece of `part`: (outer, ..., rows, ...)."""
+        dim = 0 if self._has_matrices else -2
+        left = self.pieces.box(self._left, dim, part, chunk)
+        right = self.pieces.box(self._right, 0, part, chunk) if self._has_matrices else self._right
+        bias = None if self._bias is None else self.pieces.box(self._bias, self.dim, part, chunk)
+        if self._is_transposed:
+            multiply(out.mT, left, right, None if bias is None else bias.mT)
+        else:
+            multiply(out, left, right, bias)

@@ -1,0 +1,115 @@
+"""Chunks that go between a rank and those of other hosts, beside the thread that multiplies."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar._torch import process_group_named
+from fxpar.errors import PeerLostError
+from fxpar.runtime.worker import Worker
+
+# Chunks go one after another, so that the first arrives before the last is sent; a second one keeps the link busy
+# while the first is being confirmed.
+_IN_FLIGHT = 2
+
+PIECE_TAG, TERM_TAG = 1 << 30, (1 << 30) + 1  # far from those that values between stages have
+
+
+class Wire:
+    """This rank's messages to and from other hosts, each kind in order. Its threads begin with the first of them."""
+
+    def __init__(self, group_name: str) -> None:
+        self._group_name = group_name
+        self._sender = Worker("fxpar fused ops: send")
+        self._receiver = Worker("fxpar fused ops: receive")
+        self._in_flight: deque[tuple[dist.Work, int, Tensor]] = deque()
+        self._sent: list[Future[None]] = []
+
+    def send(self, memory: Tensor, to: int, tag: int) -> None:
+        """Send bytes, which must stay until `finish`, after all that was sent before."""
+        self._sent.append(self._sender.submit(lambda: self._send(memory, to, tag)))
+
+    def finish(self) -> None:
+        """Wait until all has been sent.
+
+        Raises:
+            PeerLostError: a receiver has ended.
+        """
+        if self._sent:
+            self._sent.append(self._sender.submit(lambda: self._complete(0)))
+        sent, self._sent = self._sent, []
+        for future in sent:
+            future.result()
+
+    def receive(self, memory: Tensor, source: int, tag: int) -> Arrival:
+        """Begin to receive bytes from a rank; to be posted before anything is sent in the same call."""
+        return Arrival(memory, source, tag, self._group_name)
+
+    def follow(self, arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[], None]) -> None:
+        """Tell how many have come whenever one has, in their order; or that one never will, and so none after it."""
+        self._receiver.submit(lambda: _follow(arrivals, come, lose))
+
+    def _send(self, memory: Tensor, to: int, tag: int) -> None:
+        self._complete(_IN_FLIGHT - 1)
+        self._in_flight.append((_begun(dist.isend, memory, to, tag, self._group_name), to, memory))
+
+    def _complete(self, but: int) -> None:
+        while len(self._in_flight) > but:
+            work, peer, _ = self._in_flight.popleft()
+            _complete(work, peer)
+
+
+class Arrival:
+    """Bytes that are on their way to `memory`. That they will not come, who waits for them learns, and nobody else.
+
+    So a rank still hands everything over to others that go on without the lost one, until they need something from it.
+    """
+
+    def __init__(self, memory: Tensor, source: int, tag: int, group_name: str) -> None:
+        self._source = source
+        self._begun: dist.Work | PeerLostError
+        try:
+            self._begun = _begun(dist.irecv, memory, source, tag, group_name)
+        except PeerLostError as error:
+            self._begun = error
+
+    def wait(self) -> None:
+        """Until they are there; once.
+
+        Raises:
+            PeerLostError: the sender has ended.
+        """
+        if isinstance(self._begun, PeerLostError):
+            raise self._begun
+        _complete(self._begun, self._source)
+
+
+def _follow(arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[], None]) -> None:
+    try:
+        for number, arrival in enumerate(arrivals, start=1):
+            arrival.wait()
+            come(number)
+    except PeerLostError:
+        lose()
+
+
+def _begun(move: Callable[..., dist.Work | None], memory: Tensor, peer: int, tag: int, group_name: str) -> dist.Work:
+    name = {"group_dst" if move is dist.isend else "group_src": peer}
+    try:
+        work = move(memory, group=process_group_named(group_name), tag=tag, **name)
+    except RuntimeError as error:
+        raise PeerLostError("chunks of a fused matmul", peer, str(error)) from error
+    assert work is not None, "this rank is in the group"
+    return work
+
+
+def _complete(work: dist.Work, peer: int) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise PeerLostError("chunks of a fused matmul", peer, str(error)) from error
