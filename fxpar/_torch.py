@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
@@ -49,6 +50,7 @@ __all__ = [
     "PlainAOTOutput",
     "ShapeEnv",
     "StridedShard",
+    "SymmetricMemory",
     "TangentAOTInput",
     "TorchDispatchMode",
     "TracingContext",
@@ -74,6 +76,7 @@ __all__ = [
     "rename_placeholder",
     "schema",
     "skip_frame",
+    "symmetric_memory",
     "tag_activation_checkpoint",
     "tracing",
 ]
@@ -148,6 +151,17 @@ def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[s
 
 
 # What follows takes seconds to import, which only those who use it should pay: hence the imports inside the functions.
+
+
+def symmetric_memory(num_bytes: int, device: torch.device, group: ProcessGroup) -> "SymmetricMemory":
+    """Memory of a GPU that all ranks of `group`, GPUs of one host, can read and write. A collective.
+
+    It is there as long as what is given, or a tensor of its `get_buffer`.
+    """
+    from torch.distributed import _symmetric_memory
+
+    memory = _symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+    return _symmetric_memory.rendezvous(memory, group)
 
 
 def pipeline_schedule_of_csv(

@@ -1,0 +1,90 @@
+"""Decisions of a group on how to compute something: all ranks must come to the same one."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+import torch.distributed as dist
+import triton
+from triton.runtime.errors import OutOfResources
+
+from fxpar._torch import inductor_cache
+from fxpar.lowering.triton.plan import Fused, How
+from fxpar.lowering.triton.tiling import Tiling
+from fxpar.lowering.triton.tuner import Memory, Problem, fastest
+
+_WARM_UP, _REPEATS = 2, 5
+
+
+@cache
+def memory() -> Memory:
+    """What was found on this machine by its user, kept where Inductor keeps what it makes."""
+    return Memory(inductor_cache() / "fxpar" / "fused")
+
+
+def versions() -> str:
+    """Of what makes the code of kernels, of matmuls and of collectives."""
+    return f"triton {triton.__version__}, torch {torch.__version__}"
+
+
+def fits(tiling: Tiling, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the factors' blocks have room in the memory of a multiprocessor."""
+    num_bytes = tiling.stages * (tiling.m + tiling.n) * tiling.k * dtype.itemsize * tiling.programs
+    room: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return num_bytes <= room
+
+
+def time_us(run: Callable[[], object]) -> float:
+    """How long `run` keeps the current stream busy; infinity if the device has not enough of something for it."""
+    try:
+        for _ in range(_WARM_UP):
+            run()
+    except OutOfResources:
+        return math.inf
+    times = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def decide(
+    problem: Problem,
+    tilings: Sequence[Tiling],
+    ways: Sequence[Fused],
+    run: Callable[[How], object],
+    reset: Callable[[], None],
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> How:
+    """The fastest way to `run`, timed by all ranks together unless the first of them remembers what it was.
+
+    reset: called on all ranks when a kernel could not be started on one of them, so that signals are missing.
+    """
+    (known,) = _of_first_rank([memory().recall(problem)], group, device)
+    if known is not None:
+        return known
+
+    def slowest_us(how: How) -> float:
+        found = torch.tensor([time_us(lambda: run(how))], dtype=torch.float64, device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        if math.isinf(found.item()):
+            reset()
+        return found.item()
+
+    how, best_us = fastest(tilings, ways, slowest_us)
+    memory().keep(problem, how, best_us)
+    return how
+
+
+def _of_first_rank(found: list[How | None], group: dist.ProcessGroup, device: torch.device) -> list[How | None]:
+    dist.broadcast_object_list(found, group=group, group_src=0, device=device)
+    return found

@@ -1,0 +1,130 @@
+"""The matmul that starts before its left factor is there: it waits, tile by tile, for the rows that it needs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fxpar.lowering.triton.tile import fence, place_of_tile, product_by_descriptors, product_by_pointers, wait_until
+
+
+@triton.jit
+def wait_for_rows(
+    signals: tl.tensor,
+    first_row: tl.tensor,
+    last_row: tl.tensor,
+    epoch: tl.tensor,
+    block_rows: tl.tensor,
+    segment_rows: tl.tensor,
+    segments_per_block: tl.tensor,
+) -> tl.tensor:
+    """Wait for every segment that the rows touch (see `Segments.of_row`); 0, made of all their signals."""
+    first = first_row // block_rows * segments_per_block + first_row % block_rows // segment_rows
+    last = last_row // block_rows * segments_per_block + last_row % block_rows // segment_rows
+    arrived = 0
+    for segment in range(first, last + 1):
+        arrived += wait_until(signals + segment, epoch)
+    return arrived
+
+
+@triton.jit(do_not_specialize=["epoch"])
+def multiply_gathered(
+    left: tl.tensor,
+    right: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    signals: tl.tensor,
+    order: tl.tensor,
+    epoch: tl.tensor,
+    matrices: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    block_rows: tl.tensor,
+    segment_rows: tl.tensor,
+    segments_per_block: tl.tensor,
+    stride_rb: tl.tensor,
+    stride_rk: tl.tensor,
+    stride_rn: tl.tensor,
+    stride_bb: tl.tensor,
+    stride_bm: tl.tensor,
+    stride_bn: tl.tensor,
+    stride_ob: tl.tensor,
+    stride_om: tl.tensor,
+    stride_on: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BAND: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    FENCED: tl.constexpr,
+) -> None:
+    """out[b] = left[b] @ right[b] + bias[b], (M, N) each, for every matrix b; left, (matrices, M, K), is contiguous.
+
+    A persistent kernel: each program takes every so-manieth tile. Row tiles go in the `order` in which they arrive; a
+    segment of rows (see `Segments`) has arrived when its element of `signals` is `epoch`.
+
+    DESCRIPTORS: `left` and `right` are descriptors (K-major `right`, N x K, if TRANSPOSED), of one matrix.
+    """
+    tiles_of_matrix = tl.cdiv(M, BLOCK_M)
+    row_tiles = matrices * tiles_of_matrix
+    column_tiles = tl.cdiv(N, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    for tile in range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0)):
+        position, column_tile = place_of_tile(tile, row_tiles, column_tiles, BAND)
+        row_tile = tl.load(order + position)
+        matrix = (row_tile // tiles_of_matrix).to(tl.int64)
+        row = row_tile % tiles_of_matrix * BLOCK_M
+        column = column_tile * BLOCK_N
+        height = min(M - row, BLOCK_M)
+        width = min(N - column, BLOCK_N)
+        start = matrix * M + row
+        arrived = wait_for_rows(signals, start, start + height - 1, epoch, block_rows, segment_rows, segments_per_block)
+        if DESCRIPTORS:
+            if FENCED:
+                arrived = fence(arrived)
+            total = product_by_descriptors(
+                left,
+                right,
+                row + arrived,
+                column,
+                K,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                False,
+                TRANSPOSED,
+                PRECISION,
+                WIDEN,
+            )
+        else:
+            total = product_by_pointers(
+                left + (start + arrived) * K,
+                right + matrix * stride_rb + column.to(tl.int64) * stride_rn,
+                height,
+                width,
+                K,
+                K,
+                1,
+                stride_rk,
+                stride_rn,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                WHOLE,
+                PRECISION,
+                WIDEN,
+            )
+        inside = (m[:, None] < height) & (n[None, :] < width)
+        if bias is not None:
+            bias_at = bias + matrix * stride_bb + row.to(tl.int64) * stride_bm + column.to(tl.int64) * stride_bn
+            terms = tl.load(bias_at + m[:, None] * stride_bm + n[None, :] * stride_bn, mask=inside, other=0.0)
+            total += terms.to(tl.float32)
+        out_at = out + matrix * stride_ob + row.to(tl.int64) * stride_om + column.to(tl.int64) * stride_on
+        out_at += m[:, None] * stride_om + n[None, :] * stride_on
+        tl.store(out_at, total.to(out.dtype.element_ty), mask=inside)

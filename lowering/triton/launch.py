@@ -1,0 +1,197 @@
+"""What kernels are called with. They run on the current stream, or in Triton's interpreter on any memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fxpar.lowering.triton.factors import is_transposed, is_whole
+from fxpar.lowering.triton.gather_kernel import multiply_gathered
+from fxpar.lowering.triton.pieces import Pieces, Segments, order_of_arrival, order_of_owners, row_tiles
+from fxpar.lowering.triton.scatter_kernel import multiply_scattered, sum_pieces
+from fxpar.lowering.triton.tiling import Tiling
+
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_SUM_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How rows arrive at `rank`: `signals` (segments.count,), int32, become `epoch`, the rank's own segments first."""
+
+    signals: Tensor
+    epoch: int
+    segments: Segments
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """Where `rank` stores the rows of each owner, and where it counts: addresses, int64 (parts,), of the same device.
+
+    strides: of a piece, between its rows and between its columns, in elements.
+    """
+
+    places: Tensor
+    counters: Tensor
+    pieces: Pieces
+    rank: int
+    strides: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel with all its arguments."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    """By name; num_warps and num_stages are among them."""
+
+    def run(self, programs: int) -> None:
+        """Let so many programs run on the device of the arguments."""
+        self.kernel[(programs,)](*self.arguments, **self.constants)
+
+
+def gathered_call(
+    gathered: Tensor, right: Tensor, bias: Tensor | None, out: Tensor, arrival: Arrival, tiling: Tiling
+) -> Call:
+    """out = gathered @ right + bias, of rows that arrive meanwhile; all are (matrices, rows, columns).
+
+    gathered: contiguous. bias: expanded to the shape of `out`. Any number of programs share the tiles.
+    """
+    matrices, rows, terms = gathered.shape
+    columns = out.shape[-1]
+    segments = arrival.segments
+    left_argument, right_argument = _factors(gathered, right, tiling)
+    arguments = (
+        left_argument,
+        right_argument,
+        bias,
+        out,
+        arrival.signals,
+        _arrival_table(matrices, rows, tiling.m, segments, arrival.rank, out.device),
+        wrapped(arrival.epoch),
+        matrices,
+        rows,
+        columns,
+        terms,
+        segments.pieces.rows,
+        segments.rows,
+        segments.per_block,
+        *right.stride(),
+        *_bias_strides(bias),
+        *out.stride(),
+    )
+    constants = _constants(gathered.dtype, rows, columns, terms, tiling)
+    constants["TRANSPOSED"] = is_transposed(right)
+    constants["FENCED"] = tiling.descriptors and not triton.knobs.runtime.interpret
+    return Call(multiply_gathered, arguments, constants)
+
+
+def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destinations, tiling: Tiling) -> Call:
+    """left @ right + bias, stored by rows with their owners; all are (matrices, rows, columns).
+
+    bias: expanded to the shape of the product. Any number of programs share the tiles.
+    """
+    matrices, rows, terms = left.shape
+    columns = right.shape[-1]
+    left_argument, right_argument = _factors(left, right, tiling)
+    arguments = (
+        left_argument,
+        right_argument,
+        bias,
+        to.places,
+        to.counters,
+        _owners_table(matrices, rows, tiling.m, to.pieces, to.rank, left.device),
+        matrices,
+        rows,
+        columns,
+        terms,
+        to.pieces.rows,
+        to.pieces.parts,
+        *left.stride(),
+        *right.stride(),
+        *_bias_strides(bias),
+        *to.strides,
+    )
+    constants = _constants(left.dtype, rows, columns, terms, tiling)
+    constants["DTYPE"] = _DTYPES[left.dtype]
+    constants["LEFT_TRANSPOSED"] = is_transposed(left)
+    constants["RIGHT_TRANSPOSED"] = is_transposed(right)
+    return Call(multiply_scattered, arguments, constants)
+
+
+def sum_call(pieces: Tensor, out: Tensor, counters: Tensor, target: int) -> Call:
+    """out becomes the sum of `pieces`, (parts, at least out.numel()), each awaited until its counter is `target`.
+
+    It takes `sum_programs(out)` programs.
+    """
+    arguments = (pieces, out, counters, wrapped(target), out.numel(), pieces.stride(0), pieces.shape[0])
+    return Call(sum_pieces, arguments, {"BLOCK": _SUM_BLOCK})
+
+
+def sum_programs(out: Tensor) -> int:
+    """How many programs `sum_call` takes."""
+    return -(-out.numel() // _SUM_BLOCK)
+
+
+def wrapped(count: int) -> int:
+    """A count as kernels compare it: the int32 that it is modulo 2^32."""
+    return (count + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def _factors(left: Tensor, right: Tensor, tiling: Tiling) -> tuple[Any, Any]:
+    if not tiling.descriptors:
+        return left, right
+    return _descriptor(left[0], tiling.m, tiling.k), _descriptor(right[0], tiling.k, tiling.n)
+
+
+def _descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    if is_transposed(matrix):
+        return TensorDescriptor.from_tensor(matrix.mT, [columns, rows])
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
+
+
+def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if bias is None else bias.stride()
+
+
+def _constants(dtype: torch.dtype, rows: int, columns: int, terms: int, tiling: Tiling) -> dict[str, Any]:
+    exact = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
+    return {
+        "BLOCK_M": tiling.m,
+        "BLOCK_N": tiling.n,
+        "BLOCK_K": tiling.k,
+        "BAND": tiling.band,
+        "WHOLE": is_whole(rows, columns, terms, tiling),
+        "PRECISION": "ieee" if exact else "tf32",
+        "WIDEN": triton.knobs.runtime.interpret,
+        "DESCRIPTORS": tiling.descriptors,
+        "num_warps": tiling.warps,
+        "num_stages": tiling.stages,
+    }
+
+
+@lru_cache(maxsize=1024)
+def _arrival_table(
+    matrices: int, rows: int, tile_rows: int, segments: Segments, rank: int, device: torch.device
+) -> Tensor:
+    return _table(order_of_arrival(list(row_tiles(matrices, rows, tile_rows)), segments, rank), device)
+
+
+@lru_cache(maxsize=1024)
+def _owners_table(matrices: int, rows: int, tile_rows: int, pieces: Pieces, rank: int, device: torch.device) -> Tensor:
+    return _table(order_of_owners(list(row_tiles(matrices, rows, tile_rows)), pieces, rank), device)
+
+
+def _table(order: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(order, dtype=torch.int32, device=device)

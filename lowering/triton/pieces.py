@@ -1,0 +1,116 @@
+"""Where the pieces of all ranks lie among the rows of a value, and the orders in which kernels take up its tiles.
+
+All matrices of a value count as one under another: their rows are numbered through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Rows with the digits (outer, parts, rows): `outer` times, `rows` rows of each of the `parts` ranks."""
+
+    outer: int
+    parts: int
+    rows: int
+
+    @property
+    def blocks(self) -> int:
+        """How many times rows of one rank follow those of another."""
+        return self.outer * self.parts
+
+    def owner(self, row: int) -> int:
+        """The rank that row `row` belongs to."""
+        return row // self.rows % self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What is sent at once and signalled: up to `rows` rows of one block of `pieces`. They are numbered by their rows."""
+
+    pieces: Pieces
+    rows: int
+
+    @property
+    def per_block(self) -> int:
+        """How many segments a block has; the last may be shorter."""
+        return -(-self.pieces.rows // self.rows)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.pieces.blocks * self.per_block
+
+    def of_row(self, row: int) -> int:
+        """The segment that row `row` lies in."""
+        block, within = divmod(row, self.pieces.rows)
+        return block * self.per_block + within // self.rows
+
+    def row_range(self, segment: int) -> range:
+        """The rows of a segment."""
+        block, place = divmod(segment, self.per_block)
+        start = block * self.pieces.rows
+        return range(start + place * self.rows, start + min((place + 1) * self.rows, self.pieces.rows))
+
+    def row_range_of_piece(self, segment: int) -> range:
+        """Its rows among those of its rank alone."""
+        rows = self.row_range(segment)
+        start = rows.start // self.pieces.rows // self.pieces.parts * self.pieces.rows + rows.start % self.pieces.rows
+        return range(start, start + len(rows))
+
+    def of_rank(self, rank: int) -> Iterator[int]:
+        """The segments of the rows of `rank`."""
+        for block in range(rank, self.pieces.blocks, self.pieces.parts):
+            yield from range(block * self.per_block, (block + 1) * self.per_block)
+
+
+def ring_from(rank: int, parts: int) -> Iterator[int]:
+    """The other ranks in the order in which `rank` receives from them: that of a ring, starting after itself.
+
+    As in FLUX (Chang et al.): rank 5 of 8 takes 6, 7, 0, 1, 2, 3, 4.
+    """
+    return ((rank + step) % parts for step in range(1, parts))
+
+
+def ring_towards(rank: int, parts: int) -> Iterator[int]:
+    """The other ranks in the order in which `rank` sends to them, so that each receives in the order of `ring_from`."""
+    return ((rank - step) % parts for step in range(1, parts))
+
+
+def row_tiles(matrices: int, rows: int, tile_rows: int) -> Iterator[range]:
+    """The rows of each tile of `tile_rows` rows, in each of `matrices` matrices of `rows` rows; the last is shorter."""
+    for start in range(0, matrices * rows, rows):
+        for first in range(start, start + rows, tile_rows):
+            yield range(first, min(first + tile_rows, start + rows))
+
+
+def order_of_arrival(tiles: Sequence[range], segments: Segments, rank: int) -> list[int]:
+    """The tiles in the order in which their last rows arrive at `rank`; those that it has itself come first."""
+    ranks = [rank, *ring_from(rank, segments.pieces.parts)]
+    sequence = [segment for source in ranks for segment in segments.of_rank(source)]
+    arrival = {segment: place for place, segment in enumerate(sequence)}
+    local = segments.pieces.outer * segments.per_block
+
+    def complete(tile: int) -> int:
+        touched = range(segments.of_row(tiles[tile][0]), segments.of_row(tiles[tile][-1]) + 1)
+        return max(arrival[segment] if arrival[segment] >= local else 0 for segment in touched)
+
+    return sorted(range(len(tiles)), key=complete)
+
+
+def order_of_owners(tiles: Sequence[range], pieces: Pieces, rank: int) -> list[int]:
+    """The tiles by the rank that owns their first row, starting after `rank`, which comes last.
+
+    So no two ranks write to the same one at a time, as in FLUX (Chang et al.).
+    """
+    turn = {owner: place for place, owner in enumerate([*ring_from(rank, pieces.parts), rank])}
+    return sorted(range(len(tiles)), key=lambda tile: turn[pieces.owner(tiles[tile][0])])
+
+
+def signals_of_owner(tiles: Sequence[range], pieces: Pieces, owner: int) -> int:
+    """How many signals `owner` gets of one that computes these tiles: one per tile and block of its rows."""
+    blocks = (range(tile[0] // pieces.rows, tile[-1] // pieces.rows + 1) for tile in tiles)
+    return sum(block % pieces.parts == owner for touched in blocks for block in touched)

@@ -1,0 +1,155 @@
+"""The fused ops of `fxpar.lowering.ops` on CUDA devices; importing this registers them. It needs Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar._torch import process_group_named
+from fxpar.hosts import discover_hosts
+from fxpar.lowering import ops
+from fxpar.lowering.triton.decide import decide, fits, versions
+from fxpar.lowering.triton.factors import as_matrices, dense, is_transposed, takes_descriptors
+from fxpar.lowering.triton.gather import FORMS, Gather, gather_and_multiply
+from fxpar.lowering.triton.plan import Fused, How, Unfused
+from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
+from fxpar.lowering.triton.tiling import DTYPES, Tiling, tilings
+from fxpar.lowering.triton.tuner import Problem, ways_to_gather
+from fxpar.lowering.triton.workspace import Workspace
+
+_decided: dict[Problem, How] = {}
+
+
+@ops.all_gather_matmul.register_kernel("cuda")
+def all_gather_matmul(
+    shard: Tensor,
+    others: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    form: str,
+    outer: int,
+    parts: int,
+    keeps_gathered: bool,
+    group_name: str,
+) -> list[Tensor]:
+    """See `fxpar.lowering.ops`."""
+
+    def unfused() -> list[Tensor]:
+        return ops.all_gather_matmul_reference(shard, others, biases, form, outer, parts, keeps_gathered, group_name)
+
+    if form not in FORMS or not _can_fuse([shard, *others], parts, group_name):
+        return unfused()
+    workspace = _workspace(group_name, shard.device)
+    gather = Gather.of(shard, form, outer, parts)
+
+    def run(how: How) -> list[Tensor]:
+        if isinstance(how, Unfused):
+            return unfused()
+        products, gathered = gather_and_multiply(gather, others, biases, form, how, workspace)
+        kept = [gathered.clone() if how.pushes else gathered] if keeps_gathered else []
+        return products + kept
+
+    left = torch.empty(gather.shape, dtype=shard.dtype, device="meta")
+    rights = [as_matrices(other.mT if form == "columns" else other) for other in others]
+    problem = _problem(f"gather {form}", as_matrices(left), rights, outer, workspace)
+    possible = _tilings(as_matrices(left), rights, shard.device)
+    return run(_decide(problem, possible, ways_to_gather(possible[0], gather.pieces.rows), run, workspace))
+
+
+@ops.matmul_reduce_scatter.register_kernel("cuda")
+def matmul_reduce_scatter(
+    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
+) -> Tensor:
+    """See `fxpar.lowering.ops`."""
+
+    def unfused() -> Tensor:
+        return ops.matmul_reduce_scatter_reference(left, right, bias, form, outer, parts, group_name)
+
+    if (form == "columns" and left.dim() == 3) or not _can_fuse([left, right], parts, group_name):
+        return unfused()
+    workspace = _workspace(group_name, left.device)
+    product = Product.of(left, right, bias, form, outer, parts)
+
+    def run(how: How) -> Tensor:
+        return unfused() if isinstance(how, Unfused) else multiply_and_scatter(product, how, workspace)
+
+    problem = _problem(f"scatter {form}", product.left, [product.right], outer, workspace)
+    possible = _tilings(product.left, [product.right], left.device)
+    return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
+
+
+@ops.matmul_all_reduce.register_kernel("cuda")
+def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
+    """See `fxpar.lowering.ops`."""
+
+    def unfused() -> Tensor:
+        return ops.matmul_all_reduce_reference(left, right, bias, parts, group_name)
+
+    if not _can_fuse([left, right], parts, group_name):
+        return unfused()
+    workspace = _workspace(group_name, left.device)
+    product = Product.of_all(left, right, bias, parts)
+
+    def run(how: How) -> Tensor:
+        if isinstance(how, Unfused):
+            return unfused()
+        return multiply_and_reduce(product, how, workspace).view(*left.shape[:-1], right.shape[-1])
+
+    problem = _problem("all-reduce", product.left, [product.right], 1, workspace)
+    possible = _tilings(product.left, [product.right], left.device)
+    return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
+
+
+def _can_fuse(factors: Sequence[Tensor], parts: int, group_name: str) -> bool:
+    """Whether kernels multiply such factors, and ranks can write to each other's memory."""
+    like = factors[0]
+    return (
+        parts > 1
+        and like.dtype in DTYPES
+        and all(f.dtype == like.dtype and f.dim() == like.dim() and f.numel() > 0 for f in factors)
+        and _is_one_host(group_name)
+    )
+
+
+@cache
+def _is_one_host(group_name: str) -> bool:
+    return len(set(discover_hosts(process_group_named(group_name)))) == 1
+
+
+@cache
+def _workspace(group_name: str, device: torch.device) -> Workspace:
+    return Workspace(group_name, device)
+
+
+def _tilings(left: Tensor, rights: Sequence[Tensor], device: torch.device) -> list[Tiling]:
+    """Those that the device has room for, and that can load these factors."""
+    major, minor = torch.cuda.get_device_capability(device)
+    aligned = all(takes_descriptors(left, dense(right)) for right in rights)
+    possible = (tiling for tiling in tilings(left.dtype, 10 * major + minor) if aligned or not tiling.descriptors)
+    return [tiling for tiling in possible if fits(tiling, left.dtype, device)]
+
+
+def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, workspace: Workspace) -> Problem:
+    columns = sum(right.shape[-1] for right in rights)
+    return Problem(
+        op,
+        (left.shape[0], left.shape[1], columns, left.shape[2]),
+        "".join("t" if is_transposed(factor) else "r" for factor in (left, *rights)),
+        str(left.dtype),
+        outer,
+        workspace.parts,
+        torch.cuda.get_device_name(workspace.device),
+        workspace.link(),
+        versions(),
+    )
+
+
+def _decide(
+    problem: Problem, possible: Sequence[Tiling], ways: Sequence[Fused], run: Callable[[How], object], to: Workspace
+) -> How:
+    if problem not in _decided:
+        _decided[problem] = decide(problem, possible, ways, run, to.renew, to.group, to.device)
+    return _decided[problem]

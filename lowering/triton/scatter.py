@@ -1,0 +1,128 @@
+"""`matmul_reduce_scatter` and `matmul_all_reduce` on GPUs of one host that can write to each other's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fxpar.lowering.triton.copies import beside, pull
+from fxpar.lowering.triton.factors import as_matrices, dense
+from fxpar.lowering.triton.launch import Destinations, scattered_call, sum_call, sum_programs
+from fxpar.lowering.triton.pieces import Pieces, row_tiles, signals_of_owner
+from fxpar.lowering.triton.plan import Fused
+from fxpar.lowering.triton.workspace import Half, Workspace
+
+_VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """left @ right + bias, (matrices, rows, columns) each, and the pieces of its rows.
+
+    piece_shape, strides: of a piece, and between its rows and columns in memory.
+    """
+
+    left: Tensor
+    right: Tensor
+    bias: Tensor | None
+    pieces: Pieces
+    piece_shape: tuple[int, ...]
+    strides: tuple[int, int]
+
+    @classmethod
+    def of(cls, left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int) -> Product:
+        """See `fxpar.lowering.ops.matmul_reduce_scatter`; by columns, of matrices alone."""
+        shape = [*left.shape[:-1], right.shape[-1]]
+        rows, columns = shape[-2:]
+        matrices = shape[0] if len(shape) == 3 else 1
+        terms = None if bias is None else as_matrices(bias.expand(shape))
+        factors = dense(as_matrices(left)), dense(as_matrices(right))
+        if form == "columns":
+            assert matrices == 1, "columns of one matrix are its transpose's rows"
+            shape[-1] //= parts
+            pieces, strides = Pieces(outer, parts, columns // (outer * parts)), (1, columns // parts)
+            transposed = factors[1].mT, factors[0].mT, None if terms is None else terms.mT
+            return cls(*transposed, pieces, tuple(shape), strides)
+        if form == "matrices":
+            shape[0] //= parts
+            pieces = Pieces(outer, parts, matrices // (outer * parts) * rows)
+        else:
+            shape[-2] //= parts
+            pieces = Pieces(matrices * outer, parts, rows // (outer * parts))
+        return cls(*factors, terms, pieces, tuple(shape), (columns, 1))
+
+    @classmethod
+    def of_all(cls, left: Tensor, right: Tensor, bias: Tensor | None, parts: int) -> Product:
+        """With pieces for a sum that all ranks get; the last ones are smaller, or empty, where that must be."""
+        shape = [*left.shape[:-1], right.shape[-1]]
+        rows = -(-torch.Size(shape[:-1]).numel() // parts)
+        terms = None if bias is None else as_matrices(bias.expand(shape))
+        factors = dense(as_matrices(left)), dense(as_matrices(right))
+        return cls(*factors, terms, Pieces(1, parts, rows), (rows, shape[-1]), (shape[-1], 1))
+
+
+def multiply_and_scatter(product: Product, how: Fused, workspace: Workspace) -> Tensor:
+    """This rank's piece of the sum."""
+    half = _multiply(product, how, workspace, 0)
+    out = product.left.new_empty(product.piece_shape)
+    _sum(product, out, half, workspace)
+    return out
+
+
+def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> Tensor:
+    """The whole sum, (rows of all matrices, columns): every rank sums a piece, and takes those of the others."""
+    columns, dtype = product.right.shape[-1], product.left.dtype
+    out = product.left.new_empty(product.left.shape[0] * product.left.shape[1], columns)
+    slots_bytes = workspace.parts * _piece_bytes(product)
+    half = _multiply(product, how, workspace, _piece_bytes(product))
+
+    def shared(rank: int) -> Tensor:
+        return half.data(rank, dtype, *product.piece_shape, start_bytes=slots_bytes)
+
+    def take(rank: int, piece: Tensor) -> None:
+        rows = out[rank * product.pieces.rows : (rank + 1) * product.pieces.rows]
+        rows.copy_(piece[: len(rows)])
+
+    own = shared(workspace.rank)
+    _sum(product, own, half, workspace)
+    take(workspace.rank, own)
+    beside(workspace, lambda: pull(workspace, half, shared, take))
+    torch.cuda.current_stream().wait_stream(workspace.copies)
+    return out
+
+
+def _multiply(product: Product, how: Fused, workspace: Workspace, more_bytes: int) -> Half:
+    """Every rank's piece of this rank's product, on its way there; the half has `more_bytes` behind all pieces."""
+    piece_bytes, own = _piece_bytes(product), workspace.rank
+    tiles = list(row_tiles(product.left.shape[0], product.left.shape[1], how.tiling.m))
+    counted = signals_of_owner(tiles, product.pieces, own) * -(-product.right.shape[-1] // how.tiling.n)
+    half = workspace.begin(1, workspace.parts * piece_bytes + more_bytes, counted)
+    ranks = range(workspace.parts)
+    places = tuple(half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
+    counters = tuple(half.counters(rank)[own:].data_ptr() for rank in ranks)
+    device = product.left.device
+    to = Destinations(_ints(places, device), _ints(counters, device), product.pieces, own, product.strides)
+    call = scattered_call(product.left, product.right, product.bias, to, how.tiling)
+    call.run(how.programs(device))
+    return half
+
+
+def _sum(product: Product, out: Tensor, half: Half, workspace: Workspace) -> None:
+    """The sum of all ranks' pieces for this rank, when they are there."""
+    elements = _piece_bytes(product) // out.element_size()
+    pieces = half.data(workspace.rank, out.dtype, workspace.parts, elements)
+    sum_call(pieces, out, half.counters(workspace.rank), half.counted).run(sum_programs(out))
+
+
+def _piece_bytes(product: Product) -> int:
+    num_bytes = torch.Size(product.piece_shape).numel() * product.left.element_size()
+    return -(-num_bytes // _VECTOR_BYTES) * _VECTOR_BYTES
+
+
+@lru_cache(maxsize=1024)
+def _ints(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    """On the device once, as calls come back to the same halves."""
+    return torch.tensor(addresses, dtype=torch.int64, device=device)

@@ -1,0 +1,148 @@
+"""The matmul that stores each tile with the rank that owns its rows, and the sum of what came from all ranks."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fxpar.lowering.triton.tile import place_of_tile, product_by_descriptors, product_by_pointers, wait_until
+
+
+@triton.jit
+def multiply_scattered(
+    left: tl.tensor,
+    right: tl.tensor,
+    bias: tl.tensor,
+    places: tl.tensor,
+    signals: tl.tensor,
+    order: tl.tensor,
+    matrices: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    block_rows: tl.tensor,
+    parts: tl.tensor,
+    stride_lb: tl.tensor,
+    stride_lm: tl.tensor,
+    stride_lk: tl.tensor,
+    stride_rb: tl.tensor,
+    stride_rk: tl.tensor,
+    stride_rn: tl.tensor,
+    stride_bb: tl.tensor,
+    stride_bm: tl.tensor,
+    stride_bn: tl.tensor,
+    stride_pm: tl.tensor,
+    stride_pn: tl.tensor,
+    DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BAND: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    LEFT_TRANSPOSED: tl.constexpr,
+    RIGHT_TRANSPOSED: tl.constexpr,
+) -> None:
+    """left[b] @ right[b] + bias[b], (M, N) each, for every matrix b, of which every rank gets the rows that it owns.
+
+    Rows, numbered through all matrices, have the digits (outer, parts, block_rows), the second of which is their owner.
+    places: for each owner, the address of a piece: row (outer, block_rows) and column n lie at `stride_pm`, `stride_pn`.
+    signals: for each owner, the address of a counter, to which 1 is added for every tile and every block of its rows
+    in the tile, when they are stored.
+
+    A persistent kernel: each program takes every so-manieth tile, row tiles in the given `order`.
+
+    DESCRIPTORS: `left` and `right` are descriptors (K x M and N x K where TRANSPOSED), of one matrix.
+    """
+    tiles_of_matrix = tl.cdiv(M, BLOCK_M)
+    row_tiles = matrices * tiles_of_matrix
+    column_tiles = tl.cdiv(N, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    for tile in range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0)):
+        position, column_tile = place_of_tile(tile, row_tiles, column_tiles, BAND)
+        row_tile = tl.load(order + position)
+        matrix = (row_tile // tiles_of_matrix).to(tl.int64)
+        row = row_tile % tiles_of_matrix * BLOCK_M
+        column = column_tile * BLOCK_N
+        height = min(M - row, BLOCK_M)
+        width = min(N - column, BLOCK_N)
+        if DESCRIPTORS:
+            total = product_by_descriptors(
+                left,
+                right,
+                row,
+                column,
+                K,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                LEFT_TRANSPOSED,
+                RIGHT_TRANSPOSED,
+                PRECISION,
+                WIDEN,
+            )
+        else:
+            total = product_by_pointers(
+                left + matrix * stride_lb + row.to(tl.int64) * stride_lm,
+                right + matrix * stride_rb + column.to(tl.int64) * stride_rn,
+                height,
+                width,
+                K,
+                stride_lm,
+                stride_lk,
+                stride_rk,
+                stride_rn,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                WHOLE,
+                PRECISION,
+                WIDEN,
+            )
+        inside = (m[:, None] < height) & (n[None, :] < width)
+        if bias is not None:
+            bias_at = bias + matrix * stride_bb + row.to(tl.int64) * stride_bm + column.to(tl.int64) * stride_bn
+            terms = tl.load(bias_at + m[:, None] * stride_bm + n[None, :] * stride_bn, mask=inside, other=0.0)
+            total += terms.to(tl.float32)
+        rows = matrix * M + row + m
+        blocks = rows // block_rows
+        pieces = tl.multiple_of(tl.load(places + blocks % parts, mask=m < height, other=0), 16)
+        rows_of_piece = blocks // parts * block_rows + rows % block_rows
+        rows_at = pieces.to(tl.pointer_type(DTYPE)) + rows_of_piece * stride_pm + column.to(tl.int64) * stride_pn
+        tl.store(rows_at[:, None] + n[None, :] * stride_pn, total.to(DTYPE), mask=inside)
+        tl.debug_barrier()  # the program's stores come before the signals of its one thread
+        first = matrix * M + row
+        for block in range(first // block_rows, (first + height - 1) // block_rows + 1):
+            counter = tl.load(signals + block % parts).to(tl.pointer_type(tl.int32))
+            tl.atomic_add(counter, 1, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["target"])
+def sum_pieces(
+    pieces: tl.tensor,
+    out: tl.tensor,
+    signals: tl.tensor,
+    target: tl.tensor,
+    size: tl.tensor,
+    piece_size: tl.tensor,
+    parts: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """out, of `size` elements, becomes the sum of `parts` pieces, in float32, in the order of the ranks they are from.
+
+    Pieces lie `piece_size` elements apart. Those of a rank have come when its counter in `signals` is `target`.
+    """
+    arrived = 0
+    for source in range(0, parts):
+        arrived += wait_until(signals + source, target)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.zeros((BLOCK,), tl.float32)
+    piece = pieces + arrived
+    for _ in range(0, parts):
+        total += tl.load(piece + place, mask=inside, other=0.0).to(tl.float32)
+        piece += piece_size
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)

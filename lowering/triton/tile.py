@@ -1,0 +1,121 @@
+"""What the kernels have in common: the place of a tile, waiting for signals, and the product of a tile.
+
+Letters: a product of M x K by K x N, in tiles of BLOCK_M x BLOCK_N, whose sums take BLOCK_K terms at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def place_of_tile(
+    tile: tl.tensor, rows: tl.tensor, columns: tl.tensor, BAND: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The (row, column) of a tile: bands of BAND rows one after another, each column by column, as caches like it."""
+    in_band = BAND * columns
+    first = tile // in_band * BAND
+    height = min(rows - first, BAND)
+    return first + tile % in_band % height, tile % in_band // height
+
+
+@triton.jit
+def wait_until(signal: tl.tensor, at_least: tl.tensor) -> tl.tensor:
+    """Spin until `signal`, which another engine or rank sets, is `at_least` (modulo 2^32), and see what came before it.
+
+    Gives 0, made of what was found: what is read from an address computed with it is not read before.
+    """
+    found = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
+    while found - at_least < 0:
+        found = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
+    return tl.minimum(found - at_least, 0)
+
+
+@triton.jit
+def product_by_pointers(
+    left: tl.tensor,
+    right: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    K: tl.tensor,
+    stride_lm: tl.tensor,
+    stride_lk: tl.tensor,
+    stride_rk: tl.tensor,
+    stride_rn: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> tl.tensor:
+    """The tile's product in float32, of the rows at `left` and the columns at `right`.
+
+    height, width: how many rows and columns there are; the others are zero. WHOLE: that there are all, and whole
+    blocks of K. WIDEN: whether factors are made float32, which Triton's interpreter needs.
+    """
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    left_at = left + m[:, None] * stride_lm + k[None, :] * stride_lk
+    right_at = right + k[:, None] * stride_rk + n[None, :] * stride_rn
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if WHOLE:
+            a = tl.load(left_at)
+            b = tl.load(right_at)
+        else:
+            a = tl.load(left_at, mask=(m[:, None] < height) & (k[None, :] < K - start), other=0.0)
+            b = tl.load(right_at, mask=(k[:, None] < K - start) & (n[None, :] < width), other=0.0)
+        if WIDEN:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+        left_at += BLOCK_K * stride_lk
+        right_at += BLOCK_K * stride_rk
+    return total
+
+
+@triton.jit
+def fence(zero: tl.tensor) -> tl.tensor:
+    """`zero`, given after what this thread has seen is seen by the tensor copies that it starts, too (PTX: proxies)."""
+    return tl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.b32 $0, $1;", "=r,r", [zero], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def product_by_descriptors(
+    left: tl.tensor,
+    right: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    K: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LEFT_TRANSPOSED: tl.constexpr,
+    RIGHT_TRANSPOSED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> tl.tensor:
+    """The product, in float32, of the tile at (row, column); what lies outside of the factors counts as zero.
+
+    The descriptors of transposed factors are of the memory as it is: K x M, and N x K.
+    """
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if LEFT_TRANSPOSED:
+            a = left.load([start, row]).T
+        else:
+            a = left.load([row, start])
+        if RIGHT_TRANSPOSED:
+            b = right.load([column, start]).T
+        else:
+            b = right.load([start, column])
+        if WIDEN:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total

@@ -1,0 +1,103 @@
+"""Which way is the fastest: each problem is timed once on a machine, and what was found is kept on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from fxpar.lowering.triton.plan import Fused, How, Unfused
+from fxpar.lowering.triton.tiling import Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All that the times depend on.
+
+    sizes: matrices, rows, columns and terms of the product. layouts: how the factors lie in memory.
+    link: by what the ranks are connected. versions: of what makes the code.
+    """
+
+    op: str
+    sizes: tuple[int, int, int, int]
+    layouts: str
+    dtype: str
+    outer: int
+    parts: int
+    device: str
+    link: str
+    versions: str
+
+    def to_json(self) -> str:
+        """The same text for the same problem."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+Time = Callable[[How], float]
+"""How many microseconds a way takes; infinity where it is impossible."""
+
+
+def fastest(tilings: Sequence[Tiling], ways: Sequence[Fused], time_us: Time) -> tuple[How, float]:
+    """The fastest way of all, and its time.
+
+    Tilings are compared in the first of `ways` to communicate, and the other ways with the best tiling: that the one
+    depends little on the other is what a kernel with its own communication tile is for. `Unfused` is always tried.
+    """
+    times: dict[How, float] = {how: time_us(how) for how in (replace(ways[0], tiling=tiling) for tiling in tilings)}
+    if times:
+        best = min(times, key=lambda how: times[how])
+        assert isinstance(best, Fused)
+        others = [replace(way, tiling=best.tiling) for way in ways[1:]]
+        times.update({how: time_us(how) for how in others})
+    times[Unfused()] = time_us(Unfused())
+    chosen = min(times, key=lambda how: times[how])
+    return chosen, times[chosen]
+
+
+def ways_to_gather(tiling: Tiling, block_rows: int) -> list[Fused]:
+    """Segments of whole blocks and of parts of them, taken and pushed."""
+    segments = dict.fromkeys(max(1, math.ceil(block_rows / count)) for count in (1, 2, 4))
+    return [Fused(tiling, rows, pushes) for pushes in (False, True) for rows in segments]
+
+
+class Memory:
+    """What was found for problems, a file for each in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def recall(self, problem: Problem) -> How | None:
+        """What was found, if it was, and its file is whole."""
+        try:
+            found = json.loads(self._path(problem).read_text())
+            return _how(found["how"]) if found["problem"] == problem.to_json() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, problem: Problem, how: How, time_us: float) -> None:
+        """Remember it. Who reads at the same time finds the old file or the new one, whole."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        fused = asdict(how) if isinstance(how, Fused) else None
+        text = json.dumps({"problem": problem.to_json(), "how": fused, "time_us": time_us}, indent=1)
+        with NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, self._path(problem))
+
+    def _path(self, problem: Problem) -> Path:
+        return self._folder / f"{sha256(problem.to_json().encode()).hexdigest()}.json"
+
+
+def _how(found: dict[str, Any] | None) -> How:
+    if found is None:
+        return Unfused()
+    how = Fused(**{**found, "tiling": Tiling(**found["tiling"])})
+    given = (*asdict(how.tiling).values(), how.segment_rows, how.pushes)
+    if not all(isinstance(value, int) for value in given):
+        raise TypeError(f"expected numbers and truth values, found {given}")
+    return how

@@ -1,0 +1,118 @@
+"""Memory of a group's GPUs that all of them can write to, and the turns in which calls use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar._torch import process_group_named, symmetric_memory
+
+if TYPE_CHECKING:
+    from fxpar._torch import SymmetricMemory
+
+_ALIGNMENT_BYTES = 128
+_INT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """Half of a workspace, for one call.
+
+    epoch: of the call, what its signals become.
+    counted: how many signals of each rank have been counted here, in this half, with this call's.
+    """
+
+    memory: SymmetricMemory
+    epoch: int
+    counted: int
+    num_signals: int
+    offset: int
+
+    def ready(self, rank: int) -> Tensor:
+        """(parts,) int32 of `rank`: the epoch in which each rank's data was there to be read."""
+        return self._ints(rank)[: self.memory.world_size]
+
+    def counters(self, rank: int) -> Tensor:
+        """(parts,) int32 of `rank`: how often each rank has stored something there."""
+        return self._ints(rank)[self.memory.world_size : 2 * self.memory.world_size]
+
+    def signals(self, rank: int) -> Tensor:
+        """(num_signals,) int32 of `rank`, one per segment."""
+        return self._ints(rank)[2 * self.memory.world_size :]
+
+    def data(self, rank: int, dtype: torch.dtype, *shape: int, start_bytes: int = 0) -> Tensor:
+        """What lies `start_bytes` behind the signals of `rank`."""
+        start = self.offset + _signal_bytes(self.num_signals, self.memory.world_size) + start_bytes
+        return self.memory.get_buffer(rank, shape, dtype, start // dtype.itemsize)
+
+    def _ints(self, rank: int) -> Tensor:
+        count = self.num_signals + 2 * self.memory.world_size
+        return self.memory.get_buffer(rank, (count,), torch.int32, self.offset // _INT_BYTES)
+
+
+class Workspace:
+    """The symmetric memory of a group: two halves that calls use in turn.
+
+    Every call ends only after it has received something from every rank that comes after that rank's previous call.
+    So when a call begins, all ranks have done with the one before the previous one, whose half it uses: nobody has to
+    wait before writing to others. Signals are epochs, or counts that only grow; none is ever reset.
+    """
+
+    def __init__(self, group_name: str, device: torch.device) -> None:
+        self.group = process_group_named(group_name)
+        self.device = device
+        self.rank = self.group.rank()
+        self.parts = self.group.size()
+        self.copies = torch.cuda.Stream(device, priority=-1)
+        self._epoch = 0
+        self._take(1, 0)
+
+    def begin(self, num_signals: int, num_bytes: int, counted: int = 0) -> Half:
+        """What the next call may use. All ranks begin the same calls in the same order.
+
+        Args:
+            num_signals: for how many segments.
+            num_bytes: how much data.
+            counted: how many signals this rank is going to count of each.
+        """
+        if num_signals > self._num_signals or num_bytes > self._num_bytes:
+            self._take(max(num_signals, self._num_signals), max(num_bytes, self._num_bytes))
+        self._epoch += 1
+        parity = self._epoch % 2
+        self._counted[parity] += counted
+        offset = parity * self._half_bytes()
+        return Half(self._memory, self._epoch, self._counted[parity], self._num_signals, offset)
+
+    def link(self) -> str:
+        """By what the GPUs reach each other's memory, in words."""
+        return "multicast" if self._memory.multicast_ptr else "peer to peer"
+
+    def renew(self) -> None:
+        """Take new memory, after a call in which not all signals were set. A collective."""
+        self._take(self._num_signals, self._num_bytes)
+
+    def _take(self, num_signals: int, num_bytes: int) -> None:
+        """Take new memory when nobody uses the old any more. A collective."""
+        torch.cuda.synchronize(self.device)
+        dist.barrier(self.group)
+        self._num_signals, self._num_bytes, self._counted = num_signals, _aligned(num_bytes), [0, 0]
+        size = 2 * self._half_bytes()
+        self._memory = symmetric_memory(size, self.device, self.group)
+        self._memory.get_buffer(self.rank, (size,), torch.uint8).zero_()
+        torch.cuda.synchronize(self.device)
+        dist.barrier(self.group)
+
+    def _half_bytes(self) -> int:
+        return _signal_bytes(self._num_signals, self.parts) + self._num_bytes
+
+
+def _signal_bytes(num_signals: int, parts: int) -> int:
+    return _aligned((num_signals + 2 * parts) * _INT_BYTES)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,223 @@
+"""What kernels compute, in Triton's interpreter: run by test_interpreted.py in a process of its own.
+
+A thread is the producer: it fills what the kernel waits for while the kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fxpar.lowering.triton.launch import Arrival, Destinations, gathered_call, scattered_call, sum_call, sum_programs
+from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
+from fxpar.lowering.triton.tile import place_of_tile
+from fxpar.lowering.triton.tiling import DTYPES, Tiling
+from tests.lowering.triton.products import assert_product, factor
+
+SMALL = Tiling(16, 16, 16, warps=4, stages=2, band=1)
+WIDE = Tiling(32, 16, 32, warps=4, stages=2, band=3)
+BY_DESCRIPTORS = Tiling(16, 16, 16, warps=4, stages=2, descriptors=True)
+
+
+def there(segments: Segments, rank: int, epoch: int = 1) -> Arrival:
+    """All rows have arrived."""
+    return Arrival(torch.full((segments.count,), epoch, dtype=torch.int32), epoch, segments, rank)
+
+
+def gathered_product(
+    gathered: Tensor, right: Tensor, arrival: Arrival, tiling: Tiling = SMALL, bias: Tensor | None = None
+) -> Tensor:
+    """By the kernel, into memory that holds no numbers; (matrices, rows, columns)."""
+    out = torch.full((gathered.shape[0], gathered.shape[1], right.shape[2]), torch.nan, dtype=gathered.dtype)
+    gathered_call(gathered, right, bias, out, arrival, tiling).run(3)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(5, 19, 21), (16, 32, 16), (1, 1, 1), (40, 7, 3)])
+def test_a_gathered_product_is_right_for_any_sizes(dtype: torch.dtype, rows: int, terms: int, columns: int) -> None:
+    gathered, right = factor(1, 4 * rows, terms, dtype=dtype), factor(1, terms, columns, dtype=dtype, seed=1)
+    for tiling in (SMALL, WIDE):
+        found = gathered_product(gathered, right, there(Segments(Pieces(1, 4, rows), 3), 1), tiling)
+        assert_product(found, gathered, right)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_loaded_by_descriptors_give_the_same_bits(dtype: torch.dtype, transposed: bool) -> None:
+    gathered, right = factor(1, 40, 24, dtype=dtype), factor(1, 24, 24, dtype=dtype, seed=1)
+    right = right.mT if transposed else right
+    arrival = there(Segments(Pieces(1, 4, 10), 4), 2)
+    assert gathered_product(gathered, right, arrival, BY_DESCRIPTORS).equal(
+        gathered_product(gathered, right, arrival, SMALL)
+    )
+
+
+@pytest.mark.parametrize("shape", [(1,), (21,), (20, 1), (20, 21), (1, 1, 21), (2, 20, 21)])
+def test_a_bias_of_any_shape_is_added(shape: tuple[int, ...]) -> None:
+    gathered, right = factor(2, 20, 9), factor(2, 9, 21, seed=1)
+    bias = factor(*shape, seed=2).expand(2, 20, 21)
+    found = gathered_product(gathered, right, there(Segments(Pieces(4, 2, 5), 2), 1), WIDE, bias)
+    assert_product(found, gathered, right, bias)
+
+
+def test_results_may_lie_in_memory_in_any_order() -> None:
+    gathered, right = factor(1, 20, 9), factor(1, 9, 21, seed=1)
+    out = torch.full((1, 21, 20), torch.nan).mT
+    gathered_call(gathered, right, None, out, there(Segments(Pieces(1, 4, 5), 5), 0), SMALL).run(2)
+    assert_product(out, gathered, right)
+
+
+def test_neither_rank_nor_segments_change_a_bit() -> None:
+    gathered, right = factor(1, 44, 50, dtype=torch.float16), factor(1, 50, 18, dtype=torch.float16, seed=1)
+    pieces = Pieces(1, 4, 11)
+    expected = gathered_product(gathered, right, there(Segments(pieces, 11), 0))
+    for rank, rows in product(range(4), (1, 2, 4, 11)):
+        assert gathered_product(gathered, right, there(Segments(pieces, rows), rank)).equal(expected)
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(("outer", "rows", "segment_rows"), [(1, 16, 16), (1, 16, 8), (1, 21, 5), (2, 9, 4), (3, 4, 4)])
+def test_tiles_wait_for_all_they_need_and_for_nothing_else(rank: int, outer: int, rows: int, segment_rows: int) -> None:
+    """Each segment comes only when all tiles are done that needed none of what was still to come."""
+    pieces = Pieces(outer, 4, rows)
+    segments = Segments(pieces, segment_rows)
+    gathered, right = factor(1, pieces.blocks * rows, 8), factor(1, 8, 20, seed=1)
+    buffer = torch.full_like(gathered, torch.nan)
+    out = torch.full((1, gathered.shape[1], 20), torch.nan)
+    arrival = Arrival(torch.full((segments.count,), 6, dtype=torch.int32), 7, segments, rank)
+    tiles = list(row_tiles(1, gathered.shape[1], SMALL.m))
+
+    def send(segment: int) -> None:
+        where = segments.row_range(segment)
+        buffer[:, where.start : where.stop] = gathered[:, where.start : where.stop]
+        arrival.signals[segment] = 7
+
+    def produce() -> None:
+        for source in ring_from(rank, 4):
+            for segment in segments.of_rank(source):
+                possible = [tile for tile in tiles if not bool(buffer[0, tile.start : tile.stop].isnan().any())]
+                while any(bool(out[0, tile.start : tile.stop].isnan().any()) for tile in possible):
+                    pass
+                send(segment)
+
+    for segment in segments.of_rank(rank):
+        send(segment)
+    with ThreadPoolExecutor() as pool:
+        produced = pool.submit(produce)
+        gathered_call(buffer, right, None, out, arrival, SMALL).run(1)
+        produced.result()
+    assert_product(out, gathered, right)
+
+
+def test_a_later_epoch_needs_new_signals_but_no_reset_and_may_wrap_around() -> None:
+    gathered, right = factor(1, 8, 8), factor(1, 8, 8, seed=1)
+    segments = Segments(Pieces(1, 2, 4), 4)
+    for epoch in (1, 2, 3, 2**31 - 1, 2**31, 2**32):
+        signals = torch.full((2,), (epoch - 1 + 2**31) % 2**32 - 2**31, dtype=torch.int32)
+        with ThreadPoolExecutor() as pool:
+            out = torch.full((1, 8, 8), torch.nan)
+            arrival = Arrival(signals, epoch, segments, 0)
+            running = pool.submit(gathered_call(gathered, right, None, out, arrival, SMALL).run, 1)
+            for segment in range(2):
+                assert not running.done()
+                signals[segment] += 1
+            running.result()
+        assert_product(out, gathered, right)
+
+
+class Owners:
+    """The memory of all ranks, which holds no numbers, with guards around the pieces."""
+
+    def __init__(self, pieces: Pieces, rows_of_piece: int, columns: int, dtype: torch.dtype) -> None:
+        self.pieces = pieces
+        self.memory = torch.full((pieces.parts, pieces.parts, rows_of_piece + 1, columns), torch.nan, dtype=dtype)
+        self.counters = torch.zeros(pieces.parts, pieces.parts, dtype=torch.int32)
+
+    def destinations(self, rank: int, strides: tuple[int, int]) -> Destinations:
+        places = torch.tensor([self.memory[owner, rank].data_ptr() for owner in range(self.pieces.parts)])
+        counters = torch.tensor([self.counters[owner, rank].data_ptr() for owner in range(self.pieces.parts)])
+        return Destinations(places, counters, self.pieces, rank, strides)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outer", "rows", "terms", "columns"), [(1, 16, 16, 16), (1, 5, 19, 24), (3, 7, 3, 8)])
+def test_a_scattered_product_is_summed_by_owners(
+    dtype: torch.dtype, outer: int, rows: int, terms: int, columns: int
+) -> None:
+    pieces = Pieces(outer, 4, rows)
+    owners = Owners(pieces, outer * rows, columns, dtype)
+    lefts = [factor(1, pieces.blocks * rows, terms, dtype=dtype, seed=rank) for rank in range(4)]
+    rights = [factor(1, terms, columns, dtype=dtype, seed=10 + rank) for rank in range(4)]
+    biases = [factor(columns, dtype=dtype, seed=20 + rank).expand(1, pieces.blocks * rows, -1) for rank in range(4)]
+    for rank, factors in enumerate(zip(lefts, rights, biases, strict=True)):
+        scattered_call(*factors, owners.destinations(rank, (columns, 1)), SMALL).run(3)
+    signals = signals_of_owner_of(pieces, SMALL, columns)
+    ones = torch.ones(1, pieces.blocks * rows, 1)
+    whole_left = torch.cat([*lefts, *[ones] * 4], dim=-1).double()
+    whole_right = torch.cat([*rights, *[bias[:, :1] for bias in biases]], dim=-2).double()
+    for owner in range(4):
+        out = torch.full((outer * rows, columns), torch.nan, dtype=dtype)
+        piece = owners.memory[owner].flatten(1)
+        sum_call(piece, out, owners.counters[owner], signals(owner)).run(sum_programs(out))
+        expected_left = whole_left.view(outer, 4, rows, -1)[:, owner].flatten(0, 1)
+        assert_scattered(out, expected_left, whole_right[0])
+        assert owners.counters[owner].tolist() == [signals(owner)] * 4
+        assert bool(owners.memory[owner, :, -1].isnan().all()), "a tile was stored outside of its piece"
+
+
+def signals_of_owner_of(pieces: Pieces, tiling: Tiling, columns: int) -> Callable[[int], int]:
+    """How many signals an owner gets of each rank."""
+    tiles = list(row_tiles(1, pieces.blocks * pieces.rows, tiling.m))
+    return lambda owner: signals_of_owner(tiles, pieces, owner) * -(-columns // tiling.n)
+
+
+def assert_scattered(found: Tensor, left: Tensor, right: Tensor) -> None:
+    """As `assert_product`, but that each of 4 ranks' products was rounded, and may be larger than their sum."""
+    exact, magnitude = left @ right, left.abs() @ right.abs()
+    bound = 3 * torch.finfo(found.dtype).eps * magnitude + left.shape[-1] * 2.0**-23 * magnitude
+    assert bool(((found.double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("tiling", [SMALL, BY_DESCRIPTORS])
+def test_transposed_factors_and_pieces_are_scattered_alike(tiling: Tiling) -> None:
+    left, right = factor(1, 24, 40).mT, factor(1, 16, 24, seed=1).mT
+    pieces = Pieces(1, 4, 10)
+    owners = Owners(pieces, 10, 16, torch.float32)
+    scattered_call(left, right, None, owners.destinations(2, (1, 10)), tiling).run(2)
+    found = torch.stack([owners.memory[owner, 2].flatten()[:160].view(16, 10).T for owner in range(4)])
+    assert_product(found.view(40, 16), left[0], right[0])
+
+
+def test_sums_wait_for_every_rank() -> None:
+    pieces = torch.full((3, 5), torch.nan)
+    counters = torch.tensor([4, 4, 4], dtype=torch.int32)
+    out = torch.zeros(5)
+    with ThreadPoolExecutor() as pool:
+        summed = pool.submit(sum_call(pieces, out, counters, 6).run, 1)
+        for source in (2, 0, 1):
+            assert not summed.done()
+            pieces[source] = 10.0**source
+            counters[source] += 2
+        summed.result()
+    assert out.tolist() == [111.0] * 5
+
+
+def test_sums_are_taken_in_the_order_of_the_ranks() -> None:
+    pieces = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
+    out = torch.zeros(1)
+    sum_call(pieces, out, torch.zeros(4, dtype=torch.int32), 0).run(1)
+    assert out.item() == ((pieces[0] + pieces[1]) + pieces[2] + pieces[3]).item()
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 12))
+def test_bands_walk_over_every_tile_once(rows: int, columns: int, band: int) -> None:
+    walk = [place_of_tile.fn(tile, rows, columns, band) for tile in range(rows * columns)]
+    assert sorted(walk) == sorted(product(range(rows), range(columns)))

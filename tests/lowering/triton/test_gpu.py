@@ -1,0 +1,130 @@
+"""The kernels, their signals and the tuner on a real GPU; and, where there are several, the ops on all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fxpar.launch import run_ranks
+from tests.lowering.triton.products import assert_product
+
+pytest.importorskip("triton")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device: kernels are interpreted and compiled only"
+    ),
+]
+
+PARTS = 8
+SHAPES = [(1024, 512, 256), (1000, 488, 200), (64, 4096, 4096), (8, 24, 40)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_rows_are_multiplied_as_they_arrive_by_every_tiling(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    from fxpar.lowering.triton.one_gpu import GatherOnOneGpu
+    from fxpar.lowering.triton.plan import Fused
+
+    case = GatherOnOneGpu.random(m, n, k, PARTS, dtype)
+    whole = torch.cat([case.own, *(piece.cuda() for piece in case.remote)])
+    for tiling in _possible(dtype):
+        preset = None
+        for segment_rows in (m // PARTS, -(-m // PARTS // 3)):
+            case.gathered.fill_(torch.nan)
+            case.out.fill_(torch.nan)
+            case.fused(Fused(tiling, segment_rows))
+            torch.cuda.synchronize()
+            assert_product(case.out.cpu(), whole.cpu(), case.right.cpu())
+            fused = case.out.clone()
+            case.multiply(Fused(tiling, segment_rows))
+            assert case.out.equal(fused), "signals that were there before change a bit"
+            preset = fused if preset is None else preset
+            assert fused.equal(preset), "the size of segments changes a bit"
+
+
+def test_a_hundred_calls_of_varying_sizes_beside_delays_are_right() -> None:
+    from fxpar.lowering.triton.one_gpu import GatherOnOneGpu
+    from fxpar.lowering.triton.plan import Fused
+
+    tiling = _possible(torch.bfloat16)[0]
+    cases = [GatherOnOneGpu.random(m, 256, 128, PARTS, torch.bfloat16) for m in (64, 328, 1024, 2048)]
+    draw = torch.Generator().manual_seed(0)
+    for call in range(100):
+        case = cases[call % 4]
+        case.gathered.fill_(torch.nan)
+        with torch.cuda.stream(case.copies):
+            torch.cuda._sleep(int(torch.randint(0, 200_000, (), generator=draw)))
+        case.fused(Fused(tiling, 1 + call % 50))
+    torch.cuda.synchronize()
+    for case in cases:
+        assert_product(case.out.cpu(), torch.cat([case.own.cpu(), *case.remote]), case.right.cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_rows_are_counted_when_they_are_stored_by_every_tiling(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    from fxpar.lowering.triton.one_gpu import ScatterOnOneGpu
+    from fxpar.lowering.triton.plan import Fused
+
+    case = ScatterOnOneGpu.random(m, n, k, PARTS, dtype)
+    for tiling in _possible(dtype):
+        case.staging.fill_(torch.nan)
+        case.remote.fill_(torch.nan)
+        torch.cuda.synchronize()
+        case.fused(case.call(Fused(tiling)), Fused(tiling))
+        torch.cuda.synchronize()
+        assert_product(case.product().cpu(), case.left.cpu(), case.right.cpu())
+        assert case.remote[1:].equal(case.staging[1:].cpu())
+
+
+def test_a_row_of_the_benchmark_has_all_times() -> None:
+    from fxpar.bench.fused_one_gpu import Shape, one_gpu_rows
+
+    for row in one_gpu_rows([Shape("gather", 512, 512, 512), Shape("scatter", 512, 512, 512)], torch.bfloat16, print):
+        assert all(float(row[name]) > 0 for name in row if name.endswith("_us") and "communication" not in name)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device: ranks need one each")
+def test_the_ops_give_what_they_are_by_definition_on_several_gpus() -> None:
+    run_ranks(min(torch.cuda.device_count(), 4), compare_with_definitions)
+
+
+def compare_with_definitions() -> None:
+    """On each rank, its own GPU: all three ops in all ways that the tuner chooses from."""
+    from fxpar.lowering.triton.gather import Gather, gather_and_multiply
+    from fxpar.lowering.triton.plan import Fused
+    from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
+    from fxpar.lowering.triton.workspace import Workspace
+
+    torch.cuda.set_device(dist.get_rank())
+    group = dist.new_group(backend="nccl", device_id=torch.device("cuda", dist.get_rank()))
+    rank, parts = dist.get_rank(), dist.get_world_size()
+    workspace = Workspace(group.group_name, torch.device("cuda", rank))
+    for call, (m, n, k) in enumerate([(64, 48, 32), (200, 72, 40), (1024, 512, 256), (8, 16, 8)] * 10):
+        draw = torch.Generator().manual_seed(call)
+        left, right = torch.randn(m * parts, k, generator=draw), torch.randn(k, n, generator=draw)
+        shard = left.chunk(parts)[rank].cuda()
+        how = Fused(_possible(torch.float32)[call % 2], 1 + call % m, pushes=call % 3 == 0)
+        gather = Gather.of(shard, "rows", 1, parts)
+        (product,), gathered = gather_and_multiply(gather, [right.cuda()], [None], "rows", how, workspace)
+        assert gathered.cpu().equal(left)
+        assert_product(product.cpu(), left, right)
+        lefts = [torch.randn(m * parts, k, generator=draw) for _ in range(parts)]
+        scattered = Product.of(lefts[rank].cuda(), right.cuda(), None, "rows", 1, parts)
+        whole = torch.cat(lefts, 1), torch.cat([right] * parts)
+        piece = multiply_and_scatter(scattered, how, workspace)
+        assert_product(piece.cpu(), whole[0].chunk(parts)[rank], whole[1])
+        reduced = Product.of_all(lefts[rank].cuda()[1:], right.cuda(), None, parts)
+        assert_product(multiply_and_reduce(reduced, how, workspace).cpu(), whole[0][1:], whole[1])
+
+
+def _possible(dtype: torch.dtype) -> list[Tiling]:
+    from fxpar.lowering.triton.decide import fits
+    from fxpar.lowering.triton.tiling import tilings
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    major, minor = torch.cuda.get_device_capability(device)
+    return [tiling for tiling in tilings(dtype, 10 * major + minor) if fits(tiling, dtype, device)]
