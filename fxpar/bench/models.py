@@ -85,7 +85,8 @@ _SEQUENCE: Spec = (None, "x", None)
 
 GPT_SEQUENCE_HINTS: Mapping[str, Spec] = {
     **GPT_HINTS,
-    "tokens:out": _SEQUENCE,
+    "tokens.weight": ("x", None),
+    "positions.weight": ("x", None),
     "*norm:out": _SEQUENCE,
     "blocks.*.attention.out:out": _SEQUENCE,
     "blocks.*.mlp.out:out": _SEQUENCE,
@@ -95,6 +96,7 @@ between the split matrices, norms and residuals have a part of the sequence on e
 
 LLAMA_SEQUENCE_HINTS: Mapping[str, Spec] = {
     **LLAMA_HINTS,
+    "model.embed_tokens.weight": ("x", None),
     "model.embed_tokens:out": _SEQUENCE,
     "model.*norm:out": _SEQUENCE,
     "model.layers.*.self_attn.o_proj:out": _SEQUENCE,
