@@ -8,16 +8,24 @@ from typing import Any
 from torch import nn
 
 from fxpar.capture import Capture, capture_forward
-from fxpar.hints import Hints
+from fxpar.hints import Entry, resolve_hints
 from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.model.logical import install
 
 
 def captured(
-    model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], *, microbatches: int = 1
+    model: nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    microbatches: int = 1,
+    mesh: Mesh | None = None,
+    layouts: Mapping[str, Sequence[Entry]] | None = None,
 ) -> tuple[Capture, Distribution]:
     """What Dynamo captures of `model`, which changes as `distribute` changes it; its parameters stay whole."""
-    distribution = Distribution(model, Mesh(), Hints({}, {}), logical_parameters(model), microbatches, {})
+    parameters = logical_parameters(model)
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
+    distribution = Distribution(model, mesh or Mesh(), hints, parameters, microbatches, {})
     install(distribution)
     return capture_forward(model, "cpu", example_inputs), distribution
