@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,8 +19,16 @@ from torch.distributed.tensor import DTensor
 
 import fxpar
 from fxpar.backend import fxpar as compile_by_fxpar
-from fxpar.bench.models import GPT2_HINTS, LLAMA_HINTS, example
+from fxpar.bench.models import (
+    GPT2_HINTS,
+    GPT_HINTS,
+    GPT_SEQUENCE_HINTS,
+    LLAMA_HINTS,
+    LLAMA_SEQUENCE_HINTS,
+    example,
+)
 from fxpar.hints import Entry
+from fxpar.overlap import Fuse
 from fxpar.schedule import SCHEDULE_NAMES
 from tests.small_models import hf_gpt2, hf_llama
 from tests.uneven_chain import UnevenChain, chain_batch
@@ -52,9 +60,9 @@ def stage_openers(path: str, num_stages: int) -> list[str]:
     return [f"{path}.{stage * num_layers(num_stages) // num_stages}" for stage in range(1, num_stages)]
 
 
-def token_batch(arguments: Sequence[str], size: int) -> dict[str, Tensor]:
+def token_batch(arguments: Sequence[str], size: int, length: int = LENGTH) -> dict[str, Tensor]:
     """Random tokens for each of the arguments."""
-    return {name: torch.randint(0, VOCABULARY, (size, LENGTH)) for name in arguments}
+    return {name: torch.randint(0, VOCABULARY, (size, length)) for name in arguments}
 
 
 def image_batch(size: int) -> dict[str, Tensor]:
@@ -82,12 +90,7 @@ SUBJECTS = {
         lambda stages: GPT(
             Config(vocabulary=VOCABULARY, context=LENGTH, layers=num_layers(stages), heads=4, hidden=24, tied=True)
         ),
-        {
-            "blocks.*.attention.qkv.weight": ("x", None),
-            "blocks.*.attention.out.weight": (None, "x"),
-            "blocks.*.mlp.fc.weight": ("x", None),
-            "blocks.*.mlp.out.weight": (None, "x"),
-        },
+        GPT_HINTS,
         functools.partial(stage_openers, "blocks"),
         functools.partial(token_batch, ("tokens", "targets")),
     ),
@@ -116,6 +119,16 @@ SUBJECTS = {
         image_batch,
     ),
 }
+# Norms and residuals have a part of the sequence on each rank; that of a sequence that does not divide is uneven.
+SUBJECTS |= {
+    "gpt, sequence": replace(SUBJECTS["gpt"], hints=GPT_SEQUENCE_HINTS),
+    "gpt, uneven sequence": replace(
+        SUBJECTS["gpt"],
+        hints=GPT_SEQUENCE_HINTS,
+        make_batch=functools.partial(token_batch, ("tokens", "targets"), length=LENGTH - 1),
+    ),
+    "llama, sequence": replace(SUBJECTS["llama"], hints=LLAMA_SEQUENCE_HINTS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +153,7 @@ class Run:
     reduce_gradients: str = "auto"
     remat: str = "none"
     gathered_bytes: float = math.inf
+    fuse: Fuse = True
 
 
 class UnderSchedules:
@@ -195,7 +209,7 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         schedule=run.schedules[0],
         example_inputs=mine[0],
     )
-    names = ("lowering", "strategy", "profile", "gather_weights", "reduce_gradients", "remat", "gathered_bytes")
+    names = ("lowering", "strategy", "profile", "gather_weights", "reduce_gradients", "remat", "gathered_bytes", "fuse")
     options = {name: getattr(run, name) for name in names}
     under = UnderSchedules(run.schedules, options)
     step = torch.compile(model, backend=under)

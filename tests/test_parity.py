@@ -89,6 +89,14 @@ def test_training_a_unet_equals_one_process(sizes: dict[str, int], microbatches:
     run_ranks(math.prod(sizes.values()), check_runs, [run])
 
 
+def test_training_equals_one_process_where_ranks_split_the_sequence() -> None:
+    """Evenly or not; in one process, `tests/passes/test_sequence_parallel.py` proves it of single stages."""
+    sizes = {"pipe": 2, "x": 2}
+    subjects = ("gpt, uneven sequence", "llama, sequence")
+    runs = [Run(subject, sizes, 2, schedules=("eager-1f1b-delayed",), steps=1) for subject in subjects]
+    run_ranks(math.prod(sizes.values()), check_runs, runs)
+
+
 SAME_BITS = {"gpt": {"pipe": 2, "x": 2}, "unet": {"pipe": 4}}
 
 

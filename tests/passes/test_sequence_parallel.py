@@ -18,10 +18,12 @@ from fxpar.annotate import is_backward, module_path
 from fxpar.bench.models import GPT_SEQUENCE_HINTS, LLAMA_SEQUENCE_HINTS, example
 from fxpar.compiler import plan_stages
 from fxpar.hints import Spec
+from fxpar.mesh import Mesh
 from fxpar.passes.insert_collectives import Collective, collectives, insert_collectives
 from fxpar.stage import PlannedStage, PortKind
 from tests.captures import captured
 from tests.fake_mesh import fake_mesh
+from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
 from tests.small_models import hf_llama
 
 LAYERS, BATCH, LENGTH, WIDTH, VOCABULARY = 2, 4, 64, 32, 8192
@@ -94,12 +96,18 @@ SUBJECTS = {
 def laid_out(name: str) -> tuple[PlannedStage, Sequence[Collective]]:
     """The model as one stage on two ranks of x, and the collectives of the first of them."""
     subject = SUBJECTS[name]
-    batch = dict.fromkeys(subject.arguments, torch.zeros(BATCH, LENGTH, dtype=torch.long))
     with fake_mesh(x=2) as mesh:
-        capture, distribution = captured(subject.build(), batch, mesh=mesh, layouts=subject.hints)
-        distribution.placement = (0,)
-        (stage,) = plan_stages(capture, distribution, ())
+        stage = planned(subject, subject.build(), LENGTH, mesh)
         return stage, collectives(insert_collectives(stage.joint, mesh).module.graph)
+
+
+def planned(subject: Subject, model: nn.Module, length: int, mesh: Mesh) -> PlannedStage:
+    """The model as one stage, laid out by its hints."""
+    batch = dict.fromkeys(subject.arguments, torch.zeros(BATCH, length, dtype=torch.long))
+    capture, distribution = captured(model, batch, mesh=mesh, layouts=subject.hints)
+    distribution.placement = (0,)
+    (stage,) = plan_stages(capture, distribution, ())
+    return stage
 
 
 def whole_activations(name: str, *, backward: bool) -> Sent:
@@ -152,3 +160,15 @@ def test_norms_are_whole_and_their_gradients_are_added_up_once_a_step(name: str)
     for port in norms:
         assert not border.inputs[port].axes
         assert border.gradients[port].is_partial, f"{port}: {border.gradients[port]}"
+
+
+@pytest.mark.parametrize(("sizes", "length"), [({"x": 2}, 12), ({"x": 2}, 11), ({"x": 4}, 10)], ids=str)
+def test_all_ranks_compute_the_joint_graph_also_where_the_sequence_does_not_divide(
+    sizes: dict[str, int], length: int
+) -> None:
+    subject = SUBJECTS["gpt"]
+    with fake_mesh(**sizes) as mesh:
+        joint = planned(subject, subject.build().double(), length, mesh).joint
+        inputs = inputs_of(joint, 0)
+        found = run_local_graphs(joint, mesh, inputs)
+    check_pieces(joint, mesh, found, joint.module(*inputs))
