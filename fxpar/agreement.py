@@ -22,7 +22,7 @@ def check_agreement(facts: Mapping[str, str]) -> None:
     """
     if dist.get_world_size() == 1:
         return
-    of_ranks = _gather({name: _digest(fact) for name, fact in facts.items()})
+    of_ranks = of_all_ranks({name: _digest(fact) for name, fact in facts.items()})
     problems = []
     for name in sorted({name for found in of_ranks for name in found}):
         different = [rank for rank, found in enumerate(of_ranks) if found.get(name) != of_ranks[0].get(name)]
@@ -46,11 +46,11 @@ def check_collectives(started: Mapping[str, Sequence[str]]) -> None:
     """
     if dist.get_world_size() == 1:
         return
-    of_ranks = _gather({name: _digest("\n".join(collectives)) for name, collectives in started.items()})
+    of_ranks = of_all_ranks({name: _digest("\n".join(collectives)) for name, collectives in started.items()})
     for name in sorted({name for found in of_ranks for name in found}):
         ranks = [rank for rank, found in enumerate(of_ranks) if name in found]
         if len({of_ranks[rank][name] for rank in ranks}) > 1:
-            in_full = _gather(list(started.get(name, ())))
+            in_full = of_all_ranks(list(started.get(name, ())))
             raise PlanMismatchError(_first_difference(name, {rank: in_full[rank] for rank in ranks}))
 
 
@@ -71,8 +71,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _gather(own: T) -> list[T]:
-    """What every rank has."""
+def of_all_ranks(own: T) -> list[T]:
+    """What every rank has; a collective of all ranks."""
     of_ranks = [own] * dist.get_world_size()
+    if len(of_ranks) == 1:
+        return of_ranks
     dist.all_gather_object(of_ranks, own)
     return of_ranks

@@ -13,6 +13,7 @@ from fxpar.pipeline import Reshard
 
 _PLACED = "fxpar_placed"
 _MOVE = "fxpar_move"
+_FUSED = "fxpar_fused"
 _RESHARD = "fxpar_reshard"
 _GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
@@ -71,6 +72,16 @@ def move(node: fx.Node) -> Move | None:
 def set_move(node: fx.Node, done: Move) -> None:
     """Record what the collective at `node` does."""
     node.meta[_MOVE] = done
+
+
+def fused(node: fx.Node) -> Move | None:
+    """What the fused op at `node` communicates beside its matmuls; None where `node` is none."""
+    return node.meta.get(_FUSED)
+
+
+def set_fused(node: fx.Node, done: Move) -> None:
+    """Record which collective is part of the fused op at `node`."""
+    node.meta[_FUSED] = done
 
 
 def reshard(node: fx.Node) -> Reshard | None:

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from fxpar.agreement import check_agreement, check_collectives
+from fxpar.agreement import check_agreement, check_collectives, of_all_ranks
 from fxpar.capture import Capture, example
 from fxpar.compiler import (
     StageGraphs,
+    delay_stage,
     divide_stage,
+    estimate_stage_fusions,
+    fuse_stage,
     join_stages,
     localize_stage,
     lower_stage,
@@ -25,7 +28,9 @@ from fxpar.lowering import lower as lowering_named
 from fxpar.mesh import Mesh
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
+from fxpar.passes.fusion_costs import FusionCost, dearest
 from fxpar.passes.pipeline_messages import pipeline_messages
+from fxpar.passes.verdicts import Verdict, verdict_table
 from fxpar.pipeline import Pipeline
 from fxpar.planner.graph_time import GraphModel
 from fxpar.planner.prices import cluster_of, memory_of, prices_of
@@ -79,9 +84,10 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         warnings.warn(warning, stacklevel=2)
     check_agreement(_facts(distribution, capture, stages, pipeline, schedule, options))
     graphs, costs, programs = _divide(stages, pipeline, distribution, schedule, costs, options)
-    graphs = [overlap_stage(each, options.overlapping, dump) for each in graphs]
+    model = GraphModel(mesh, prices_of(mesh))
+    graphs = [overlap_stage(each, options.overlapping, dump) for each in _fused(graphs, model, options, dump)]
     check_collectives({name: started for each in graphs for name, started in each.started.items()})
-    lowering = lowering_named(options.lowering, GraphModel(mesh, prices_of(mesh)).compute_us)
+    lowering = lowering_named(options.lowering, model.compute_us)
     own = [lower_stage(each, lowering) for each in graphs]
     if options.profile:
         costs = gather_costs(replace(costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
@@ -109,6 +115,23 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     )
     results = _result_specs(capture, stages)
     return Step(capture, loss, distribution, executor, results, options.timeline, with_backward=with_backward)
+
+
+def _fused(graphs: Sequence[StageGraphs], model: GraphModel, options: Options, dump: Dump) -> list[StageGraphs]:
+    """The stages of this rank with fused ops, by what the ranks of each stage agree on; a collective of all ranks."""
+    graphs = [delay_stage(each, dump) for each in graphs]
+    own: dict[str, Sequence[FusionCost]] = {}
+    for each in graphs:
+        own |= estimate_stage_fusions(each, model, options.overlapping)
+    costs = dearest(of_all_ranks(own))
+    fused: list[StageGraphs] = []
+    verdicts: dict[str, Sequence[Verdict]] = {}
+    for each in graphs:
+        stage, of_stage = fuse_stage(each, costs, options.fuse, dump)
+        fused.append(stage)
+        verdicts |= of_stage
+    dump.text("fuse_collectives", verdict_table(verdicts))
+    return fused
 
 
 def _warn_of_meaningless_results(options: Options) -> None:

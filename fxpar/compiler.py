@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -17,11 +17,14 @@ from fxpar.lowering.aten import lower_to_aten
 from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution
 from fxpar.model.pin_parameters import pin_parameters
-from fxpar.overlap import Overlap
+from fxpar.overlap import Fuse, Overlap
 from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.delay_gathers import delay_gathers
+from fxpar.passes.fuse_collectives import fuse_collectives
+from fxpar.passes.fusion_costs import CostsByGraph, estimate_fusions
 from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions, hoist_storage
-from fxpar.passes.insert_collectives import collectives, insert_collectives
+from fxpar.passes.insert_collectives import communicating, insert_collectives
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.passes.kept_memory import kept_memory
 from fxpar.passes.logical_random import logical_random
@@ -33,7 +36,9 @@ from fxpar.passes.shard_storage import shard_storage
 from fxpar.passes.split_backward import SplitBackward, split_backward
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
+from fxpar.passes.verdicts import Verdict, Verdicts
 from fxpar.pipeline import Pipeline
+from fxpar.planner.graph_time import GraphModel
 from fxpar.planner.prices import prices_of
 from fxpar.planner.remat import NO_REMAT, Remat
 from fxpar.planner.stage_memory import stage_memory
@@ -128,21 +133,40 @@ class StageGraphs:
     memory: StageMemory
 
     @property
+    def of_microbatch(self) -> dict[str, fx.GraphModule]:
+        """What runs for each microbatch, by name."""
+        graphs = {"forward": self.parts.forward}
+        if self.parts.backward is not None and self.runs_whole_backward:
+            graphs["backward"] = self.parts.backward
+        if self.halves is not None:
+            graphs |= {"inputs": self.halves.inputs, "weights": self.halves.weights}
+        return graphs
+
+    @property
+    def of_step(self) -> dict[str, fx.GraphModule]:
+        """What runs once per step, by name."""
+        graphs = {}
+        if self.hoisted.gathers is not None:
+            graphs["gathers"] = self.hoisted.gathers.module
+        if self.hoisted.reductions is not None:
+            graphs["reductions"] = self.hoisted.reductions.start
+        return graphs
+
+    def with_microbatch(self, graphs: Mapping[str, fx.GraphModule]) -> StageGraphs:
+        """The same with other graphs `of_microbatch`."""
+        backward = graphs.get("backward", self.parts.backward)
+        parts, halves = replace(self.parts, forward=graphs["forward"], backward=backward), self.halves
+        if halves is not None:
+            halves = replace(halves, inputs=graphs["inputs"], weights=graphs["weights"])
+        return replace(self, parts=parts, halves=halves)
+
+    @property
     def started(self) -> dict[str, list[str]]:
         """The collectives that each graph starts, in order, by a name that is the same on all ranks of the stage."""
-        graphs = {"the forward": self.parts.forward, "the backward": self.parts.backward}
-        if self.halves is not None:
-            graphs |= {"the input gradients": self.halves.inputs, "the weight gradients": self.halves.weights}
-        if self.hoisted.gathers is not None:
-            graphs["the gathers of a step"] = self.hoisted.gathers.module
-        if self.hoisted.reductions is not None:
-            graphs["the reductions of a step"] = self.hoisted.reductions.start
+        graphs = self.of_microbatch | self.of_step
         return {
-            f"{name} of stage {self.planned.joint.index}": [
-                f"{c.kind} over {c.axis}" for c in collectives(module.graph)
-            ]
+            f"{name} of stage {self.planned.joint.index}": communicating(module.graph)
             for name, module in graphs.items()
-            if module is not None
         }
 
 
@@ -183,23 +207,47 @@ def divide_stage(
     return StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
 
 
+def delay_stage(graphs: StageGraphs, dump: Dump) -> StageGraphs:
+    """The pass that puts gathers where matmuls take them; before these are fused, which have to stand side by side."""
+    _dump_graphs(graphs, dump)
+    delayed = {name: delay_gathers(module) for name, module in graphs.of_microbatch.items()}
+    for name, module in delayed.items():
+        dump.graph(f"delay_gathers_{name}", module, graphs.planned.joint.index)
+    return graphs.with_microbatch(delayed)
+
+
+def estimate_stage_fusions(graphs: StageGraphs, model: GraphModel, overlap: Overlap) -> CostsByGraph:
+    """What `fuse_stage` decides by, as far as this rank knows."""
+    return {
+        f"{name} of stage {graphs.planned.joint.index}": estimate_fusions(module, model, overlap)
+        for name, module in (graphs.of_microbatch | graphs.of_step).items()
+    }
+
+
+def fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, dump: Dump) -> tuple[StageGraphs, Verdicts]:
+    """The pass that makes one op of collectives and matmuls, and its verdicts on all collectives of each graph.
+
+    Before collectives are ordered, since what is fused runs beside nothing else; after the graphs are divided, since
+    the parts of a fused op could not run at different times.
+    """
+    index = graphs.planned.joint.index
+    fused: dict[str, fx.GraphModule] = {}
+    verdicts: dict[str, Sequence[Verdict]] = {}
+    for name, module in (graphs.of_microbatch | graphs.of_step).items():
+        found = fuse_collectives(module, costs[f"{name} of stage {index}"], fuse)
+        verdicts[f"{name} of stage {index}"] = found.verdicts
+        if name in graphs.of_microbatch:
+            fused[name] = found.module
+            dump.graph(f"fuse_collectives_{name}", found.module, index)
+    return graphs.with_microbatch(fused), verdicts
+
+
 def overlap_stage(graphs: StageGraphs, overlap: Overlap, dump: Dump) -> StageGraphs:
     """The pass that orders what runs for each microbatch; last, since all passes before make orders of their own."""
-    _dump_graphs(graphs, dump)
-    index, parts, halves = graphs.planned.joint.index, graphs.parts, graphs.halves
-
-    def ordered(name: str, module: fx.GraphModule) -> fx.GraphModule:
-        module = overlap_collectives(module, overlap)
-        dump.graph(f"overlap_collectives_{name}", module, index)
-        return module
-
-    parts = replace(parts, forward=ordered("forward", parts.forward))
-    if parts.backward is not None and graphs.runs_whole_backward:
-        parts = replace(parts, backward=ordered("backward", parts.backward))
-    if halves is not None:
-        inputs, weights = ordered("inputs", halves.inputs), ordered("weights", halves.weights)
-        halves = replace(halves, inputs=inputs, weights=weights)
-    return replace(graphs, parts=parts, halves=halves)
+    ordered = {name: overlap_collectives(module, overlap) for name, module in graphs.of_microbatch.items()}
+    for name, module in ordered.items():
+        dump.graph(f"overlap_collectives_{name}", module, graphs.planned.joint.index)
+    return graphs.with_microbatch(ordered)
 
 
 def lower_stage(graphs: StageGraphs, lowering: Lowering) -> CompiledStage:

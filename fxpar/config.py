@@ -15,7 +15,7 @@ from fxpar.errors import (
     UnknownLoweringError,
     UnknownOptionError,
 )
-from fxpar.overlap import OVERLAP_RULES, Overlap
+from fxpar.overlap import FUSE_ALWAYS, OVERLAP_RULES, Fuse, Overlap
 from fxpar.planner.remat import POLICIES
 from fxpar.planner.storage import AUTO, TIMES
 from fxpar.resharding.search import ALGORITHMS
@@ -55,6 +55,8 @@ class Options:
         gathers the rest again (default: all).
     overlap: which collectives run beside computation: True (all), False, or some of the rules "input_gradients",
         "reduce_scatters" and "all_gathers". They never change results.
+    fuse: which collectives become one op with the matmuls beside them: True, where that is estimated to be cheaper than
+        running them beside other computation; "always", wherever it can be; or False.
     gather_ahead_bytes: how many bytes of gathered weights a graph may hold before their first use (default: those of
         one layer, whatever it has).
     transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
@@ -74,6 +76,7 @@ class Options:
     remat: str = "none"
     gathered_bytes: float = math.inf
     overlap: bool | Collection[str] = True
+    fuse: Fuse = True
     gather_ahead_bytes: float = math.inf
     transfer_timeout_s: float = 1800.0
 
@@ -115,6 +118,8 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
     if memory is not None and not (isinstance(memory, int | float) and memory > 0):
         raise InvalidOptionError("memory_bytes", memory, "bytes, more than none")
     _check_overlap(options)
+    if not isinstance(options.fuse, bool) and options.fuse != FUSE_ALWAYS:
+        raise InvalidOptionError("fuse", options.fuse, f"True, False or {FUSE_ALWAYS!r}")
     timeout_s = options.transfer_timeout_s
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InvalidOptionError("transfer_timeout_s", timeout_s, "seconds, more than none")

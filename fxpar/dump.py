@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar.annotate import group, is_backward, known_value, layout_of, move, reshard
+from fxpar.annotate import fused, group, is_backward, known_value, layout_of, move, reshard
 from fxpar.layout import Layout, Partial
 from fxpar.pipeline import Reshard
 
@@ -99,8 +99,9 @@ def _totals(nodes: list[fx.Node]) -> Iterator[str]:
     counts: Counter[tuple[bool, str]] = Counter()
     num_bytes: Counter[tuple[bool, str]] = Counter()
     for node in nodes:
-        if (done := move(node)) is not None:
-            key = is_backward(node), f"{done.kind} over {done.axis}"
+        if (done := move(node) or fused(node)) is not None:
+            kind = done.kind if fused(node) is None else f"{done.kind} within {_target(node).removeprefix('fxpar.')}"
+            key = is_backward(node), f"{kind} over {done.axis}"
             counts[key] += 1
             num_bytes[key] += done.num_bytes
         if (planned := reshard(node)) is not None:
@@ -139,7 +140,7 @@ def _dims(layout: Layout) -> str:
 
 
 def _with_comment(line: str, node: fx.Node) -> str:
-    layout, done, planned, remarks = layout_of(node), move(node), reshard(node), []
+    layout, done, planned, remarks = layout_of(node), move(node) or fused(node), reshard(node), []
     if layout is not None:
         if layout.shape != tuple(known_value(node).shape):
             remarks.append(f"of [{_dims(layout)}]")

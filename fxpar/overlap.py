@@ -9,6 +9,10 @@ from typing import Literal, TypeAlias, get_args
 OverlapRule: TypeAlias = Literal["input_gradients", "reduce_scatters", "all_gathers"]
 OVERLAP_RULES: tuple[OverlapRule, ...] = get_args(OverlapRule)
 
+FUSE_ALWAYS = "always"
+Fuse: TypeAlias = bool | Literal["always"]
+"""Whether collectives become one op with matmuls beside them: where that is cheaper, never, or wherever it can be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Overlap:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar.annotate import tensor, value
+from fxpar.annotate import fused, tensor, value
 from fxpar.lowering.repeats import find_repeats
 from fxpar.passes.collective_sites import is_collective
 from fxpar.passes.cut import may_run_twice
@@ -40,8 +40,8 @@ class Region:
 
     @property
     def communicates(self) -> bool:
-        """Whether this is one op, that starts or awaits a collective."""
-        return is_collective(self.nodes[0])
+        """Whether this is one op, that starts or awaits a collective, or is fused with one."""
+        return _communicates(self.nodes[0])
 
     @property
     def is_free(self) -> bool:
@@ -62,8 +62,8 @@ def split_regions(graph: fx.Graph) -> list[Region]:
     """The ops of `graph` as regions, in order.
 
     Where the same ops with the same constants, shapes and strides stand several times in a row, each time is a region;
-    what lies between such repeats is a region as well. Starts of collectives, and waits for them, cut these up further:
-    each is a region of its own. Cuts are laid where fewest values cross them, as between layers.
+    what lies between such repeats is a region as well. Starts of collectives, waits for them, and ops fused with them
+    cut these up further: each is a region of its own. Cuts are laid where fewest values cross them, as between layers.
     Module paths are not asked: where gradients are summed, or a collective starts before its layer, they do not tell
     which layer an op belongs to.
 
@@ -78,9 +78,13 @@ def split_regions(graph: fx.Graph) -> list[Region]:
     cuts = {0, len(calls)}
     for repeat in find_repeats(labels, _count_crossings(calls), SMALLEST_REGION):
         cuts.update(range(repeat.start, repeat.stop + 1, repeat.period))
-    cuts.update(cut for index, call in enumerate(calls) if is_collective(call[0]) for cut in (index, index + 1))
+    cuts.update(cut for index, call in enumerate(calls) if _communicates(call[0]) for cut in (index, index + 1))
     pieces = [calls[start:stop] for start, stop in pairwise(sorted(cuts))]
     return [_region([node for call in piece for node in call]) for piece in pieces]
+
+
+def _communicates(node: fx.Node) -> bool:
+    return is_collective(node) or fused(node) is not None
 
 
 _Call: TypeAlias = tuple[fx.Node, ...]

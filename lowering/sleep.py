@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx
 
-from fxpar._torch import c10d_functional
-from fxpar.annotate import move, tensor, value
-from fxpar.lowering.cpu_collectives import replace_cpu_collectives
+from fxpar._torch import c10d_functional, process_group_named
+from fxpar.annotate import fused, move, tensor, value
+from fxpar.lowering.cpu_collectives import exchange_and_reduce, replace_cpu_collectives
 from fxpar.passes.extract import returned
 
 ComputeTime: TypeAlias = Callable[[fx.Node], float]
@@ -33,37 +34,81 @@ class SleepingLowering:
         return _Sleeper(graph, self.compute_us)
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is done for `node` after `pending_us`: `run` takes the arguments of it. A wait may take any time."""
+
+    pending_us: float
+    node: fx.Node
+    run: Callable[..., Any]
+    waits: bool
+
+
 class _Sleeper:
     """Runs the collectives of a graph, in its order, and sleeps as long as what stands before each would take."""
 
     def __init__(self, graph: fx.GraphModule, compute_us: ComputeTime) -> None:
         self._placeholders = graph.graph.find_nodes(op="placeholder")
         targets = {node.name: node.target for node in replace_cpu_collectives(graph).graph.nodes}
-        self._calls: list[tuple[float, fx.Node, Any]] = []
+        self._calls: list[_Call] = []
         pending_us = 0.0
         for node in graph.graph.nodes:
-            if move(node) is not None or node.target is c10d_functional.wait_tensor.default:
-                self._calls.append((pending_us, node, targets[node.name]))
+            waits = node.target is c10d_functional.wait_tensor.default
+            if move(node) is not None or waits:
+                self._calls.append(_Call(pending_us, node, targets[node.name], waits))
+                pending_us = 0.0
+            elif fused(node) is not None:
+                beside = _Beside(node)
+                self._calls.append(_Call(pending_us, node, beside.start, waits=False))
+                self._calls.append(_Call(compute_us(node), node, beside.finish, waits=True))
                 pending_us = 0.0
             else:
                 pending_us += compute_us(node)
         self._last_us = pending_us
         self._given: Sequence[Any] = returned(graph)
-        needed = {*self._given, *(operand for _, node, _ in self._calls for operand in node.all_input_nodes)}
-        made = {*self._placeholders, *(node for _, node, _ in self._calls)}
+        needed = {*self._given, *(operand for call in self._calls for operand in call.node.all_input_nodes)}
+        made = {*self._placeholders, *(call.node for call in self._calls)}
         self._zeros = {node: _zeros(node) for node in needed if isinstance(node, fx.Node) and node not in made}
 
     def __call__(self, *arguments: Tensor) -> list[Any]:
         """Run it."""
         values = {**self._zeros, **dict(zip(self._placeholders, arguments, strict=True))}
         awake = time.monotonic()
-        for pending_us, node, target in self._calls:
-            awake = _sleep_until(awake + 1e-6 * pending_us)
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = target(*args, **kwargs)
-            awake = max(awake, time.monotonic()) if node.target is c10d_functional.wait_tensor.default else awake
+        for call in self._calls:
+            awake = _sleep_until(awake + 1e-6 * call.pending_us)
+            args, kwargs = fx.map_arg((call.node.args, call.node.kwargs), values.__getitem__)
+            values[call.node] = call.run(*args, **kwargs)
+            awake = max(awake, time.monotonic()) if call.waits else awake
         _sleep_until(awake + 1e-6 * self._last_us)
         return [values[node] if isinstance(node, fx.Node) else node for node in self._given]
+
+
+class _Beside:
+    """The collective of a fused op, which runs while its matmuls would be computed."""
+
+    def __init__(self, node: fx.Node) -> None:
+        done, group = fused(node), node.args[-1]
+        assert done is not None and isinstance(group, str), f"{node} is no fused op"
+        self._kind, self._group, self._num_bytes = done.kind, group, done.num_bytes
+        self._result = _zeros(node)
+        self._started: Tensor | None = None
+
+    def start(self, *args: Any) -> None:
+        """Start it, with as many bytes as the op would send; for its arguments."""
+        group, parts = self._group, dist.get_world_size(process_group_named(self._group))
+        rows = max(1, self._num_bytes // torch.float32.itemsize // parts)
+        match self._kind:
+            case "all_gather":
+                self._started = c10d_functional.all_gather_into_tensor(torch.zeros(rows), parts, group)
+            case "reduce_scatter":
+                self._started = exchange_and_reduce(torch.zeros(parts * rows), "sum", parts, group)
+            case _:
+                self._started = c10d_functional.all_reduce(torch.zeros(parts * rows), "sum", group)
+
+    def finish(self, *args: Any) -> Any:
+        """Wait for it; gives what the op would."""
+        c10d_functional.wait_tensor(self._started)
+        return self._result
 
 
 def _sleep_until(moment: float) -> float:

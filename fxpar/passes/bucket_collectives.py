@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,17 +12,13 @@ from torch import fx
 from fxpar._torch import c10d_functional
 from fxpar.annotate import (
     Move,
-    is_backward,
     move,
     set_move,
-    set_origin,
-    set_value,
     take_place,
     tensor,
-    value,
 )
 from fxpar.passes.cut import closure, operands, users
-from fxpar.passes.local_graph import fake_mode_of
+from fxpar.passes.local_graph import WriterInPlace
 
 aten = torch.ops.aten
 
@@ -89,25 +85,14 @@ def _num_bytes(collective: fx.Node) -> int:
     return done.num_bytes
 
 
-class _Writer:
-    """Writes calls into a graph on behalf of a node that is there."""
-
-    def __init__(self, graph: fx.Graph, like: fx.Node) -> None:
-        self._graph, self._like = graph, like
-
-    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        node = self._graph.call_function(target, args, kwargs)
-        given, named = fx.map_arg((args, kwargs), value)
-        with fake_mode_of(self._graph):
-            set_value(node, target(*given, **named))
-        set_origin(node, self._like, backward=is_backward(self._like))
-        return node
+class _Writer(WriterInPlace):
+    """Writes calls on behalf of a collective."""
 
     def collective(self, joined: fx.Node) -> fx.Node:
         """A collective as the one written for, of `joined`."""
         like = move(self._like)
         assert like is not None and callable(self._like.target)
-        started = self(self._like.target, joined, *self._like.args[1:])
+        started = self.call(self._like.target, joined, *self._like.args[1:])
         num_bytes = max(tensor(joined).nbytes, tensor(started).nbytes)
         set_move(started, Move(like.kind, like.axis, num_bytes))
         return started
@@ -126,19 +111,19 @@ def _join_gathers(graph: fx.Graph, bucket: Sequence[fx.Node]) -> None:
         first.prepend(node)
     waits = [_wait_of(node) for node in bucket]
     with graph.inserting_before(first):
-        pieces = [write(aten.view.default, source, [tensor(source).numel()]) for source in sources]
-        started = write.collective(write(aten.cat.default, pieces))
+        pieces = [write.call(aten.view.default, source, [tensor(source).numel()]) for source in sources]
+        started = write.collective(write.call(aten.cat.default, pieces))
     with graph.inserting_before(next(node for node in graph.nodes if node in waits)):
-        wait = write(c10d_functional.wait_tensor.default, started)
+        wait = write.call(c10d_functional.wait_tensor.default, started)
         size = sum(tensor(piece).numel() for piece in pieces)
-        rows = write(aten.view.default, wait, [tensor(wait).numel() // size, size])
+        rows = write.call(aten.view.default, wait, [tensor(wait).numel() // size, size])
     begin = 0
     for node, old, piece in zip(bucket, waits, pieces, strict=True):
         write, end = _Writer(graph, node), begin + tensor(piece).numel()
         with graph.inserting_before(old):
-            part = write(aten.slice.Tensor, rows, 1, begin, end)
-            copy = write(aten.clone.default, part, memory_format=torch.contiguous_format)
-            _replace(old, write(aten.view.default, copy, list(tensor(old).shape)))
+            part = write.call(aten.slice.Tensor, rows, 1, begin, end)
+            copy = write.call(aten.clone.default, part, memory_format=torch.contiguous_format)
+            _replace(old, write.call(aten.view.default, copy, list(tensor(old).shape)))
         graph.erase_node(node)
         begin = end
 
@@ -152,13 +137,13 @@ def _join_reductions(graph: fx.Graph, bucket: Sequence[fx.Node]) -> None:
     with graph.inserting_before(last):
         parts = [tensor(node).numel() // tensor(wait).numel() for node, wait in zip(terms, waits, strict=True)]
         rows = [
-            write(aten.view.default, term, [count, tensor(term).numel() // count])
+            write.call(aten.view.default, term, [count, tensor(term).numel() // count])
             for term, count in zip(terms, parts, strict=True)
         ]
-        joined = write(aten.cat.default, rows, 1)
-        started = write.collective(write(aten.view.default, joined, [tensor(joined).numel()]))
+        joined = write.call(aten.cat.default, rows, 1)
+        started = write.collective(write.call(aten.view.default, joined, [tensor(joined).numel()]))
     with graph.inserting_before(output):
-        wait = write(c10d_functional.wait_tensor.default, started)
+        wait = write.call(c10d_functional.wait_tensor.default, started)
     for node in leaving:
         output.prepend(node)
     begin = 0
@@ -166,7 +151,7 @@ def _join_reductions(graph: fx.Graph, bucket: Sequence[fx.Node]) -> None:
         write, shape = _Writer(graph, node), list(tensor(old).shape)
         end = begin + math.prod(shape)
         with graph.inserting_before(old):
-            _replace(old, write(aten.view.default, write(aten.slice.Tensor, wait, 0, begin, end), shape))
+            _replace(old, write.call(aten.view.default, write.call(aten.slice.Tensor, wait, 0, begin, end), shape))
         graph.erase_node(node)
         begin = end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 import torch
@@ -61,6 +61,26 @@ def copy_parts(early: fx.GraphModule, num_outputs: int) -> None:
 
 def _is_dense_part(kept: Tensor) -> bool:
     return is_dense(kept) and kept.untyped_storage().nbytes() > kept.nbytes
+
+
+def reordered(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> fx.GraphModule:
+    """A copy of `module` whose nodes stand in the order of `nodes`."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(module, graph)
+
+
+def append_after_operands(node: fx.Node, ordered: dict[fx.Node, None]) -> None:
+    """Append `node` to what is `ordered`, after all that it is made of and that is not there yet."""
+    pending = [node]
+    while pending:
+        missing = [operand for operand in pending[-1].all_input_nodes if operand not in ordered]
+        if missing:
+            pending += reversed(missing)
+        else:
+            ordered[pending.pop()] = None
 
 
 def returned(module: fx.GraphModule) -> list[fx.Node]:

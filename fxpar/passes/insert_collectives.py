@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from fxpar.annotate import (
     MoveKind,
     Placed,
+    fused,
     is_backward,
     move,
     placed,
@@ -47,6 +48,17 @@ def collectives(graph: fx.Graph) -> list[Collective]:
     """The collectives of a local graph, in order."""
     found = ((node, move(node)) for node in graph.nodes)
     return [Collective(done.kind, done.axis, done.num_bytes, node) for node, done in found if done is not None]
+
+
+def communicating(graph: fx.Graph) -> list[str]:
+    """What `graph` communicates, in order: its collectives, and the ops that are fused with one."""
+    found = []
+    for node in graph.nodes:
+        if (done := move(node)) is not None:
+            found.append(f"{done.kind} over {done.axis}")
+        elif (within := fused(node)) is not None:
+            found.append(f"{within.kind} over {within.axis}, fused with matmuls")
+    return found
 
 
 def insert_collectives(joint: JointGraph, mesh: Mesh) -> JointGraph:

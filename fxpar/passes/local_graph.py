@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, fx
 from torch.fx.node import Argument, Target
 
 from fxpar._torch import FakeTensor, FakeTensorMode
-from fxpar.annotate import set_origin, set_value, tensor, value
+from fxpar.annotate import is_backward, set_origin, set_value, tensor, value
 from fxpar.strides import inverse, lies_in_order, stride_order
 
 aten = torch.ops.aten
@@ -22,6 +23,52 @@ def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
     values = (value(node) for node in graph.nodes if node.op != "output")
     mode: FakeTensorMode = next(found.fake_mode for found in values if isinstance(found, FakeTensor))
     return mode
+
+
+class GraphWriter(ABC):
+    """Writes calls of ATen ops into a graph, and leaves those out that would change nothing."""
+
+    @abstractmethod
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """Write a call, with its value, tag and origin."""
+
+    def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """`node` in another shape; its elements must lie in memory in row-major order."""
+        if tuple(tensor(node).shape) == tuple(shape):
+            return node
+        return self.call(aten.view.default, self.contiguous(node), list(shape))
+
+    def permute(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
+        """Dim `order[i]` of `node` becomes dim i."""
+        if list(order) == sorted(order):
+            return node
+        return self.call(aten.permute.default, node, list(order))
+
+    def contiguous(self, node: fx.Node) -> fx.Node:
+        """`node`, or a copy in row-major order."""
+        if tensor(node).is_contiguous():
+            return node
+        return self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+    def narrow(self, node: fx.Node, dim: int, start: int, stop: int) -> fx.Node:
+        """Elements start to stop of `dim`."""
+        if (start, stop) == (0, tensor(node).shape[dim]):
+            return node
+        return self.call(aten.slice.Tensor, node, dim, start, stop)
+
+    def pad(self, node: fx.Node, dim: int, size: int) -> fx.Node:
+        """`node` with zeros after the end of `dim`, up to `size`."""
+        shape = tensor(node).shape
+        if shape[dim] == size:
+            return node
+        margins = [0, 0] * (len(shape) - 1 - dim) + [0, size - shape[dim]]
+        return self.call(aten.constant_pad_nd.default, node, margins, 0)
+
+    def in_order(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
+        """`node`, or a copy whose dims lie in memory in `order`, without gaps."""
+        if lies_in_order(tensor(node), order):
+            return node
+        return self.permute(self.contiguous(self.permute(node, order)), inverse(order))
 
 
 class _NamedGraph(fx.Graph):
@@ -36,12 +83,31 @@ class _NamedGraph(fx.Graph):
         name: str | None = None,
         type_expr: Any | None = None,
     ) -> fx.Node:
-        if name is None and isinstance(target, torch._ops.OpOverload):
-            name = target.overloadpacket.__name__
-        return super().create_node(op, target, args, kwargs, name, type_expr)
+        return super().create_node(op, target, args, kwargs, name or _name_of(target), type_expr)
 
 
-class LocalGraph:
+def _name_of(target: object) -> str | None:
+    """What nodes that call an op are to be named after; None for what is no op."""
+    return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else None
+
+
+class WriterInPlace(GraphWriter):
+    """Writes into a graph that is there, where its insert point is, on behalf of the node `like`."""
+
+    def __init__(self, graph: fx.Graph, like: fx.Node) -> None:
+        self.graph, self._like = graph, like
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """Insert a call."""
+        node = self.graph.create_node("call_function", target, args, kwargs, _name_of(target))
+        given, named = fx.map_arg((args, kwargs), value)
+        with fake_mode_of(self.graph):
+            set_value(node, target(*given, **named))
+        set_origin(node, self._like, backward=is_backward(self._like))
+        return node
+
+
+class LocalGraph(GraphWriter):
     """A graph under construction. Every call runs at once under the fake mode, so that its value can be looked at."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -72,9 +138,9 @@ class LocalGraph:
         self.complete()
         return node
 
-    def call(self, target: Callable[..., Any], *args: Any) -> fx.Node:
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Append a call."""
-        node = self.graph.call_function(target, args)
+        node = self.graph.call_function(target, args, kwargs)
         self.complete()
         return node
 
@@ -99,45 +165,3 @@ class LocalGraph:
         assert callable(node.target)
         with self._mode:
             return node.target(*args, **kwargs)
-
-    # Calls that are left out where they would change nothing.
-
-    def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
-        """`node` in another shape; its elements must lie in memory in row-major order."""
-        if tuple(tensor(node).shape) == tuple(shape):
-            return node
-        return self.call(aten.view.default, self.contiguous(node), list(shape))
-
-    def permute(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
-        """Dim `order[i]` of `node` becomes dim i."""
-        if list(order) == sorted(order):
-            return node
-        return self.call(aten.permute.default, node, list(order))
-
-    def contiguous(self, node: fx.Node) -> fx.Node:
-        """`node`, or a copy in row-major order."""
-        if tensor(node).is_contiguous():
-            return node
-        copy = self.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-        self.complete()
-        return copy
-
-    def narrow(self, node: fx.Node, dim: int, start: int, stop: int) -> fx.Node:
-        """Elements start to stop of `dim`."""
-        if (start, stop) == (0, tensor(node).shape[dim]):
-            return node
-        return self.call(aten.slice.Tensor, node, dim, start, stop)
-
-    def pad(self, node: fx.Node, dim: int, size: int) -> fx.Node:
-        """`node` with zeros after the end of `dim`, up to `size`."""
-        shape = tensor(node).shape
-        if shape[dim] == size:
-            return node
-        margins = [0, 0] * (len(shape) - 1 - dim) + [0, size - shape[dim]]
-        return self.call(aten.constant_pad_nd.default, node, margins, 0)
-
-    def in_order(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
-        """`node`, or a copy whose dims lie in memory in `order`, without gaps."""
-        if lies_in_order(tensor(node), order):
-            return node
-        return self.permute(self.contiguous(self.permute(node, order)), inverse(order))

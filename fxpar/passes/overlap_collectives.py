@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import fx
 
 from fxpar.overlap import Overlap
 from fxpar.passes.collective_sites import Site, find_sites, late_ops, waits_of
 from fxpar.passes.defer_weight_gradients import defer_weight_gradients
+from fxpar.passes.extract import reordered
 from fxpar.passes.gather_ahead import gather_ahead
 
 
@@ -30,16 +31,7 @@ def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphMod
     After:  `dx = mm(dy, w_t); all_reduce = all_reduce(dx); dw = mm(x_t, dy); wait = wait_tensor(all_reduce); ...`
     """
     sites = find_sites(module.graph, overlap.rules)
-    return _in_order(module, _Order(module.graph, sites).run(overlap.gather_ahead_bytes))
-
-
-def _in_order(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> fx.GraphModule:
-    """A copy of `module` whose nodes stand in the order of `nodes`."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(module, graph)
+    return reordered(module, _Order(module.graph, sites).run(overlap.gather_ahead_bytes))
 
 
 class _Order:

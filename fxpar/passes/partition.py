@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpar.annotate import is_backward
 from fxpar.passes.cut import cheapest_crossing, closure, has_effect, operands, users
-from fxpar.passes.extract import check_nothing_runs_twice, copy_parts, extract, returned
+from fxpar.passes.extract import append_after_operands, check_nothing_runs_twice, copy_parts, extract, returned
 from fxpar.passes.recompute import Recomputed, choose_recomputed
 from fxpar.planner.remat import NO_REMAT, Remat
 from fxpar.stage import JointGraph, Port, PortKind
@@ -115,18 +115,8 @@ def _when_needed(nodes: Sequence[fx.Node], given: Sequence[fx.Node], late: Abstr
     ordered = dict.fromkeys(given)
     for node in nodes:
         if node in late or node.op == "output":
-            _append_after_operands(node, ordered)
+            append_after_operands(node, ordered)
     return list(ordered)
-
-
-def _append_after_operands(node: fx.Node, ordered: dict[fx.Node, None]) -> None:
-    pending = [node]
-    while pending:
-        missing = [operand for operand in pending[-1].all_input_nodes if operand not in ordered]
-        if missing:
-            pending += reversed(missing)
-        else:
-            ordered[pending.pop()] = None
 
 
 def saved_ports(joint: JointGraph, parts: Partitioned) -> list[Port | None]:

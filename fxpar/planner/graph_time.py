@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional
-from fxpar.annotate import Move, move, value
+from fxpar.annotate import Move, fused, move, value
 from fxpar.layouts.work import flops_of
 from fxpar.mesh import Mesh
 from fxpar.passes.cut import may_run_twice
@@ -40,11 +40,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class GraphTime:
-    """A graph on one rank: from its start to its end, what of that is computing, and all communication by axis."""
+    """A graph on one rank: from its start to its end, what of that is computing, and all communication by axis.
+
+    `waited_us` is how long computing waits for each collective, by the name of its start.
+    """
 
     total_us: float
     compute_us: float
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    waited_us: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def exposed_us(self) -> float:
@@ -56,7 +60,8 @@ class GraphModel:
     """Predicts the time of graphs of one rank of `mesh` at `prices`.
 
     Communication inside hosts and between them runs beside what is computed, and beside each other; the bytes of either
-    kind pass one collective after another, in the order in which they start. Latencies of several pass at once.
+    kind pass one collective after another, in the order in which they start. Latencies of several pass at once. A fused
+    op takes as long as its matmuls or its collective, and the latency.
     """
 
     def __init__(self, mesh: Mesh, prices: Prices) -> None:
@@ -94,26 +99,35 @@ class GraphModel:
         arithmetic_us = self._prices.arithmetic_us(flops, results[0].dtype)
         return max(arithmetic_us, moved / self._prices.memory_bytes_per_us)
 
+    def fused_us(self, done: Move, matmul_us: float) -> float:
+        """A matmul and a collective as one op: the longer of both, and the latency of the first piece or the last."""
+        latency_us = self._latency_us(done.axis)
+        return max(matmul_us, self.traffic(done).time_us - latency_us) + latency_us
+
     def time(self, module: fx.GraphModule) -> GraphTime:
         """Run a graph in thought, node after node. It ends with its last collective, waited for or not."""
         now, computed = 0.0, 0.0
         ends: dict[fx.Node, float] = {}
         free_at: defaultdict[bool, float] = defaultdict(float)
         total: defaultdict[str, Traffic] = defaultdict(Traffic)
+        waited: dict[str, float] = {}
         for node in module.graph.nodes:
-            done = move(node)
-            if done is not None:
+            waits = node.target is c10d_functional.wait_tensor.default
+            taken_us = 0.0 if waits or move(node) is not None else self.compute_us(node)
+            now, computed, started = now + taken_us, computed + taken_us, now
+            if (done := move(node) or fused(node)) is not None:
                 one, line = self.traffic(done), self._crosses[done.axis]
                 latency_us = self._latency_us(done.axis)
-                free_at[line] = max(now, free_at[line]) + one.time_us - latency_us
+                free_at[line] = max(started, free_at[line]) + one.time_us - latency_us
                 ends[node] = free_at[line] + latency_us
                 total[done.axis] += one
-            elif node.target is c10d_functional.wait_tensor.default:
-                now = max(now, ends.get(node.args[0], now))
-            else:
-                taken_us = self.compute_us(node)
-                now, computed = now + taken_us, computed + taken_us
-        return GraphTime(max([now, *ends.values()]), computed, dict(total))
+                if fused(node) is not None:
+                    now = max(now + latency_us, ends[node])
+            elif waits:
+                start = node.all_input_nodes[0]
+                waited[start.name] = max(0.0, ends.get(start, now) - now)
+                now += waited[start.name]
+        return GraphTime(max([now, *ends.values()]), computed, dict(total), waited)
 
 
 def add_up(graphs: Iterable[Mapping[str, Traffic]]) -> dict[str, Traffic]:

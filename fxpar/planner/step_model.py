@@ -14,7 +14,15 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxpar.compiler import divide_stage, join_stages, localize, overlap_stage
+from fxpar.compiler import (
+    delay_stage,
+    divide_stage,
+    estimate_stage_fusions,
+    fuse_stage,
+    join_stages,
+    localize,
+    overlap_stage,
+)
 from fxpar.dump import Dump
 from fxpar.errors import MicrobatchError
 from fxpar.hints import Entry, resolve_hints
@@ -24,7 +32,7 @@ from fxpar.model.choose_schedule import choose_schedule
 from fxpar.model.distribution import Distribution, logical_parameters
 from fxpar.model.logical import install
 from fxpar.model.make_plan import make_plan
-from fxpar.overlap import Overlap
+from fxpar.overlap import Fuse, Overlap
 from fxpar.pipeline import Pipeline
 from fxpar.plan import Plan
 from fxpar.planner.graph_time import GraphModel, Traffic
@@ -122,7 +130,7 @@ class StepModel:
         return [Way(remat, storage) for remat, storage in product(remats, storages)]
 
     def estimate(
-        self, schedule: str, way: Way, overlap: Overlap | None = None, *, knows_hosts: bool = True
+        self, schedule: str, way: Way, overlap: Overlap | None = None, fuse: Fuse = True, *, knows_hosts: bool = True
     ) -> Estimate:
         """The step by the schedule of that name, with one stage on each rank.
 
@@ -139,8 +147,10 @@ class StepModel:
         ]
         memory = {each.planned.joint.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
-        ordered = [overlap_stage(each, overlap or Overlap(), _NO_DUMP) for each in graphs]
-        stages = [estimate_stage(each, GraphModel(mesh, prices)) for each in ordered]
+        model, beside = GraphModel(mesh, prices), overlap or Overlap()
+        delayed = [delay_stage(each, _NO_DUMP) for each in graphs]
+        fused = [fuse_stage(each, estimate_stage_fusions(each, model, beside), fuse, _NO_DUMP)[0] for each in delayed]
+        stages = [estimate_stage(overlap_stage(each, beside, _NO_DUMP), model) for each in fused]
         costs = replace(costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
             replace(self._distribution.final_plan, schedule=schedule),

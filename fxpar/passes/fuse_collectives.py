@@ -1,0 +1,78 @@
+"""Make collectives and the matmuls beside them one op, and say of every collective what became of it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxpar.annotate import module_path, move
+from fxpar.overlap import FUSE_ALWAYS, Fuse
+from fxpar.passes.around_collectives import Unfit
+from fxpar.passes.cut import has_effect
+from fxpar.passes.extract import append_after_operands, reordered
+from fxpar.passes.find_fusion import Fusion, find_fusion
+from fxpar.passes.fusion_costs import FusionCost
+from fxpar.passes.gather_matmul import GatherMatmul, write_gather_matmul
+from fxpar.passes.matmul_reduce import write_matmul_reduce
+from fxpar.passes.verdicts import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A graph with fused ops, and a verdict for every collective that it had, in their order."""
+
+    module: fx.GraphModule
+    verdicts: tuple[Verdict, ...]
+
+
+def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: Fuse) -> Fused:
+    """`module` with fused ops in the place of collectives and the matmuls before or behind them.
+
+    An all-gather is fused with those matmuls that take what it gives in one way, a reduce-scatter or an all-reduce of
+    sums with the matmul that gives the terms. Between them may stand whatever only rearranges a value: what of that is
+    still needed stands around the fused op. Where a gathered value is used by others, too, the op gives it as well.
+    All values that are used elsewhere lie in memory as before. All ranks that run forms of one graph, whose sizes may
+    differ, come to the same verdicts if the `costs` are the same.
+    Source: Chang et al., "FLUX: Fast Software-based Communication Overlap on GPUs through Kernel Fusion".
+
+    Args:
+        costs: those of `estimate_fusions`, the same on all ranks that run a form of the graph.
+        fuse: True, wherever that is estimated not to be dearer than overlap; "always", wherever it can be; or False.
+
+    Before: `gathered = all_gather(x); wait = wait_tensor(gathered); mm = mm(wait, w)`
+    After:  `both = all_gather_matmul(x, [w], [None], "rows", ...); mm = both[0]`
+    """
+    fused = reordered(module, module.graph.nodes)
+    starts = [node for node in fused.graph.nodes if move(node) is not None]
+    verdicts = [_decide(start, cost, fuse) for start, cost in zip(starts, costs, strict=True)]
+    for node in reversed(fused.graph.nodes):
+        if not node.users and node.op == "call_function" and not has_effect(node):
+            fused.graph.erase_node(node)
+    ordered: dict[fx.Node, None] = {}
+    for node in fused.graph.nodes:
+        append_after_operands(node, ordered)
+    return Fused(reordered(fused, ordered), tuple(verdicts))
+
+
+def _decide(start: fx.Node, cost: FusionCost, fuse: Fuse) -> Verdict:
+    """Fuse the collective at `start` if that can be done and is worth it."""
+    done, found = move(start), find_fusion(start)
+    assert done is not None, f"{start} is no collective"
+    if isinstance(found, Unfit) or not fuse or (fuse != FUSE_ALWAYS and cost.fused_us > cost.apart_us):
+        return Verdict(start.name, done, module_path(start), None, (), _why_left(found, fuse), cost)
+    matmuls = tuple(node.name for node in found.matmuls)
+    reason = "wherever it can be" if fuse == FUSE_ALWAYS else "estimated to be cheaper"
+    return Verdict(start.name, done, module_path(start), _write(found).name, matmuls, reason, cost)
+
+
+def _why_left(found: Fusion | Unfit, fuse: Fuse) -> str:
+    if isinstance(found, Unfit):
+        return found.reason
+    matmuls = ", ".join(node.name for node in found.matmuls)
+    return f"beside other computation it is cheaper than with {matmuls}" if fuse else f"could be fused with {matmuls}"
+
+
+def _write(found: Fusion) -> fx.Node:
+    return write_gather_matmul(found) if isinstance(found, GatherMatmul) else write_matmul_reduce(found)

@@ -1,0 +1,67 @@
+"""What collectives cost beside other computation, and what they would cost as one op with the matmuls beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import fx
+
+from fxpar.annotate import move
+from fxpar.overlap import Overlap
+from fxpar.passes.around_collectives import Unfit
+from fxpar.passes.find_fusion import find_fusion
+from fxpar.passes.overlap_collectives import overlap_collectives
+from fxpar.planner.graph_time import GraphModel
+
+
+@dataclass(frozen=True, slots=True)
+class FusionCost:
+    """Estimated microseconds of a collective: by itself, as far as it is waited for with its matmuls, as one with them.
+
+    Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone.
+    """
+
+    collective_us: float
+    apart_us: float
+    fused_us: float = math.inf
+
+    def or_more(self, other: FusionCost) -> FusionCost:
+        """Of either what is dearer."""
+        return FusionCost(
+            max(self.collective_us, other.collective_us),
+            max(self.apart_us, other.apart_us),
+            max(self.fused_us, other.fused_us),
+        )
+
+
+CostsByGraph: TypeAlias = Mapping[str, Sequence[FusionCost]]
+"""The costs of all collectives of graphs, in their order, by names that are the same for all ranks."""
+
+
+def estimate_fusions(module: fx.GraphModule, model: GraphModel, overlap: Overlap) -> list[FusionCost]:
+    """What every collective of `module` costs, in their order, if it runs beside computation as `overlap` says."""
+    waited = model.time(overlap_collectives(module, overlap)).waited_us
+    return [_cost(node, model, waited.get(node.name, 0.0)) for node in module.graph.nodes if move(node) is not None]
+
+
+def _cost(start: fx.Node, model: GraphModel, waited_us: float) -> FusionCost:
+    done, found = move(start), find_fusion(start)
+    assert done is not None, f"{start} is no collective"
+    collective_us = model.traffic(done).time_us
+    if isinstance(found, Unfit):
+        return FusionCost(collective_us, waited_us)
+    matmul_us = sum(map(model.compute_us, found.matmuls))
+    return FusionCost(collective_us, waited_us + matmul_us, model.fused_us(done, matmul_us))
+
+
+def dearest(of_ranks: Iterable[CostsByGraph]) -> dict[str, list[FusionCost]]:
+    """What all ranks decide by: of those that run forms of one graph, whose sizes may differ, the dearest figures."""
+    found: dict[str, list[FusionCost]] = {}
+    for of_rank in of_ranks:
+        for name, costs in of_rank.items():
+            before = found.get(name, costs)
+            found[name] = [one.or_more(other) for one, other in zip(before, costs, strict=True)]
+    return found

@@ -1,0 +1,186 @@
+"""An all-gather and the matmuls behind it: which of them can be one op, and that op in their place."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+import fxpar.lowering.fused_flops  # noqa: F401  registers the fused ops, too
+from fxpar.annotate import fused, move, set_fused, take_place, tensor
+from fxpar.lowering.ops import GATHER_FORMS, GatherForm
+from fxpar.passes.around_collectives import WAITED_ELSEWHERE, Seen, Unfit, replace_seen, seen_as, wait_of
+from fxpar.passes.cut import closure, users
+from fxpar.passes.digits import Digit, Dims, joined, whole
+from fxpar.passes.local_graph import GraphWriter, WriterInPlace
+from fxpar.passes.matmuls import Matmul, matmul_at
+from fxpar.passes.rearrange import as_matrices, laid_out_like, rearranged_from_origin
+
+_RANK = -1
+"""The dim, in digits, that says from whose piece something comes; others are those of a piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A matmul of the gathered value, which has the `dims`, transposed or not, where it is used as the op says."""
+
+    matmul: Matmul
+    form: GatherForm
+    dims: Dims
+    other: fx.Node
+    is_transposed: bool
+
+    @property
+    def key(self) -> tuple[GatherForm, Dims]:
+        """What matmuls of one op have in common."""
+        return self.form, self.dims
+
+
+@dataclass(frozen=True, slots=True)
+class GatherMatmul:
+    """The all-gather `start` and `matmuls` that can be one op; `rest` is where else the gathered value is used."""
+
+    start: fx.Node
+    uses: tuple[_Use, ...]
+    rest: tuple[Seen, ...]
+
+    @property
+    def matmuls(self) -> tuple[fx.Node, ...]:
+        """The nodes of the matmuls."""
+        return tuple(use.matmul.node for use in self.uses)
+
+
+def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
+    """What the all-gather at `start` can be one op with."""
+    wait = wait_of(start)
+    if wait is None:
+        return WAITED_ELSEWHERE
+    parts = start.args[1]
+    assert isinstance(parts, int), f"{start} gathers from no number of ranks"
+    if parts == 1:
+        return Unfit("there is one rank in its group")
+    piece = whole(tensor(start.all_input_nodes[0]).shape)
+    gathered = ((Digit(_RANK, 1, parts), *piece[0]), *piece[1:])
+    seen = seen_as(wait, gathered)
+    behind = closure([wait], users)
+    found = [use for each in seen for use in _uses(each, parts)]
+    possible = [use for use in found if use.other not in behind and use.matmul.bias not in behind]
+    if not possible:
+        return Unfit(_why_not(seen, found, wait))
+    first = min(possible, key=lambda use: (GATHER_FORMS.index(use.form), -_count(possible, use)))
+    chosen: dict[fx.Node, _Use] = {}
+    for use in possible:
+        if use.key == first.key:
+            chosen.setdefault(use.matmul.node, use)
+    rest = (Seen(each.node, each.dims, tuple(user for user in each.users if user not in chosen)) for each in seen)
+    return GatherMatmul(start, tuple(chosen.values()), tuple(each for each in rest if each.users))
+
+
+def _count(uses: Sequence[_Use], like: _Use) -> int:
+    return sum(use.key == like.key for use in uses)
+
+
+def _why_not(seen: Sequence[Seen], found: Sequence[_Use], wait: fx.Node) -> str:
+    if found:
+        return f"{found[0].matmul.node} multiplies it with what is made of it"
+    takers = list(dict.fromkeys(user for each in seen for user in each.users))
+    ops = [user for user in takers if fused(user) is not None]
+    if ops:
+        return f"its matmul is part of {ops[0]}"
+    multiplying = [user for user in takers if matmul_at(user) is not None]
+    if multiplying:
+        return f"its pieces lie apart in what {multiplying[0]} takes"
+    if any(user.target is torch.ops.aten.slice.Tensor for user in takers):
+        return "it is cut up or to size before anything takes it"
+    return f"no matmul takes it, but {', '.join(user.name for user in takers) or wait.name}"
+
+
+def _uses(seen: Seen, parts: int) -> Iterator[_Use]:
+    """How matmuls use what was gathered, where that can be one op."""
+    for user in seen.users:
+        matmul = matmul_at(user)
+        if matmul is None or not any(Digit(_RANK, 1, parts) in digits for digits in seen.dims):
+            continue
+        (place,) = (dim - len(seen.dims) for dim, digits in enumerate(seen.dims) if Digit(_RANK, 1, parts) in digits)
+        if matmul.left is seen.node:
+            yield _use_as_left(matmul, seen.dims, place)
+        if matmul.right is seen.node:
+            yield from _use_as_right(matmul, seen.dims, place)
+
+
+def _use_as_left(matmul: Matmul, dims: Dims, place: int) -> _Use:
+    forms: dict[int, GatherForm] = {-3: "matrices", -2: "rows", -1: "sum_left"}
+    if place == -1:
+        dims = _transposed(dims)
+    return _Use(matmul, forms[place], dims, matmul.right, is_transposed=False)
+
+
+def _use_as_right(matmul: Matmul, dims: Dims, place: int) -> Iterator[_Use]:
+    if place == -2:
+        yield _Use(matmul, "sum_right", dims, matmul.left, is_transposed=False)
+    elif place == -1:
+        yield _Use(matmul, "columns", _transposed(dims), matmul.left, is_transposed=False)
+    elif matmul.bias is None:  # (A B)^T = B^T A^T, whose first factor is what was gathered
+        yield _Use(matmul, "matrices", _transposed(dims), matmul.left, is_transposed=True)
+
+
+def _transposed(dims: Dims) -> Dims:
+    return (*dims[:-2], dims[-1], dims[-2])
+
+
+def write_gather_matmul(site: GatherMatmul) -> fx.Node:
+    """Put one op in the place of an all-gather and its matmuls."""
+    first, graph = site.uses[0], site.start.graph
+    done = move(site.start)
+    assert done is not None, f"{site.start} is no collective"
+    with graph.inserting_before(first.matmul.node):
+        write = WriterInPlace(graph, first.matmul.node)
+        op = _write_op(write, site)
+        set_fused(op, done)
+        for position, use in enumerate(site.uses):
+            _replace_product(write, use, _part(write, op, position))
+        if site.rest:
+            gathered = _part(write, op, len(site.uses))
+            for seen in site.rest:
+                replace_seen(write, seen, gathered, first.dims)
+    return op
+
+
+def _write_op(write: GraphWriter, site: GatherMatmul) -> fx.Node:
+    first, source = site.uses[0], site.start.all_input_nodes[0]
+    _, parts, group = site.start.args
+    (digits,) = (digits for digits in first.dims if any(digit.dim == _RANK for digit in digits))
+    place = next(index for index, digit in enumerate(digits) if digit.dim == _RANK)
+    own = tuple(joined(digit for digit in digits if digit.dim != _RANK) for digits in first.dims)
+    others = [use.other for use in site.uses]
+    if first.is_transposed:
+        others = [write.call(torch.ops.aten.transpose.int, other, -2, -1) for other in others]
+    return write.call(
+        torch.ops.fxpar.all_gather_matmul.default,
+        as_matrices(write, rearranged_from_origin(write, source, own)),
+        [as_matrices(write, other) for other in others],
+        [use.matmul.bias for use in site.uses],
+        first.form,
+        math.prod(digit.size for digit in digits[:place]),
+        parts,
+        bool(site.rest),
+        group,
+    )
+
+
+def _part(write: GraphWriter, op: fx.Node, index: int) -> fx.Node:
+    """One of the results of `op`."""
+    return write.call(operator.getitem, op, index)
+
+
+def _replace_product(write: GraphWriter, use: _Use, product: fx.Node) -> None:
+    old = use.matmul.node
+    if use.is_transposed:
+        product = write.call(torch.ops.aten.transpose.int, product, -2, -1)
+    product = laid_out_like(write, product, tensor(old))
+    take_place(product, old)
+    old.replace_all_uses_with(product)

@@ -1,0 +1,64 @@
+"""Write what rearranges a value: views and permutations, and a copy only where no view does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.annotate import tensor
+from fxpar.passes.digits import Dims, composed, origin, refined, sizes, whole
+from fxpar.passes.local_graph import GraphWriter
+from fxpar.strides import is_dense, stride_order
+
+aten = torch.ops.aten
+
+
+def rearrange(write: GraphWriter, node: fx.Node, have: Dims, want: Dims) -> fx.Node:
+    """The value `node`, whose dims are `have` of some source, with the dims `want` of the same source.
+
+    Before: `node` of the dims `[(a, b)], [c]`
+    After:  `view` of the dims `[a], [b], [c]`, `permute` to `[b], [a], [c]`, `clone`, `view` to `[b], [a, c]`
+    """
+    parts = refined(have, want)
+    assert parts is not None, f"{node} of {have} cannot be seen as {want}"
+    source, target = ([digit for digits in dims for digit in digits] for dims in parts)
+    node = _view(write, node, [digit.size for digit in source])
+    node = write.permute(node, [source.index(digit) for digit in target])
+    ends = list(accumulate((len(digits) for digits in parts[1]), initial=0))
+    groups = [range(start, stop) for start, stop in pairwise(ends)]
+    if not all(_is_one_stretch(tensor(node), group) for group in groups):
+        node = write.contiguous(node)
+    return _view(write, node, sizes(want))
+
+
+def rearranged_from_origin(write: GraphWriter, node: fx.Node, want: Dims) -> fx.Node:
+    """The value `node` with the dims `want`, digits of its own, made of what `node` itself is rearranged from."""
+    base, lies = origin(node)
+    of_base = composed(want, lies)
+    if of_base is None:
+        return rearrange(write, node, whole(tensor(node).shape), want)
+    return rearrange(write, base, whole(tensor(base).shape), of_base)
+
+
+def _view(write: GraphWriter, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """`node` in another shape, as its strides allow."""
+    return node if list(tensor(node).shape) == list(shape) else write.call(aten.view.default, node, list(shape))
+
+
+def _is_one_stretch(found: Tensor, dims: range) -> bool:
+    """Whether a view can make one dim of these."""
+    return all(found.stride(dim) == found.stride(after) * found.shape[after] for dim, after in pairwise(dims))
+
+
+def as_matrices(write: GraphWriter, node: fx.Node) -> fx.Node:
+    """`node`, or a copy that fused ops can take: contiguous, or transposed in its last two dims."""
+    found = tensor(node)
+    return node if found.is_contiguous() or found.mT.is_contiguous() else write.contiguous(node)
+
+
+def laid_out_like(write: GraphWriter, node: fx.Node, like: Tensor) -> fx.Node:
+    """`node`, or a copy that lies in memory as `like`, on whose strides its users count."""
+    return write.in_order(node, stride_order(like)) if is_dense(like) else node

@@ -1,0 +1,27 @@
+"""Fused and unfused graphs by the real ops; runs on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import fxpar
+from fxpar.lowering.aten import lower_to_aten
+from tests.passes.fusing import Local, Write, fuse_always, random_inputs
+
+
+def run_both(writes: Sequence[Write], dtype: torch.dtype) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+    """For each of the graphs its name, and what it gives with fused ops and without, on this rank."""
+    mesh = fxpar.init_mesh(x=dist.get_world_size())
+    found = []
+    for write in writes:
+        local = Local(mesh, dtype)
+        before = local.finish(write(local))
+        inputs = random_inputs(before, mesh.rank)
+        after = fuse_always(before, mesh).module
+        with torch.no_grad():
+            found.append((write.__name__, list(lower_to_aten(after)(*inputs)), list(lower_to_aten(before)(*inputs))))
+    return found

@@ -1,0 +1,25 @@
+"""On ranks that talk to each other, graphs with fused ops give what they gave before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxpar.launch import run_ranks
+from tests.passes.run_fused import run_both
+from tests.passes.test_fuse_collectives import GATHERS, KEPT, REDUCTIONS, SCATTERS
+
+# Matrix products of other memory orders add in other orders; the values are sums of a few terms of size one.
+TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 1e-2, "atol": 5e-2}}
+ALL = [*GATHERS, *KEPT, *SCATTERS, *REDUCTIONS]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_every_way_of_fusing_gives_the_same(dtype: torch.dtype) -> None:
+    """By two ranks, so that sums over ranks have the same bits in any order."""
+    for results in run_ranks(2, run_both, ALL, dtype):
+        for name, found, expected in results:
+            torch.testing.assert_close(
+                found, expected, **TOLERANCES[dtype], msg=lambda text, name=name: f"{name}: {text}"
+            )
+            assert [value.stride() for value in found] == [value.stride() for value in expected]
