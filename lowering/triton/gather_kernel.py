@@ -5,7 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fxpar.lowering.triton.tile import fence, place_of_tile, product_by_descriptors, product_by_pointers, wait_until
+from fxpar.lowering.triton.tile import (
+    fence,
+    place_of_tile,
+    product_by_descriptors,
+    product_by_pointers,
+    store,
+    wait_until,
+)
 
 
 @triton.jit
@@ -57,6 +64,8 @@ def multiply_gathered(
     BLOCK_K: tl.constexpr,
     BAND: tl.constexpr,
     WHOLE: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
+    SAME_COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
@@ -73,8 +82,6 @@ def multiply_gathered(
     tiles_of_matrix = tl.cdiv(M, BLOCK_M)
     row_tiles = matrices * tiles_of_matrix
     column_tiles = tl.cdiv(N, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
     for tile in range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0)):
         position, column_tile = place_of_tile(tile, row_tiles, column_tiles, BAND)
         row_tile = tl.load(order + position)
@@ -120,11 +127,23 @@ def multiply_gathered(
                 PRECISION,
                 WIDEN,
             )
-        inside = (m[:, None] < height) & (n[None, :] < width)
+        out_at = out + matrix * stride_ob + row.to(tl.int64) * stride_om + column.to(tl.int64) * stride_on
+        bias_at = bias
         if bias is not None:
             bias_at = bias + matrix * stride_bb + row.to(tl.int64) * stride_bm + column.to(tl.int64) * stride_bn
-            terms = tl.load(bias_at + m[:, None] * stride_bm + n[None, :] * stride_bn, mask=inside, other=0.0)
-            total += terms.to(tl.float32)
-        out_at = out + matrix * stride_ob + row.to(tl.int64) * stride_om + column.to(tl.int64) * stride_on
-        out_at += m[:, None] * stride_om + n[None, :] * stride_on
-        tl.store(out_at, total.to(out.dtype.element_ty), mask=inside)
+        rows_at = out_at + tl.arange(0, BLOCK_M)[:, None] * stride_om
+        store(
+            total,
+            rows_at,
+            bias_at,
+            height,
+            width,
+            stride_on,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            BLOCK_N,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )

@@ -91,7 +91,7 @@ def gathered_call(
         *_bias_strides(bias),
         *out.stride(),
     )
-    constants = _constants(gathered.dtype, rows, columns, terms, tiling)
+    constants = _constants(gathered.dtype, rows, columns, terms, bias, tiling)
     constants["TRANSPOSED"] = is_transposed(right)
     constants["FENCED"] = tiling.descriptors and not triton.knobs.runtime.interpret
     return Call(multiply_gathered, arguments, constants)
@@ -123,7 +123,7 @@ def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destina
         *_bias_strides(bias),
         *to.strides,
     )
-    constants = _constants(left.dtype, rows, columns, terms, tiling)
+    constants = _constants(left.dtype, rows, columns, terms, bias, tiling)
     constants["DTYPE"] = _DTYPES[left.dtype]
     constants["LEFT_TRANSPOSED"] = is_transposed(left)
     constants["RIGHT_TRANSPOSED"] = is_transposed(right)
@@ -165,7 +165,9 @@ def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if bias is None else bias.stride()
 
 
-def _constants(dtype: torch.dtype, rows: int, columns: int, terms: int, tiling: Tiling) -> dict[str, Any]:
+def _constants(
+    dtype: torch.dtype, rows: int, columns: int, terms: int, bias: Tensor | None, tiling: Tiling
+) -> dict[str, Any]:
     exact = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
     return {
         "BLOCK_M": tiling.m,
@@ -173,6 +175,8 @@ def _constants(dtype: torch.dtype, rows: int, columns: int, terms: int, tiling: 
         "BLOCK_K": tiling.k,
         "BAND": tiling.band,
         "WHOLE": is_whole(rows, columns, terms, tiling),
+        "SAME_ROWS": bias is not None and bias.stride(1) == 0,
+        "SAME_COLUMNS": bias is not None and bias.stride(2) == 0,
         "PRECISION": "ieee" if exact else "tf32",
         "WIDEN": triton.knobs.runtime.interpret,
         "DESCRIPTORS": tiling.descriptors,

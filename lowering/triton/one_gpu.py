@@ -49,7 +49,7 @@ class GatherOnOneGpu:
         return Segments(Pieces(1, 1 + len(self.remote), len(self.own)), rows)
 
     def copy(self, segments: Segments) -> None:
-        """Let the stream for copies bring all remote rows, in the order of the ring, after the current stream's work."""
+        """Let the stream for copies bring all remote rows, in a ring's order, after the current stream's work."""
         self.epoch += 1
         self.copies.wait_stream(torch.cuda.current_stream())
         place_own(self.own, self.gathered, self.signals, segments, 0, self.epoch)

@@ -29,7 +29,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What is sent at once and signalled: up to `rows` rows of one block of `pieces`. They are numbered by their rows."""
+    """What is sent at once and signalled: up to `rows` rows of one block of `pieces`. Numbered by their rows."""
 
     pieces: Pieces
     rows: int

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fxpar._torch import process_group_named

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fxpar.lowering.triton.tile import place_of_tile, product_by_descriptors, product_by_pointers, wait_until
+from fxpar.lowering.triton.tile import place_of_tile, product_by_descriptors, product_by_pointers, store, wait_until
 
 
 @triton.jit
@@ -39,6 +39,8 @@ def multiply_scattered(
     BLOCK_K: tl.constexpr,
     BAND: tl.constexpr,
     WHOLE: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
+    SAME_COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
@@ -48,7 +50,7 @@ def multiply_scattered(
     """left[b] @ right[b] + bias[b], (M, N) each, for every matrix b, of which every rank gets the rows that it owns.
 
     Rows, numbered through all matrices, have the digits (outer, parts, block_rows), the second of which is their owner.
-    places: for each owner, the address of a piece: row (outer, block_rows) and column n lie at `stride_pm`, `stride_pn`.
+    places: for each owner, the address of a piece: rows (outer, block_rows) are `stride_pm` apart, columns `stride_pn`.
     signals: for each owner, the address of a counter, to which 1 is added for every tile and every block of its rows
     in the tile, when they are stored.
 
@@ -59,8 +61,6 @@ def multiply_scattered(
     tiles_of_matrix = tl.cdiv(M, BLOCK_M)
     row_tiles = matrices * tiles_of_matrix
     column_tiles = tl.cdiv(N, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
     for tile in range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0)):
         position, column_tile = place_of_tile(tile, row_tiles, column_tiles, BAND)
         row_tile = tl.load(order + position)
@@ -102,20 +102,34 @@ def multiply_scattered(
                 PRECISION,
                 WIDEN,
             )
-        inside = (m[:, None] < height) & (n[None, :] < width)
+        bias_at = bias
         if bias is not None:
             bias_at = bias + matrix * stride_bb + row.to(tl.int64) * stride_bm + column.to(tl.int64) * stride_bn
-            terms = tl.load(bias_at + m[:, None] * stride_bm + n[None, :] * stride_bn, mask=inside, other=0.0)
-            total += terms.to(tl.float32)
-        rows = matrix * M + row + m
-        blocks = rows // block_rows
-        pieces = tl.multiple_of(tl.load(places + blocks % parts, mask=m < height, other=0), 16)
-        rows_of_piece = blocks // parts * block_rows + rows % block_rows
-        rows_at = pieces.to(tl.pointer_type(DTYPE)) + rows_of_piece * stride_pm + column.to(tl.int64) * stride_pn
-        tl.store(rows_at[:, None] + n[None, :] * stride_pn, total.to(DTYPE), mask=inside)
+        start = matrix * M + row
+        first = start // block_rows
+        in_first = (start - first * block_rows).to(tl.int32)
+        m = in_first + tl.arange(0, BLOCK_M)  # rows from the start of the first block
+        blocks = (first + m // block_rows).to(tl.int32)
+        pieces = tl.load(places + blocks % parts, mask=m < in_first + height, other=0)
+        rows_of_piece = blocks // parts * block_rows + m % block_rows
+        rows_at = tl.multiple_of(pieces, 16).to(tl.pointer_type(DTYPE)) + rows_of_piece.to(tl.int64) * stride_pm
+        store(
+            total,
+            (rows_at + column.to(tl.int64) * stride_pn)[:, None],
+            bias_at,
+            height,
+            width,
+            stride_pn,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            BLOCK_N,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )
         tl.debug_barrier()  # the program's stores come before the signals of its one thread
-        first = matrix * M + row
-        for block in range(first // block_rows, (first + height - 1) // block_rows + 1):
+        for block in range(first, (start + height - 1) // block_rows + 1):
             counter = tl.load(signals + block % parts).to(tl.pointer_type(tl.int32))
             tl.atomic_add(counter, 1, sem="release", scope="sys")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_STORED_COLUMNS = tl.constexpr(64)
+
 
 @triton.jit
 def place_of_tile(
@@ -106,16 +108,82 @@ def product_by_descriptors(
     """
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
-        if LEFT_TRANSPOSED:
-            a = left.load([start, row]).T
-        else:
-            a = left.load([row, start])
-        if RIGHT_TRANSPOSED:
-            b = right.load([column, start]).T
-        else:
-            b = right.load([start, column])
+        a = left.load([start, row]).T if LEFT_TRANSPOSED else left.load([row, start])
+        b = right.load([column, start]).T if RIGHT_TRANSPOSED else right.load([start, column])
         if WIDEN:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total
+
+
+@triton.jit
+def store(
+    total: tl.tensor,
+    rows_at: tl.tensor,
+    bias_at: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    stride_n: tl.tensor,
+    stride_bm: tl.tensor,
+    stride_bn: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
+    SAME_COLUMNS: tl.constexpr,
+) -> None:
+    """Store a tile plus a bias, if there is one; few columns at a time, as registers are few.
+
+    rows_at: (BLOCK_M, 1), where each row begins. bias_at: where the bias of the first element lies.
+    height, width: how many rows and columns there are; WHOLE: that there are all.
+    SAME: that the bias is the same for all rows, or columns.
+    """
+    if BLOCK_N > _STORED_COLUMNS:
+        HALF: tl.constexpr = BLOCK_N // 2
+        left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, HALF)), (0, 2, 1)))
+        right_bias = bias_at if bias_at is None else bias_at + HALF * stride_bn
+        store(
+            left,
+            rows_at,
+            bias_at,
+            height,
+            width,
+            stride_n,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            HALF,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )
+        store(
+            right,
+            rows_at + HALF * stride_n,
+            right_bias,
+            height,
+            width - HALF,
+            stride_n,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            HALF,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )
+    else:
+        m = tl.arange(0, BLOCK_M)[:, None]
+        n = tl.arange(0, BLOCK_N)[None, :]
+        if bias_at is not None:
+            bm = tl.arange(0, 1 if SAME_ROWS else BLOCK_M)[:, None]
+            bn = tl.arange(0, 1 if SAME_COLUMNS else BLOCK_N)[None, :]
+            there = (bm < height) & (bn < width)
+            terms = tl.load(bias_at + bm * stride_bm + bn * stride_bn, mask=there, other=0.0)
+            total += terms.to(tl.float32)
+        rounded = total.to(rows_at.dtype.element_ty)
+        if WHOLE:
+            tl.store(rows_at + n * stride_n, rounded)
+        else:
+            tl.store(rows_at + n * stride_n, rounded, mask=(m < height) & (n < width))

@@ -55,9 +55,8 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         file.flush()
         command = [str(_TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
         found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    match = re.search(r"REG:(\d+) STACK:(\d+)", found)
-    assert match is not None, found
-    return int(match[1]), int(match[2])
+    functions = re.findall(r"REG:(\d+) STACK:(\d+)", found)
+    return max(int(registers) for registers, _ in functions), max(int(stack) for _, stack in functions)
 
 
 def gathered(dtype: torch.dtype, tiling: Tiling, rows: int = 8192, columns: int = 6144, terms: int = 12288) -> Call:

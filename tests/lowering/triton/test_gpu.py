@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -121,7 +123,7 @@ def compare_with_definitions() -> None:
         assert_product(multiply_and_reduce(reduced, how, workspace).cpu(), whole[0][1:], whole[1])
 
 
-def _possible(dtype: torch.dtype) -> list[Tiling]:
+def _possible(dtype: torch.dtype) -> list[Any]:
     from fxpar.lowering.triton.decide import fits
     from fxpar.lowering.triton.tiling import tilings
 

@@ -79,7 +79,8 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
         '"descriptors": "yes"': whole.replace('"descriptors": false', damage),
         "another": whole.replace("H200", "H100"),
     }
-    assert (text := replaced.get(damage, damage)) != whole
+    text = replaced.get(damage, damage)
+    assert text != whole
     file.write_text(text)
     assert memory.recall(PROBLEM) is None
     memory.keep(PROBLEM, Unfused(), 1.0)
