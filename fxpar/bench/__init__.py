@@ -28,6 +28,10 @@ BENCHMARKS = {
         "steps with collectives beside computation, one rule after another, against DDP and FSDP2",
         {"emulate": "on emulated hosts whose links communicate as long as is computed; some 5 minutes, as root"},
     ),
+    "fused": Benchmark(
+        "matmuls fused with the collective beside them, against one after the other, on four ranks of this machine",
+        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 2 minutes, as root"},
+    ),
     "planner": Benchmark(
         "how well predicted step times rank the meshes of eight ranks that sleep where they would compute",
         {"emulate": "on four emulated hosts, as always; some 30 minutes, as root"},

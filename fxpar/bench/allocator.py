@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 
+import torch
+
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 _NEVER = 2**31 - 1
 
@@ -20,3 +22,9 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, 0)
         library.mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def prepare_memory() -> None:
+    """`keep_freed_memory`; and what is left in memory that nothing was received into is as quick to multiply as all."""
+    keep_freed_memory()
+    torch.set_flush_denormal(True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxpar
 from fxpar.bench.claims import Claim
-from fxpar.bench.models import example
+from fxpar.bench.models import GPT_HINTS, example
 from fxpar.bench.overlap_peers import data_parallel_step, fully_sharded_step
 from fxpar.bench.silence import silenced
 from fxpar.bench.turns import Step
@@ -132,12 +132,6 @@ def _tokens(config: Mapping[str, Any], size: int, parts: int) -> dict[str, Tenso
 
 # Columns, then rows: a product of either is followed by one reduction.
 _ALTERNATING = {f"layers.{layer}.weight": ("x", None) if layer % 2 == 0 else (None, "x") for layer in range(6)}
-_MEGATRON = {
-    "blocks.*.attention.qkv.weight": ("x", None),
-    "blocks.*.attention.out.weight": (None, "x"),
-    "blocks.*.mlp.fc.weight": ("x", None),
-    "blocks.*.mlp.out.weight": (None, "x"),
-}
 _SIZES: Mapping[str, Any] = {"vocabulary": 256, "context": 128, "layers": 4, "heads": 4, "hidden": 256}
 
 CHAIN_Z4 = Case(
@@ -175,7 +169,7 @@ GPT_X2_Z2 = Case(
     x=2,
     z=2,
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, 1.15),),
-    hints=_MEGATRON,
+    hints=GPT_HINTS,
 )
 GPT_X2_Z2_AGAIN = replace(
     GPT_X2_Z2,

@@ -1,0 +1,134 @@
+"""`fxpar bench fused`: how much of a collective a matmul beside it hides, where both are one op."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fxpar.bench.allocator import prepare_memory
+from fxpar.bench.fused_cases import CASES, COLLECTIVES, FUSED, GLOO, MATMULS, RANKS, SEQUENCES, Case
+from fxpar.bench.link_rate import Halves, measure_at, measure_halves, rate_that_takes_half
+from fxpar.bench.pipeline_sleeping import MOST_OTHERS
+from fxpar.bench.report import Bar, Report, Row, Say, at_least, at_most
+from fxpar.bench.turns import Sample, Turn, median_ms, median_ratio, take_turns
+
+WARM_UP, REPEATS = 3, 15
+
+LARGE_M, GPU_OF_LIBRARY, GPU_OF_CEILING = 4096, 1.10, 0.9
+
+
+def run(say: Say, mode: str = "here") -> Report:
+    """All cases on ranks of this machine and on its GPU, if it has one; or on emulated hosts."""
+    times: list[Row] = []
+    summaries: list[Row] = []
+    bars: list[Bar] = []
+    for case in CASES[mode]:
+        rate_mbit = math.inf
+        if mode == "emulate":
+            say(f"{case}: how much it computes and sends")
+            rate_mbit = rate_that_takes_half(RANKS, halves_of, case)
+        say(f"{case} {'on emulated hosts' if mode == 'emulate' else 'on this machine'}")
+        turns = measure_at(rate_mbit, RANKS, run_ways, case)
+        times += time_rows(case, rate_mbit, turns)
+        summary, found = summarise(case, turns)
+        summaries.append(summary)
+        bars += found
+    on_gpu = measure_on_gpu(say) if mode == "here" and torch.cuda.is_available() else []
+    return Report([*times, *summaries, *on_gpu], [*bars, *gpu_bars(on_gpu)])
+
+
+def measure_on_gpu(say: Say) -> list[Row]:
+    """Fused kernels on the GPU of this process, as one of several ranks."""
+    from fxpar.bench.fused_one_gpu import SHAPES, one_gpu_rows  # it needs Triton, which is there where GPUs are
+
+    return one_gpu_rows(SHAPES, torch.bfloat16, say)
+
+
+def gpu_bars(rows: Sequence[Row]) -> list[Bar]:
+    """Where the matmul is large enough to be worth it: the kernel alone, and the share that it hides of what it can."""
+    bars = []
+    for row in rows:
+        if float(row["m"]) >= LARGE_M:
+            name = f"on one GPU: {row['op']}, m={row['m']}, k={row['k']}, n={row['n']}"
+            bars.append(at_most(f"{name}: kernel over library", float(row["kernel_over_library"]), GPU_OF_LIBRARY))
+            of_ceiling = float(row["efficiency"]) / float(row["ceiling"])
+            bars.append(at_least(f"{name}: efficiency of its ceiling", of_ceiling, GPU_OF_CEILING))
+    return bars
+
+
+def halves_of(case: Case) -> Halves:
+    """The matmul alone, and the collective alone that sends less. On each rank."""
+    prepare_memory()
+    steps = case.steps()
+    sending = next(steps[name] for name in reversed(COLLECTIVES) if name in steps)
+    return measure_halves(steps[MATMULS[0]], sending, WARM_UP, REPEATS)
+
+
+def run_ways(case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS) -> Mapping[str, Sequence[Sample]]:
+    """What each rank does."""
+    prepare_memory()
+    return take_turns(case.steps(), warm_up, repeats)
+
+
+def time_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
+    """The time of every way, and what of it is more than the best matmul takes: its effective communication time."""
+    ms = {name: median_ms(found) / case.calls for name, found in turns.items()}
+    best_ms = min(ms[name] for name in MATMULS)
+    return [
+        {
+            "case": str(case),
+            "rate_mbit": rate_mbit,
+            "way": name,
+            "ms": ms[name],
+            "effective_communication_ms": ms[name] - best_ms,
+            "processors_of_others": statistics.median(turn.others for turn in found),
+        }
+        for name, found in turns.items()
+    ]
+
+
+def summarise(case: Case, turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, list[Bar]]:
+    """The overlap efficiency of a case, and the bars that it must reach.
+
+    It is what fusing hides of the effective communication time (the time besides the best unsplit matmul) of the best
+    way that does one after the other: 1 where all is hidden, negative where fusing loses. At most all that the matmul
+    has time for can be hidden (Chang et al., FLUX, on overlap efficiency).
+    """
+    matmul = _fastest(MATMULS, turns)
+
+    def of_matmul(name: str) -> float:
+        return median_ratio(turns, name, matmul, MOST_OTHERS)
+
+    efficiency = overlap_efficiency(of_matmul(FUSED), of_matmul(_fastest(SEQUENCES, turns)))
+    of_gloo = median_ratio(turns, GLOO, FUSED, MOST_OTHERS)
+    row: Row = {
+        "fused": str(case),
+        "over_matmul": of_matmul(FUSED),
+        "speed_up_over_gloo": of_gloo,
+        "efficiency": efficiency,
+        "ceiling": min(1.0, 1 / of_matmul(_fastest(COLLECTIVES, turns))),
+    }
+    bars: list[Bar] = []
+    if case.goals.of_matmul is not None:
+        bars.append(at_most(f"{case}: fused over matmul", of_matmul(FUSED), case.goals.of_matmul))
+    if case.goals.of_gloo is not None:
+        bars.append(at_least(f"{case}: {GLOO} over fused", of_gloo, case.goals.of_gloo))
+    if case.goals.efficiency is not None:
+        bars.append(at_least(f"{case}: efficiency", efficiency, case.goals.efficiency))
+    return row, bars
+
+
+def overlap_efficiency(fused: float, in_turn: float) -> float:
+    """The share of the communication that is hidden; both times are in units of the best matmul's.
+
+    NaN where nothing had to be hidden.
+    """
+    return 1 - (fused - 1) / (in_turn - 1) if in_turn > 1 else math.nan
+
+
+def _fastest(names: Sequence[str], turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Of the ways `names`, those that the case has, the fastest."""
+    return min((name for name in names if name in turns), key=lambda name: median_ms(turns[name]))

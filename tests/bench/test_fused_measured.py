@@ -1,0 +1,88 @@
+"""The benchmark of fused ops runs every way to compute a product, and says how much fusing hides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fxpar.bench.fused import gpu_bars, overlap_efficiency, summarise, time_rows
+from fxpar.bench.fused_cases import CASES, COLLECTIVES, FUSED, GLOO, MATMULS, RANKS, SEQUENCES, Case, Goals
+from fxpar.bench.turns import Turn, turns_of
+from fxpar.launch import run_ranks
+from tests.bench.run_fused import compute, run_small
+
+GATHER, SCATTER = (Case(op, 24, 16, 8, Goals(1.1, 1.4, 0.85), calls=2) for op in ("gather", "scatter"))
+
+
+def test_the_ways_that_gather_and_multiply_give_the_same() -> None:
+    for found in run_ranks(2, compute, GATHER):
+        assert found[FUSED].shape == (24, 4)
+        for name in (*MATMULS, GLOO):
+            torch.testing.assert_close(found[name], found[FUSED])
+
+
+def test_the_ways_that_multiply_and_scatter_give_the_pieces_of_the_sum() -> None:
+    by_rank = run_ranks(2, compute, SCATTER)
+    for name in MATMULS:
+        whole = by_rank[0][name] + by_rank[1][name]
+        for sequence in (*SEQUENCES, FUSED):
+            torch.testing.assert_close(torch.cat([found[sequence] for found in by_rank]), whole)
+
+
+@pytest.mark.parametrize("case", [GATHER, SCATTER], ids=str)
+def test_every_way_is_timed_and_held_against_the_goals(case: Case) -> None:
+    turns = turns_of(run_ranks(2, run_small, case))
+    rows = time_rows(case, math.inf, turns)
+    assert [row["way"] for row in rows] == list(turns)
+    best_ms = min(row["ms"] for row in rows if row["way"] in MATMULS)
+    assert [row["effective_communication_ms"] for row in rows] == [row["ms"] - best_ms for row in rows]
+    _, bars = summarise(case, turns)
+    assert [bar.goal for bar in bars] == [1.1, 1.4, 0.85]
+
+
+def turns_taking(seconds: Mapping[str, float]) -> dict[str, list[Turn]]:
+    return {name: [Turn(took, others=0.0)] for name, took in seconds.items()}
+
+
+SECONDS = {
+    MATMULS[0]: 3.0,
+    MATMULS[1]: 2.0,
+    COLLECTIVES[0]: 8.0,
+    COLLECTIVES[1]: 4.0,
+    SEQUENCES[0]: 10.0,
+    SEQUENCES[1]: 6.0,
+    FUSED: 5.0,
+}
+
+
+def test_efficiency_is_what_is_hidden_of_the_best_way_in_turn_beside_the_best_matmul() -> None:
+    row, bars = summarise(SCATTER, turns_taking(SECONDS))
+    assert row["efficiency"] == 1 - (5 - 2) / (6 - 2)
+    assert row["ceiling"] == 2 / 4, "a matmul of half the time hides half at most"
+    assert [(bar.value, bar.met) for bar in bars] == [(2.5, False), (2.0, True), (0.25, False)]
+
+
+def test_who_loses_by_fusing_is_told_so() -> None:
+    assert overlap_efficiency(fused=4.0, in_turn=2.0) == -2
+    assert overlap_efficiency(fused=1.0, in_turn=2.0) == 1
+    assert math.isnan(overlap_efficiency(fused=1.0, in_turn=1.0)), "there was nothing to hide"
+
+
+def test_what_has_no_goals_has_no_bars() -> None:
+    _, bars = summarise(replace(SCATTER, goals=Goals()), turns_taking(SECONDS))
+    assert bars == []
+
+
+def test_all_cases_divide_by_their_ranks() -> None:
+    for case in (case for cases in CASES.values() for case in cases):
+        assert not any(size % RANKS for size in (case.m, case.k, case.n)), case
+
+
+def test_a_gpu_is_held_to_its_goals_where_products_are_large() -> None:
+    row = {"op": "gather", "k": 8, "n": 8, "kernel_over_library": 1.2, "efficiency": 0.46, "ceiling": 0.5}
+    bars = gpu_bars([{**row, "m": 64}, {**row, "m": 4096}])
+    assert [(bar.value, bar.met) for bar in bars] == [(1.2, False), (0.92, True)]
