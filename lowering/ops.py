@@ -30,8 +30,8 @@ ScatterForm: TypeAlias = Literal["rows", "columns", "matrices"]
 GATHER_FORMS: tuple[GatherForm, ...] = get_args(GatherForm)
 SCATTER_FORMS: tuple[ScatterForm, ...] = get_args(ScatterForm)
 
-GATHERED_DIM = {form: 0 if form == "matrices" else -2 for form in GATHER_FORMS}
-SCATTERED_DIM = {"rows": -2, "columns": -1, "matrices": 0}
+GATHERED_DIM: dict[str, int] = {form: 0 if form == "matrices" else -2 for form in GATHER_FORMS}
+SCATTERED_DIM: dict[str, int] = {"rows": -2, "columns": -1, "matrices": 0}
 
 _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rows": lambda gathered, other: gathered @ other,
@@ -121,7 +121,8 @@ def matmul_reduce_scatter_reference(
     """`matmul_reduce_scatter` by a plain matmul and a functional collective, one after the other."""
     pieces = _split(_product(left, right, bias), SCATTERED_DIM[form], outer, parts)
     started = c10d_functional.reduce_scatter_tensor(pieces.flatten(0, 1), "sum", parts, group_name)
-    return c10d_functional.wait_tensor(started)
+    result: Tensor = c10d_functional.wait_tensor(started)
+    return result
 
 
 @matmul_reduce_scatter.register_fake
@@ -149,7 +150,8 @@ def matmul_all_reduce_reference(
 ) -> Tensor:
     """`matmul_all_reduce` by a plain matmul and a functional collective, one after the other."""
     started = c10d_functional.all_reduce(_product(left, right, bias), "sum", group_name)
-    return c10d_functional.wait_tensor(started)
+    result: Tensor = c10d_functional.wait_tensor(started)
+    return result
 
 
 @matmul_all_reduce.register_fake
@@ -170,12 +172,12 @@ def _products(gathered: Tensor, others: Sequence[Tensor], biases: Sequence[Tenso
 def _joined(pieces: Tensor, dim: int, outer: int) -> Tensor:
     """The pieces (parts, *piece) of all ranks, joined at the digits (outer, parts, rows) of `dim` of a piece."""
     dim %= pieces.dim() - 1
-    digits = pieces.unflatten(dim + 1, (outer, -1))
+    digits: Tensor = pieces.unflatten(dim + 1, (outer, -1))
     return digits.movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
 
 
 def _split(whole: Tensor, dim: int, outer: int, parts: int) -> Tensor:
     """The inverse of `_joined`: (parts, *piece), contiguous."""
     dim %= whole.dim()
-    digits = whole.unflatten(dim, (outer, parts, -1))
+    digits: Tensor = whole.unflatten(dim, (outer, parts, -1))
     return digits.movedim(dim + 1, 0).flatten(dim + 1, dim + 2).contiguous()

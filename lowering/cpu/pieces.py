@@ -47,7 +47,7 @@ class Pieces:
         """The view of a chunk in `whole`, whose `dim` has these pieces: (outer, ..., rows, ...), outer digits first."""
         dim %= whole.dim()
         begin = sum(self.rows[:part]) + chunk.rows.start
-        digits = whole.unflatten(dim, (self.outer, sum(self.rows)))
+        digits: Tensor = whole.unflatten(dim, (self.outer, sum(self.rows)))
         of_rows = digits.narrow(dim + 1, begin, len(chunk.rows))
         return of_rows.narrow(dim, chunk.outer.start, len(chunk.outer)).movedim(dim, 0)
 

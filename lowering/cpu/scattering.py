@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from fxpar.lowering.cpu.multiply import add_up
 from fxpar.lowering.cpu.pieces import Room
 from fxpar.lowering.cpu.ring import after
 from fxpar.lowering.cpu.wire import TERM_TAG, Arrival
@@ -67,8 +67,7 @@ class Scattering:
                 self._arrivals[source, chunk].wait()
             elif source != self._rank:
                 self._call.wait_written(source, chunk + 1)
-        # Of halves, this adds up floats.
-        torch.sum(self._terms(chunk).view(out.dtype).view(-1, *out.shape), 0, out=out)
+        add_up(self._terms(chunk).view(out.dtype).view(-1, *out.shape), out)
 
     def _terms(self, chunk: int) -> Tensor:
         """All terms of a chunk of this rank's piece: (ranks, bytes)."""
