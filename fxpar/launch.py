@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -99,6 +100,7 @@ def _run_rank(
     enter: Callable[[int], None] | None,
     timeout_s: float,
 ) -> None:
+    gc.freeze()  # what the server made lives as long as this process: collections would only copy its shared pages
     is_done = Event()
     watch = Thread(target=_end_with_caller, args=(line, is_done), daemon=True)
     watch.start()

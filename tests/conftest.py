@@ -26,12 +26,14 @@ hypothesis.settings.load_profile("fxpar")
 
 
 def pytest_collection_finish() -> None:
-    """Where models are to be trained, their libraries are imported once, and not by each rank: it takes a second."""
+    """Where models are to be trained, what that needs first is done once, and not by each rank: it takes seconds."""
     if "tests.parity" in sys.modules:
         PRELOADED.extend(
             [
                 "transformers.models.gpt2.modeling_gpt2",
                 "transformers.models.llama.modeling_llama",
                 "diffusers.models.unets.unet_2d",
+                "tests.parity",
+                "tests.warm",
             ]
         )
