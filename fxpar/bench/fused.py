@@ -15,7 +15,7 @@ from fxpar.bench.pipeline_sleeping import MOST_OTHERS
 from fxpar.bench.report import Bar, Report, Row, Say, at_least, at_most
 from fxpar.bench.turns import Sample, Turn, median_ms, median_ratio, take_turns
 
-WARM_UP, REPEATS = 3, 15
+WARM_UP = 3
 
 LARGE_M, GPU_OF_LIBRARY, GPU_OF_CEILING = 4096, 1.10, 0.9
 
@@ -64,13 +64,13 @@ def halves_of(case: Case) -> Halves:
     prepare_memory()
     steps = case.steps()
     sending = next(steps[name] for name in reversed(COLLECTIVES) if name in steps)
-    return measure_halves(steps[MATMULS[0]], sending, WARM_UP, REPEATS)
+    return measure_halves(steps[MATMULS[0]], sending, WARM_UP, case.repeats)
 
 
-def run_ways(case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS) -> Mapping[str, Sequence[Sample]]:
+def run_ways(case: Case, warm_up: int = WARM_UP) -> Mapping[str, Sequence[Sample]]:
     """What each rank does."""
     prepare_memory()
-    return take_turns(case.steps(), warm_up, repeats)
+    return take_turns(case.steps(), warm_up, case.repeats)
 
 
 def time_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> list[Row]:

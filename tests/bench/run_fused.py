@@ -13,7 +13,7 @@ from fxpar.bench.turns import Sample
 
 def run_small(case: Case) -> Mapping[str, Sequence[Sample]]:
     """All ways of a case, once."""
-    return run_ways(case, warm_up=0, repeats=1)
+    return run_ways(case, warm_up=0)
 
 
 def compute(case: Case) -> dict[str, Tensor]:

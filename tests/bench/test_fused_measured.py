@@ -15,7 +15,7 @@ from fxpar.bench.turns import Turn, turns_of
 from fxpar.launch import run_ranks
 from tests.bench.run_fused import compute, run_small
 
-GATHER, SCATTER = (Case(op, 24, 16, 8, Goals(1.1, 1.4, 0.85), calls=2) for op in ("gather", "scatter"))
+GATHER, SCATTER = (Case(op, 24, 16, 8, Goals(1.1, 1.4, 0.85), calls=2, repeats=1) for op in ("gather", "scatter"))
 
 
 def test_the_ways_that_gather_and_multiply_give_the_same() -> None:
