@@ -26,7 +26,7 @@ BENCHMARKS = {
     ),
     "overlap": Benchmark(
         "steps with collectives beside computation, one rule after another, against DDP and FSDP2",
-        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 5 minutes, as root"},
+        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 8 minutes, as root"},
     ),
     "fused": Benchmark(
         "matmuls fused with the collective beside them, against one after the other, on four ranks of this machine",
@@ -34,11 +34,11 @@ BENCHMARKS = {
     ),
     "planner": Benchmark(
         "how well predicted step times rank the meshes of eight ranks that sleep where they would compute",
-        {"emulate": "on four emulated hosts, as always; some 30 minutes, as root"},
+        {"emulate": "on four emulated hosts, as always; some 15 minutes, as root"},
     ),
     "pipeline": Benchmark(
         "schedules of real models on ranks of this machine, against torch.distributed.pipelining",
-        {"emulate": "on emulated hosts whose links communicate as long as is hard to hide; some 10 minutes, as root"},
+        {"emulate": "on emulated hosts whose links communicate as long as is hard to hide; some 25 minutes, as root"},
     ),
 }
 """Name -> what the benchmark is."""

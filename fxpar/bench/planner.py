@@ -50,7 +50,7 @@ class Outcome:
 
 
 def run(say: Say, mode: str = "emulate") -> Report:
-    """All meshes of eight ranks on four emulated hosts, whose ranks sleep where they would compute; half an hour.
+    """All meshes of eight ranks on four emulated hosts, whose ranks sleep where they would compute; a quarter of an hour.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
