@@ -30,7 +30,7 @@ BENCHMARKS = {
     ),
     "fused": Benchmark(
         "matmuls fused with the collective beside them, against one after the other, on four ranks of this machine",
-        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 2 minutes, as root"},
+        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 4 minutes, as root"},
     ),
     "planner": Benchmark(
         "how well predicted step times rank the meshes of eight ranks that sleep where they would compute",
