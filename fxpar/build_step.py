@@ -11,7 +11,6 @@ from fxpar.agreement import check_agreement, check_collectives, of_all_ranks
 from fxpar.capture import Capture, example
 from fxpar.compiler import (
     StageGraphs,
-    delay_stage,
     divide_stage,
     estimate_stage_fusions,
     fuse_stage,
@@ -119,7 +118,6 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
 
 def _fused(graphs: Sequence[StageGraphs], model: GraphModel, options: Options, dump: Dump) -> list[StageGraphs]:
     """The stages of this rank with fused ops, by what the ranks of each stage agree on; a collective of all ranks."""
-    graphs = [delay_stage(each, dump) for each in graphs]
     own: dict[str, Sequence[FusionCost]] = {}
     for each in graphs:
         own |= estimate_stage_fusions(each, model, options.overlapping)
@@ -130,7 +128,8 @@ def _fused(graphs: Sequence[StageGraphs], model: GraphModel, options: Options, d
         stage, of_stage = fuse_stage(each, costs, options.fuse, dump)
         fused.append(stage)
         verdicts |= of_stage
-    dump.text("fuse_collectives", verdict_table(verdicts))
+    if any(verdicts.values()):
+        dump.text("fuse_collectives", verdict_table(verdicts))
     return fused
 
 

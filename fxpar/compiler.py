@@ -20,7 +20,6 @@ from fxpar.model.pin_parameters import pin_parameters
 from fxpar.overlap import Fuse, Overlap
 from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
-from fxpar.passes.delay_gathers import delay_gathers
 from fxpar.passes.fuse_collectives import fuse_collectives
 from fxpar.passes.fusion_costs import CostsByGraph, estimate_fusions
 from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions, hoist_storage
@@ -207,15 +206,6 @@ def divide_stage(
     return StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
 
 
-def delay_stage(graphs: StageGraphs, dump: Dump) -> StageGraphs:
-    """The pass that puts gathers where matmuls take them; before these are fused, which have to stand side by side."""
-    _dump_graphs(graphs, dump)
-    delayed = {name: delay_gathers(module) for name, module in graphs.of_microbatch.items()}
-    for name, module in delayed.items():
-        dump.graph(f"delay_gathers_{name}", module, graphs.planned.joint.index)
-    return graphs.with_microbatch(delayed)
-
-
 def estimate_stage_fusions(graphs: StageGraphs, model: GraphModel, overlap: Overlap) -> CostsByGraph:
     """What `fuse_stage` decides by, as far as this rank knows."""
     return {
@@ -230,6 +220,7 @@ def fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, dump: Dump)
     Before collectives are ordered, since what is fused runs beside nothing else; after the graphs are divided, since
     the parts of a fused op could not run at different times.
     """
+    _dump_graphs(graphs, dump)
     index = graphs.planned.joint.index
     fused: dict[str, fx.GraphModule] = {}
     verdicts: dict[str, Sequence[Verdict]] = {}
@@ -238,6 +229,7 @@ def fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, dump: Dump)
         verdicts[f"{name} of stage {index}"] = found.verdicts
         if name in graphs.of_microbatch:
             fused[name] = found.module
+        if any(verdict.fused is not None for verdict in found.verdicts):
             dump.graph(f"fuse_collectives_{name}", found.module, index)
     return graphs.with_microbatch(fused), verdicts
 

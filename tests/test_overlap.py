@@ -11,7 +11,7 @@ import torch
 from fxpar.launch import run_ranks
 from tests.overlapped import bits_under
 
-EACH = {"gather_weights": "microbatch", "reduce_gradients": "microbatch", "lowering": "aten"}
+EACH = {"gather_weights": "microbatch", "reduce_gradients": "microbatch", "lowering": "aten", "fuse": False}
 
 
 def order_in(folder: Path, name: str) -> list[str]:

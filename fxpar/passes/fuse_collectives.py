@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,8 @@ def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: 
 
     An all-gather is fused with those matmuls that take what it gives in one way, a reduce-scatter or an all-reduce of
     sums with the matmul that gives the terms. Between them may stand whatever only rearranges a value: what of that is
-    still needed stands around the fused op. Where a gathered value is used by others, too, the op gives it as well.
+    still needed stands around the fused op. Behind a gather may also stand what can be computed on pieces, and then is
+    (see `find_on_pieces`). Where a gathered value is used by others, too, the op gives it as well.
     All values that are used elsewhere lie in memory as before. All ranks that run forms of one graph, whose sizes may
     differ, come to the same verdicts if the `costs` are the same.
     Source: Chang et al., "FLUX: Fast Software-based Communication Overlap on GPUs through Kernel Fusion".
@@ -60,16 +62,21 @@ def _decide(start: fx.Node, cost: FusionCost, fuse: Fuse) -> Verdict:
     """Fuse the collective at `start` if that can be done and is worth it."""
     done, found = move(start), find_fusion(start)
     assert done is not None, f"{start} is no collective"
-    if isinstance(found, Unfit) or not fuse or (fuse != FUSE_ALWAYS and cost.fused_us > cost.apart_us):
-        return Verdict(start.name, done, module_path(start), None, (), _why_left(found, fuse), cost)
+    is_cheaper = fuse == FUSE_ALWAYS or (fuse and cost.fused_us <= cost.apart_us)
+    if isinstance(found, Unfit) or not is_cheaper or math.isinf(cost.fused_us):
+        return Verdict(start.name, done, module_path(start), None, (), _why_left(found, cost, fuse), cost)
     matmuls = tuple(node.name for node in found.matmuls)
     reason = "wherever it can be" if fuse == FUSE_ALWAYS else "estimated to be cheaper"
+    if isinstance(found, GatherMatmul) and found.before is not None:
+        reason += f", behind {', '.join(node.name for node in found.before.ops)} on every rank's piece"
     return Verdict(start.name, done, module_path(start), _write(found).name, matmuls, reason, cost)
 
 
-def _why_left(found: Fusion | Unfit, fuse: Fuse) -> str:
+def _why_left(found: Fusion | Unfit, cost: FusionCost, fuse: Fuse) -> str:
     if isinstance(found, Unfit):
         return found.reason
+    if math.isinf(cost.fused_us):
+        return "the graphs of other ranks differ here"
     matmuls = ", ".join(node.name for node in found.matmuls)
     return f"beside other computation it is cheaper than with {matmuls}" if fuse else f"could be fused with {matmuls}"
 

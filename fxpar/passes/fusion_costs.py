@@ -13,27 +13,31 @@ from fxpar.annotate import move
 from fxpar.overlap import Overlap
 from fxpar.passes.around_collectives import Unfit
 from fxpar.passes.find_fusion import find_fusion
+from fxpar.passes.gather_matmul import GatherMatmul
 from fxpar.passes.overlap_collectives import overlap_collectives
 from fxpar.planner.graph_time import GraphModel
 
 
 @dataclass(frozen=True, slots=True)
 class FusionCost:
-    """Estimated microseconds of a collective: by itself, as far as it is waited for with its matmuls, as one with them.
+    """Estimated microseconds of a collective: alone, with its matmuls as far as it is waited for, as one with them.
 
-    Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone.
+    Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone. `way`
+    tells ways to fuse it apart: ranks whose graphs differ there cannot fuse it at all.
     """
 
     collective_us: float
     apart_us: float
     fused_us: float = math.inf
+    way: str = ""
 
     def or_more(self, other: FusionCost) -> FusionCost:
         """Of either what is dearer."""
         return FusionCost(
             max(self.collective_us, other.collective_us),
             max(self.apart_us, other.apart_us),
-            max(self.fused_us, other.fused_us),
+            max(self.fused_us, other.fused_us) if self.way == other.way else math.inf,
+            self.way if self.way == other.way else "",
         )
 
 
@@ -54,7 +58,11 @@ def _cost(start: fx.Node, model: GraphModel, waited_us: float) -> FusionCost:
     if isinstance(found, Unfit):
         return FusionCost(collective_us, waited_us)
     matmul_us = sum(map(model.compute_us, found.matmuls))
-    return FusionCost(collective_us, waited_us + matmul_us, model.fused_us(done, matmul_us))
+    apart_us, fused_us = waited_us + matmul_us, model.fused_us(found.done, matmul_us)
+    if isinstance(found, GatherMatmul) and found.before is not None:
+        between_us = sum(map(model.compute_us, found.before.ops))
+        apart_us, fused_us = apart_us + between_us, fused_us + between_us / found.before.rank.size
+    return FusionCost(collective_us, apart_us, fused_us, found.way)
 
 
 def dearest(of_ranks: Iterable[CostsByGraph]) -> dict[str, list[FusionCost]]:

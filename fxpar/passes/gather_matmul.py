@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 import fxpar.lowering.fused_flops  # noqa: F401  registers the fused ops, too
-from fxpar.annotate import fused, move, set_fused, take_place, tensor
+from fxpar.annotate import Move, fused, move, set_fused, take_place, tensor
 from fxpar.lowering.ops import GATHER_FORMS, GatherForm
 from fxpar.passes.around_collectives import WAITED_ELSEWHERE, Seen, Unfit, replace_seen, seen_as, wait_of
 from fxpar.passes.cut import closure, users
-from fxpar.passes.digits import Digit, Dims, joined, whole
+from fxpar.passes.digits import Digit, Dims, rearranges, sizes, whole
 from fxpar.passes.local_graph import GraphWriter, WriterInPlace
 from fxpar.passes.matmuls import Matmul, matmul_at
+from fxpar.passes.on_pieces import OnPieces, find_on_pieces, of_piece, write_on_pieces
 from fxpar.passes.rearrange import as_matrices, laid_out_like, rearranged_from_origin
 
 _RANK = -1
@@ -42,20 +43,40 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class GatherMatmul:
-    """The all-gather `start` and `matmuls` that can be one op; `rest` is where else the gathered value is used."""
+    """The all-gather `start` and `matmuls` that can be one op; `rest` is where else the gathered value is used.
+
+    With `before`, these ops are to run on pieces first, and what they lead to is gathered.
+    """
 
     start: fx.Node
+    wait: fx.Node
     uses: tuple[_Use, ...]
     rest: tuple[Seen, ...]
+    before: OnPieces | None
 
     @property
     def matmuls(self) -> tuple[fx.Node, ...]:
         """The nodes of the matmuls."""
         return tuple(use.matmul.node for use in self.uses)
 
+    @property
+    def way(self) -> str:
+        """What ranks must have in common to run the op together, whatever the sizes of their pieces."""
+        first = self.uses[0]
+        order = [[digit.dim for digit in digits] for digits in first.dims]
+        behind = [node.name for node in self.before.ops] if self.before else []
+        return f"{behind} {first.form} {order} {[node.name for node in self.matmuls]}"
+
+    @property
+    def done(self) -> Move:
+        """What the op communicates."""
+        done = move(self.start)
+        assert done is not None, f"{self.start} is no collective"
+        return done if self.before is None else replace(done, num_bytes=tensor(self.before.last).nbytes)
+
 
 def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
-    """What the all-gather at `start` can be one op with."""
+    """What the all-gather at `start` can be one op with, directly or after ops that can run on pieces."""
     wait = wait_of(start)
     if wait is None:
         return WAITED_ELSEWHERE
@@ -63,9 +84,33 @@ def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
     assert isinstance(parts, int), f"{start} gathers from no number of ranks"
     if parts == 1:
         return Unfit("there is one rank in its group")
-    piece = whole(tensor(start.all_input_nodes[0]).shape)
-    gathered = ((Digit(_RANK, 1, parts), *piece[0]), *piece[1:])
-    seen = seen_as(wait, gathered)
+    rank, piece = Digit(_RANK, 1, parts), whole(tensor(start.all_input_nodes[0]).shape)
+    gathered = ((rank, *piece[0]), *piece[1:])
+    directly = _find_behind(start, wait, None, gathered)
+    if isinstance(directly, Unfit):
+        for before in find_on_pieces(start, wait, gathered, rank):
+            found = _find_behind(start, wait, before, _as_gathered(before.dims[before.last], rank))
+            if isinstance(found, GatherMatmul):
+                return found
+    return directly
+
+
+def _as_gathered(dims: Dims, rank: Digit) -> Dims:
+    """`dims` as those of a value that is gathered itself: in digits of its own pieces, but for that of the ranks."""
+    own = whole(sizes(of_piece(dims, rank)))
+    (dim,) = (dim for dim, digits in enumerate(dims) if rank in digits)
+    place = dims[dim].index(rank)
+    inner = math.prod(digit.size for digit in dims[dim][place + 1 :])
+    outer = math.prod(digit.size for digit in dims[dim][:place])
+    digits = (Digit(dim, inner, outer), rank, Digit(dim, 1, inner))
+    return (*own[:dim], tuple(digit for digit in digits if digit.size > 1), *own[dim + 1 :])
+
+
+def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: Dims) -> GatherMatmul | Unfit:
+    """The matmuls of what is gathered after the ops `before`, which has the `dims`."""
+    parts = start.args[1]
+    assert isinstance(parts, int), f"{start} gathers from no number of ranks"
+    seen = seen_as(before.last if before else wait, dims)
     behind = closure([wait], users)
     found = [use for each in seen for use in _uses(each, parts)]
     possible = [use for use in found if use.other not in behind and use.matmul.bias not in behind]
@@ -77,7 +122,7 @@ def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
         if use.key == first.key:
             chosen.setdefault(use.matmul.node, use)
     rest = (Seen(each.node, each.dims, tuple(user for user in each.users if user not in chosen)) for each in seen)
-    return GatherMatmul(start, tuple(chosen.values()), tuple(each for each in rest if each.users))
+    return GatherMatmul(start, wait, tuple(chosen.values()), tuple(each for each in rest if each.users), before)
 
 
 def _count(uses: Sequence[_Use], like: _Use) -> int:
@@ -96,6 +141,9 @@ def _why_not(seen: Sequence[Seen], found: Sequence[_Use], wait: fx.Node) -> str:
         return f"its pieces lie apart in what {multiplying[0]} takes"
     if any(user.target is torch.ops.aten.slice.Tensor for user in takers):
         return "it is cut up or to size before anything takes it"
+    cutting = [user for user in takers if rearranges(user)]
+    if cutting:
+        return f"{cutting[0]} takes its pieces apart"
     return f"no matmul takes it, but {', '.join(user.name for user in takers) or wait.name}"
 
 
@@ -135,12 +183,11 @@ def _transposed(dims: Dims) -> Dims:
 def write_gather_matmul(site: GatherMatmul) -> fx.Node:
     """Put one op in the place of an all-gather and its matmuls."""
     first, graph = site.uses[0], site.start.graph
-    done = move(site.start)
-    assert done is not None, f"{site.start} is no collective"
-    with graph.inserting_before(first.matmul.node):
+    # Where all that uses the gathered value comes behind, so that ranks whose graphs differ there keep one order.
+    with graph.inserting_before(site.wait):
         write = WriterInPlace(graph, first.matmul.node)
         op = _write_op(write, site)
-        set_fused(op, done)
+        set_fused(op, site.done)
         for position, use in enumerate(site.uses):
             _replace_product(write, use, _part(write, op, position))
         if site.rest:
@@ -155,7 +202,9 @@ def _write_op(write: GraphWriter, site: GatherMatmul) -> fx.Node:
     _, parts, group = site.start.args
     (digits,) = (digits for digits in first.dims if any(digit.dim == _RANK for digit in digits))
     place = next(index for index, digit in enumerate(digits) if digit.dim == _RANK)
-    own = tuple(joined(digit for digit in digits if digit.dim != _RANK) for digits in first.dims)
+    if site.before is not None:
+        source = write_on_pieces(write, site.before, site.wait, source)
+    own = of_piece(first.dims, digits[place])
     others = [use.other for use in site.uses]
     if first.is_transposed:
         others = [write.call(torch.ops.aten.transpose.int, other, -2, -1) for other in others]

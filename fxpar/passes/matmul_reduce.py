@@ -12,7 +12,7 @@ from torch import fx
 
 import fxpar.lowering.fused_flops  # noqa: F401  registers the fused ops, too
 from fxpar._torch import process_group_named
-from fxpar.annotate import fused, move, set_fused, tensor
+from fxpar.annotate import Move, fused, move, set_fused, tensor
 from fxpar.lowering.ops import ScatterForm
 from fxpar.passes.around_collectives import WAITED_ELSEWHERE, Seen, Unfit, replace_seen, seen_as, wait_of
 from fxpar.passes.digits import Digit, Dims, joined, rearranges, regrouped, through, whole
@@ -51,6 +51,18 @@ class MatmulReduce:
     def matmuls(self) -> tuple[fx.Node, ...]:
         """The node of the matmul."""
         return (self.matmul.node,)
+
+    @property
+    def way(self) -> str:
+        """What ranks must have in common to run the op together, whatever the sizes of their pieces."""
+        return f"{self.scatter and self.scatter.form} {self.matmul.node.name}"
+
+    @property
+    def done(self) -> Move:
+        """What the op communicates."""
+        done = move(self.start)
+        assert done is not None, f"{self.start} is no collective"
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +178,11 @@ def _all_through(path: list[fx.Node], dims: Dims) -> Dims | None:
 
 def write_matmul_reduce(site: MatmulReduce) -> fx.Node:
     """Put one op in the place of a matmul and a collective."""
-    done, graph = move(site.start), site.start.graph
-    assert done is not None, f"{site.start} is no collective"
+    graph = site.start.graph
     with graph.inserting_before(site.start):
         write = WriterInPlace(graph, site.matmul.node)
         op = _write_op(write, site)
-        set_fused(op, done)
+        set_fused(op, site.done)
         for seen in site.seen:
             replace_seen(write, seen, op, site.dims)
     return op

@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxpar.compiler import (
-    delay_stage,
     divide_stage,
     estimate_stage_fusions,
     fuse_stage,
@@ -148,8 +147,7 @@ class StepModel:
         memory = {each.planned.joint.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
         model, beside = GraphModel(mesh, prices), overlap or Overlap()
-        delayed = [delay_stage(each, _NO_DUMP) for each in graphs]
-        fused = [fuse_stage(each, estimate_stage_fusions(each, model, beside), fuse, _NO_DUMP)[0] for each in delayed]
+        fused = [fuse_stage(each, estimate_stage_fusions(each, model, beside), fuse, _NO_DUMP)[0] for each in graphs]
         stages = [estimate_stage(overlap_stage(each, beside, _NO_DUMP), model) for each in fused]
         costs = replace(costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(

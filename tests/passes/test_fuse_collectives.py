@@ -112,7 +112,7 @@ GATHERS = {
 def test_a_gather_and_its_matmuls_become_one_op_without_copies(write: Write) -> None:
     with fake_mesh(x=2) as mesh:
         compared = compare(write, mesh)
-    check_same(compared)
+    check_same(compared, bitwise=write not in OTHER_ROUNDING)
     (op,) = communications(compared.fused.module)
     assert op.target is torch.ops.fxpar.all_gather_matmul.default
     assert op.args[3] == GATHERS[write]
@@ -225,7 +225,7 @@ SCATTERS = {
 def test_a_matmul_and_the_scattered_sum_of_it_become_one_op(write: Write) -> None:
     with fake_mesh(x=2) as mesh:
         compared = compare(write, mesh)
-    check_same(compared)
+    check_same(compared, bitwise=write not in OTHER_ROUNDING)
     (op,) = communications(compared.fused.module)
     assert op.target is torch.ops.fxpar.matmul_reduce_scatter.default
     assert op.args[3] == SCATTERS[write]
@@ -260,7 +260,7 @@ REDUCTIONS = [reduced, reduced_with_a_bias, reduced_sum_of_products, reduced_mat
 def test_a_matmul_and_the_sum_of_it_over_ranks_become_one_op(write: Write) -> None:
     with fake_mesh(x=3) as mesh:
         compared = compare(write, mesh)
-    check_same(compared)
+    check_same(compared, bitwise=write not in OTHER_ROUNDING)
     (op,) = communications(compared.fused.module)
     assert op.target is torch.ops.fxpar.matmul_all_reduce.default
 
@@ -309,6 +309,9 @@ def scattered_behind_a_gather(local: Local) -> Sequence[fx.Node]:
     x, w = local.given(3, 4), local.given(4, 5)
     return [local.scattered(local.call(aten.mm.default, local.gathered(x, 0), w), 0)]
 
+
+# Where a kernel adds a bias before it rounds, or takes a matrix that lies in memory otherwise.
+OTHER_ROUNDING = {rows_with_a_bias, columns_of_a_digit, scattered_with_a_bias, reduced_with_a_bias}
 
 LEFT = {
     gathered_without_a_matmul: "no matmul takes it, but relu",

@@ -1,4 +1,4 @@
-"""What every rank can compute of its own piece is computed before the gather, and a matmul comes right behind it."""
+"""What every rank can compute of its own piece is computed before it is gathered, so that matmuls take that."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import fx
 
-from fxpar.passes.delay_gathers import delay_gathers
 from fxpar.passes.local_graph import aten
 from tests.fake_mesh import fake_mesh
-from tests.lockstep import run_ranks_in_lockstep
-from tests.passes.fusing import Local, Write, fuse_always, modules_of, ops_of, random_inputs
+from tests.passes.fusing import Local, Write, check_same, communications, compare
 
 
 def a_cast(local: Local) -> Sequence[fx.Node]:
@@ -55,19 +53,14 @@ def a_weight_used_by_several(local: Local) -> Sequence[fx.Node]:
 
 
 @pytest.mark.parametrize("write", [a_cast, a_pointwise_chain, a_norm_in_parts, a_whole_norm, a_weight_used_by_several])
-def test_gathers_go_behind_what_ranks_compute_for_themselves(write: Write) -> None:
+def test_ranks_compute_on_their_pieces_what_they_can(write: Write) -> None:
     with fake_mesh(x=2) as mesh:
-        before = modules_of(write, mesh)
-        delayed = [delay_gathers(module) for module in before]
-        after = [fuse_always(module, mesh) for module in delayed]
-        inputs = [random_inputs(module, rank) for rank, module in enumerate(before)]
-        expected = run_ranks_in_lockstep([module.graph for module in before], inputs, mesh)
-        found = run_ranks_in_lockstep([module.graph for module in delayed], inputs, mesh)
-        fused = run_ranks_in_lockstep([each.module.graph for each in after], inputs, mesh)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    torch.testing.assert_close(fused, expected)
-    assert after[0].verdicts[0].fused is not None
-    assert ops_of(delayed[0])[0] != "all_gather_into_tensor"
+        compared = compare(write, mesh)
+    check_same(compared)
+    (verdict,) = compared.fused.verdicts
+    assert verdict.fused is not None and "on every rank's piece" in verdict.reason
+    (op,) = communications(compared.fused.module)
+    assert op.target is torch.ops.fxpar.all_gather_matmul.default
 
 
 def a_widening_cast(local: Local) -> Sequence[fx.Node]:
@@ -111,7 +104,9 @@ STAYING = [
 
 
 @pytest.mark.parametrize("write", STAYING, ids=lambda write: write.__name__)
-def test_gathers_stay_in_front_of_all_else(write: Write) -> None:
+def test_all_else_is_computed_of_the_gathered_value(write: Write) -> None:
     with fake_mesh(x=2) as mesh:
-        before, _ = modules_of(write, mesh)
-        assert delay_gathers(before) is before
+        compared = compare(write, mesh)
+    check_same(compared)
+    (verdict,) = compared.fused.verdicts
+    assert verdict.fused is None
