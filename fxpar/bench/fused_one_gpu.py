@@ -29,6 +29,11 @@ class Shape:
     n: int
     k: int
 
+    @property
+    def in_vectors(self) -> bool:
+        """See `fxpar.lowering.triton.factors.come_in_vectors`; the right factor is transposed, as a layer's weight."""
+        return self.n % 16 == 0 and self.k % 16 == 0
+
 
 SHAPES = (
     *(Shape("gather", m, 49152 // PARTS, 12288) for m in (64, 512, 1024, 2048, 4096, 8192)),
@@ -96,7 +101,7 @@ def _time_gather(shape: Shape, dtype: torch.dtype) -> Times:
 
     copies()
     library = time_us(case.library)
-    kernel, tiling = _best(dtype, lambda tiling: lambda: case.multiply(Fused(tiling, block)))
+    kernel, tiling = _best(shape, dtype, lambda tiling: lambda: case.multiply(Fused(tiling, block)))
 
     def in_turn() -> None:
         copies()
@@ -115,7 +120,7 @@ def _time_scatter(shape: Shape, dtype: torch.dtype) -> Times:
         call = case.call(Fused(tiling))
         return lambda: case.multiply(call, Fused(tiling))
 
-    kernel, tiling = _best(dtype, multiply)
+    kernel, tiling = _best(shape, dtype, multiply)
     how, call, best_kernel = Fused(tiling), case.call(Fused(tiling)), multiply(tiling)
 
     def in_turn() -> None:
@@ -126,11 +131,12 @@ def _time_scatter(shape: Shape, dtype: torch.dtype) -> Times:
     return Times(library, kernel, time_us(case.copies_alone), time_us(in_turn), fused)
 
 
-def _best(dtype: torch.dtype, run: Callable[[Tiling], Callable[[], None]]) -> tuple[float, Tiling]:
+def _best(shape: Shape, dtype: torch.dtype, run: Callable[[Tiling], Callable[[], None]]) -> tuple[float, Tiling]:
     """The least time that a tiling takes, and which."""
     device = torch.device("cuda", torch.cuda.current_device())
     major, minor = torch.cuda.get_device_capability(device)
-    possible = [tiling for tiling in tilings(dtype, 10 * major + minor) if fits(tiling, dtype, device)]
+    candidates = tilings(shape.op, dtype, 10 * major + minor, vectors=shape.in_vectors, matrices=1)
+    possible = [tiling for tiling in candidates if fits(tiling, dtype, device)]
     times = [time_us(run(tiling)) for tiling in possible]
     best = min(range(len(times)), key=lambda place: times[place])
     return times[best], possible[best]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fxpar.lowering.triton.tiling import Tiling
 
-_ALIGNMENT_BYTES = 16
+_VECTOR = 16  # bytes of addresses, and elements of lengths: what Triton looks for in arguments
 
 
 def as_matrices(factor: Tensor) -> Tensor:
@@ -19,15 +19,15 @@ def is_transposed(matrix: Tensor) -> bool:
     return matrix.stride(-1) != 1
 
 
-def takes_descriptors(left: Tensor, right: Tensor) -> bool:
-    """Whether the tensor memory accelerator can load both factors, (matrices, rows, columns)."""
-    return left.shape[0] == 1 and all(_is_aligned(factor) for factor in (left, right))
+def come_in_vectors(left: Tensor, right: Tensor) -> bool:
+    """Whether Triton, or the tensor memory accelerator, can move both factors and the product in pieces of 16 bytes."""
+    return right.shape[-1] % _VECTOR == 0 and all(_comes_in_vectors(factor) for factor in (left, right))
 
 
-def _is_aligned(factor: Tensor) -> bool:
+def _comes_in_vectors(factor: Tensor) -> bool:
     rows = factor.mT if is_transposed(factor) else factor
-    pitch_bytes = rows.stride(-2) * rows.element_size()
-    return rows.stride(-1) == 1 and pitch_bytes % _ALIGNMENT_BYTES == 0 and rows.data_ptr() % _ALIGNMENT_BYTES == 0
+    lengths = (rows.shape[-1], *rows.stride()[:-1])
+    return rows.stride(-1) == 1 and all(length % _VECTOR == 0 for length in lengths) and rows.data_ptr() % _VECTOR == 0
 
 
 def is_whole(rows: int, columns: int, terms: int, tiling: Tiling) -> bool:

@@ -6,11 +6,13 @@ import triton
 import triton.language as tl
 
 from fxpar.lowering.triton.tile import (
+    STORED_COLUMNS,
     fence,
+    halves,
     place_of_tile,
+    plus_bias,
     product_by_descriptors,
     product_by_pointers,
-    store,
     wait_until,
 )
 
@@ -32,6 +34,77 @@ def wait_for_rows(
     for segment in range(first, last + 1):
         arrived += wait_until(signals + segment, epoch)
     return arrived
+
+
+@triton.jit
+def store(
+    total: tl.tensor,
+    at: tl.tensor,
+    bias_at: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    stride_m: tl.tensor,
+    stride_n: tl.tensor,
+    stride_bm: tl.tensor,
+    stride_bn: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
+    SAME_COLUMNS: tl.constexpr,
+) -> None:
+    """Store a tile, plus its bias if it has one, whose first element goes to `at`.
+
+    height, width: how many rows and columns there are; WHOLE: that there are all.
+    """
+    if BLOCK_N > STORED_COLUMNS:
+        HALF: tl.constexpr = BLOCK_N // 2
+        left, right = halves(total, BLOCK_M, BLOCK_N)
+        right_bias = bias_at if bias_at is None else bias_at + HALF * stride_bn
+        store(
+            left,
+            at,
+            bias_at,
+            height,
+            width,
+            stride_m,
+            stride_n,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            HALF,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )
+        store(
+            right,
+            at + HALF * stride_n,
+            right_bias,
+            height,
+            width - HALF,
+            stride_m,
+            stride_n,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            HALF,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )
+    else:
+        if bias_at is not None:
+            total = plus_bias(
+                total, bias_at, height, width, stride_bm, stride_bn, BLOCK_M, BLOCK_N, SAME_ROWS, SAME_COLUMNS
+            )
+        m = tl.arange(0, BLOCK_M)[:, None]
+        n = tl.arange(0, BLOCK_N)[None, :]
+        rounded = total.to(at.dtype.element_ty)
+        if WHOLE:
+            tl.store(at + m * stride_m + n * stride_n, rounded)
+        else:
+            tl.store(at + m * stride_m + n * stride_n, rounded, mask=(m < height) & (n < width))
 
 
 @triton.jit(do_not_specialize=["epoch"])
@@ -131,13 +204,13 @@ def multiply_gathered(
         bias_at = bias
         if bias is not None:
             bias_at = bias + matrix * stride_bb + row.to(tl.int64) * stride_bm + column.to(tl.int64) * stride_bn
-        rows_at = out_at + tl.arange(0, BLOCK_M)[:, None] * stride_om
         store(
             total,
-            rows_at,
+            out_at,
             bias_at,
             height,
             width,
+            stride_om,
             stride_on,
             stride_bm,
             stride_bn,

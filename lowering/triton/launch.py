@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -19,7 +18,7 @@ from fxpar.lowering.triton.pieces import Pieces, Segments, order_of_arrival, ord
 from fxpar.lowering.triton.scatter_kernel import multiply_scattered, sum_pieces
 from fxpar.lowering.triton.tiling import Tiling
 
-_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+PLACE_ELEMENTS = 16
 _SUM_BLOCK = 1024
 
 
@@ -35,11 +34,14 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """Where `rank` stores the rows of each owner, and where it counts: addresses, int64 (parts,), of the same device.
+    """Where `rank` stores the rows of each owner, and where it counts; int64 (parts,), of the same device.
 
+    origin, places: each owner's piece begins so many times `PLACE_ELEMENTS` elements behind (or before) `origin`, which
+    is of the product's dtype. counters: addresses.
     strides: of a piece, between its rows and between its columns, in elements.
     """
 
+    origin: Tensor
     places: Tensor
     counters: Tensor
     pieces: Pieces
@@ -109,6 +111,7 @@ def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destina
         left_argument,
         right_argument,
         bias,
+        to.origin,
         to.places,
         to.counters,
         _owners_table(matrices, rows, tiling.m, to.pieces, to.rank, left.device),
@@ -124,10 +127,17 @@ def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destina
         *to.strides,
     )
     constants = _constants(left.dtype, rows, columns, terms, bias, tiling)
-    constants["DTYPE"] = _DTYPES[left.dtype]
     constants["LEFT_TRANSPOSED"] = is_transposed(left)
     constants["RIGHT_TRANSPOSED"] = is_transposed(right)
     return Call(multiply_scattered, arguments, constants)
+
+
+def places_of(addresses: Iterable[int], origin: Tensor) -> tuple[int, ...]:
+    """Addresses as `Destinations` has them."""
+    unit = PLACE_ELEMENTS * origin.element_size()
+    distances = [address - origin.data_ptr() for address in addresses]
+    assert all(distance % unit == 0 for distance in distances), "pieces are aligned for vectors"
+    return tuple(distance // unit for distance in distances)
 
 
 def sum_call(pieces: Tensor, out: Tensor, counters: Tensor, target: int) -> Call:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fxpar.lowering.triton.copies import copy_segments, place_own
-from fxpar.lowering.triton.launch import Arrival, Call, Destinations, gathered_call, scattered_call
+from fxpar.lowering.triton.launch import Arrival, Call, Destinations, gathered_call, places_of, scattered_call
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
 from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.stream_signals import await_signal
@@ -94,7 +94,7 @@ class ScatterOnOneGpu:
 
     @classmethod
     def random(cls, m: int, n: int, k: int, parts: int, dtype: torch.dtype) -> ScatterOnOneGpu:
-        """With normal numbers. m is a multiple of `parts`."""
+        """With normal numbers. m is a multiple of `parts`, and m * n / parts one of 16."""
         left = torch.randn(m, k, dtype=dtype, device="cuda")
         return cls(left, torch.randn(n, k, dtype=dtype, device="cuda").mT, parts)
 
@@ -112,10 +112,10 @@ class ScatterOnOneGpu:
 
     def call(self, how: Fused) -> Call:
         """The kernel, which stores every owner's rows and counts that."""
-        slots = [piece.data_ptr() for piece in self.staging]
+        places = places_of((piece.data_ptr() for piece in self.staging), self.staging)
         counters = [counter.data_ptr() for counter in self.counters]
-        places, addresses = (torch.tensor(found, device=self.left.device) for found in (slots, counters))
-        to = Destinations(places, addresses, self.pieces, 0, (self.right.shape[1], 1))
+        where, addresses = (torch.tensor(found, device=self.left.device) for found in (places, counters))
+        to = Destinations(self.staging, where, addresses, self.pieces, 0, (self.right.shape[1], 1))
         return scattered_call(self.left[None], self.right[None], None, to, how.tiling)
 
     def multiply(self, call: Call, how: Fused) -> None:

@@ -12,11 +12,11 @@ from fxpar._torch import process_group_named
 from fxpar.hosts import discover_hosts
 from fxpar.lowering import ops
 from fxpar.lowering.triton.decide import decide, fits, versions
-from fxpar.lowering.triton.factors import as_matrices, dense, is_transposed, takes_descriptors
+from fxpar.lowering.triton.factors import as_matrices, come_in_vectors, dense, is_transposed
 from fxpar.lowering.triton.gather import FORMS, Gather, gather_and_multiply
 from fxpar.lowering.triton.plan import Fused, How, Unfused
 from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
-from fxpar.lowering.triton.tiling import DTYPES, Tiling, tilings
+from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling, tilings
 from fxpar.lowering.triton.tuner import Problem, ways_to_gather
 from fxpar.lowering.triton.workspace import Workspace
 
@@ -54,7 +54,7 @@ def all_gather_matmul(
     left = torch.empty(gather.shape, dtype=shard.dtype, device="meta")
     rights = [as_matrices(other.mT if form == "columns" else other) for other in others]
     problem = _problem(f"gather {form}", as_matrices(left), rights, outer, workspace)
-    possible = _tilings(as_matrices(left), rights, shard.device)
+    possible = _tilings("gather", as_matrices(left), rights, shard.device)
     return run(_decide(problem, possible, ways_to_gather(possible[0], gather.pieces.rows), run, workspace))
 
 
@@ -76,7 +76,7 @@ def matmul_reduce_scatter(
         return unfused() if isinstance(how, Unfused) else multiply_and_scatter(product, how, workspace)
 
     problem = _problem(f"scatter {form}", product.left, [product.right], outer, workspace)
-    possible = _tilings(product.left, [product.right], left.device)
+    possible = _tilings("scatter", product.left, [product.right], left.device)
     return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
 
 
@@ -98,7 +98,7 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
         return multiply_and_reduce(product, how, workspace).view(*left.shape[:-1], right.shape[-1])
 
     problem = _problem("all-reduce", product.left, [product.right], 1, workspace)
-    possible = _tilings(product.left, [product.right], left.device)
+    possible = _tilings("scatter", product.left, [product.right], left.device)
     return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
 
 
@@ -123,11 +123,11 @@ def _workspace(group_name: str, device: torch.device) -> Workspace:
     return Workspace(group_name, device)
 
 
-def _tilings(left: Tensor, rights: Sequence[Tensor], device: torch.device) -> list[Tiling]:
-    """Those that the device has room for, and that can load these factors."""
+def _tilings(op: Op, left: Tensor, rights: Sequence[Tensor], device: torch.device) -> list[Tiling]:
+    """Those that can load these factors, and that the device has room for."""
     major, minor = torch.cuda.get_device_capability(device)
-    aligned = all(takes_descriptors(left, dense(right)) for right in rights)
-    possible = (tiling for tiling in tilings(left.dtype, 10 * major + minor) if aligned or not tiling.descriptors)
+    vectors = all(come_in_vectors(left, dense(right)) for right in rights)
+    possible = tilings(op, left.dtype, 10 * major + minor, vectors=vectors, matrices=left.shape[0])
     return [tiling for tiling in possible if fits(tiling, left.dtype, device)]
 
 

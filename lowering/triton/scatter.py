@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fxpar.lowering.triton.copies import beside, pull
 from fxpar.lowering.triton.factors import as_matrices, dense
-from fxpar.lowering.triton.launch import Destinations, scattered_call, sum_call, sum_programs
+from fxpar.lowering.triton.launch import Destinations, places_of, scattered_call, sum_call, sum_programs
 from fxpar.lowering.triton.pieces import Pieces, row_tiles, signals_of_owner
 from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.workspace import Half, Workspace
 
-_VECTOR_BYTES = 16
+_ALIGNMENT_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ def _multiply(product: Product, how: Fused, workspace: Workspace, more_bytes: in
     places = tuple(half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
     counters = tuple(half.counters(rank)[own:].data_ptr() for rank in ranks)
     device = product.left.device
-    to = Destinations(_ints(places, device), _ints(counters, device), product.pieces, own, product.strides)
+    origin = half.data(own, product.left.dtype, 1)
+    where = _ints(places_of(places, origin), device)
+    to = Destinations(origin, where, _ints(counters, device), product.pieces, own, product.strides)
     call = scattered_call(product.left, product.right, product.bias, to, how.tiling)
     call.run(how.programs(device))
     return half
@@ -119,7 +121,7 @@ def _sum(product: Product, out: Tensor, half: Half, workspace: Workspace) -> Non
 
 def _piece_bytes(product: Product) -> int:
     num_bytes = torch.Size(product.piece_shape).numel() * product.left.element_size()
-    return -(-num_bytes // _VECTOR_BYTES) * _VECTOR_BYTES
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 @lru_cache(maxsize=1024)

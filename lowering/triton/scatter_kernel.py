@@ -5,7 +5,109 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fxpar.lowering.triton.tile import place_of_tile, product_by_descriptors, product_by_pointers, store, wait_until
+from fxpar.lowering.triton.tile import (
+    STORED_COLUMNS,
+    halves,
+    place_of_tile,
+    plus_bias,
+    product_by_descriptors,
+    product_by_pointers,
+    wait_until,
+)
+
+
+@triton.jit
+def store_with_owners(
+    total: tl.tensor,
+    origin: tl.tensor,
+    places: tl.tensor,
+    bias_at: tl.tensor,
+    start: tl.tensor,
+    column: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    block_rows: tl.tensor,
+    parts: tl.tensor,
+    stride_m: tl.tensor,
+    stride_n: tl.tensor,
+    stride_bm: tl.tensor,
+    stride_bn: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
+    SAME_COLUMNS: tl.constexpr,
+) -> None:
+    """Store a tile, plus its bias if it has one, whose first element is at (start, column); see `multiply_scattered`.
+
+    height, width: how many rows and columns there are; WHOLE: that there are all.
+    """
+    if BLOCK_N > STORED_COLUMNS:
+        HALF: tl.constexpr = BLOCK_N // 2
+        left, right = halves(total, BLOCK_M, BLOCK_N)
+        right_bias = bias_at if bias_at is None else bias_at + HALF * stride_bn
+        store_with_owners(
+            left,
+            origin,
+            places,
+            bias_at,
+            start,
+            column,
+            height,
+            width,
+            block_rows,
+            parts,
+            stride_m,
+            stride_n,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            HALF,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )
+        store_with_owners(
+            right,
+            origin,
+            places,
+            right_bias,
+            start,
+            column + HALF,
+            height,
+            width - HALF,
+            block_rows,
+            parts,
+            stride_m,
+            stride_n,
+            stride_bm,
+            stride_bn,
+            BLOCK_M,
+            HALF,
+            WHOLE,
+            SAME_ROWS,
+            SAME_COLUMNS,
+        )
+    else:
+        if bias_at is not None:
+            total = plus_bias(
+                total, bias_at, height, width, stride_bm, stride_bn, BLOCK_M, BLOCK_N, SAME_ROWS, SAME_COLUMNS
+            )
+        m = tl.arange(0, BLOCK_M)[:, None]
+        n = tl.arange(0, BLOCK_N)[None, :]
+        rounded = total.to(origin.dtype.element_ty)
+        for block in range(start // block_rows, (start + height - 1) // block_rows + 1):
+            row = (
+                start + (block // parts - block) * block_rows
+            )  # of the piece: the tile's first row if it is in the block
+            place = tl.load(places + block % parts) * 16  # as a product, so that the compiler knows of the alignment
+            at = origin + place + row * stride_m + column.to(tl.int64) * stride_n
+            first = (block * block_rows - start).to(tl.int32)
+            stop = tl.minimum((block + 1) * block_rows - start, height).to(tl.int32)
+            if WHOLE:
+                tl.store(at + m * stride_m + n * stride_n, rounded, mask=(m >= first) & (m < stop))
+            else:
+                tl.store(at + m * stride_m + n * stride_n, rounded, mask=(m >= first) & (m < stop) & (n < width))
 
 
 @triton.jit
@@ -13,6 +115,7 @@ def multiply_scattered(
     left: tl.tensor,
     right: tl.tensor,
     bias: tl.tensor,
+    origin: tl.tensor,
     places: tl.tensor,
     signals: tl.tensor,
     order: tl.tensor,
@@ -33,7 +136,6 @@ def multiply_scattered(
     stride_bn: tl.tensor,
     stride_pm: tl.tensor,
     stride_pn: tl.tensor,
-    DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -50,7 +152,8 @@ def multiply_scattered(
     """left[b] @ right[b] + bias[b], (M, N) each, for every matrix b, of which every rank gets the rows that it owns.
 
     Rows, numbered through all matrices, have the digits (outer, parts, block_rows), the second of which is their owner.
-    places: for each owner, the address of a piece: rows (outer, block_rows) are `stride_pm` apart, columns `stride_pn`.
+    places: for each owner, where its piece begins, from `origin` (any memory) on in units of 16 elements.
+    The rows (outer, block_rows) of a piece are `stride_pm` apart, its columns `stride_pn`.
     signals: for each owner, the address of a counter, to which 1 is added for every tile and every block of its rows
     in the tile, when they are stored.
 
@@ -106,19 +209,18 @@ def multiply_scattered(
         if bias is not None:
             bias_at = bias + matrix * stride_bb + row.to(tl.int64) * stride_bm + column.to(tl.int64) * stride_bn
         start = matrix * M + row
-        first = start // block_rows
-        in_first = (start - first * block_rows).to(tl.int32)
-        m = in_first + tl.arange(0, BLOCK_M)  # rows from the start of the first block
-        blocks = (first + m // block_rows).to(tl.int32)
-        pieces = tl.load(places + blocks % parts, mask=m < in_first + height, other=0)
-        rows_of_piece = blocks // parts * block_rows + m % block_rows
-        rows_at = tl.multiple_of(pieces, 16).to(tl.pointer_type(DTYPE)) + rows_of_piece.to(tl.int64) * stride_pm
-        store(
+        store_with_owners(
             total,
-            (rows_at + column.to(tl.int64) * stride_pn)[:, None],
+            origin,
+            places,
             bias_at,
+            start,
+            column,
             height,
             width,
+            block_rows,
+            parts,
+            stride_pm,
             stride_pn,
             stride_bm,
             stride_bn,
@@ -129,7 +231,7 @@ def multiply_scattered(
             SAME_COLUMNS,
         )
         tl.debug_barrier()  # the program's stores come before the signals of its one thread
-        for block in range(first, (start + height - 1) // block_rows + 1):
+        for block in range(start // block_rows, (start + height - 1) // block_rows + 1):
             counter = tl.load(signals + block % parts).to(tl.pointer_type(tl.int32))
             tl.atomic_add(counter, 1, sem="release", scope="sys")
 

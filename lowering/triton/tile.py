@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_STORED_COLUMNS = tl.constexpr(64)
+STORED_COLUMNS = tl.constexpr(64)
 
 
 @triton.jit
@@ -26,12 +26,13 @@ def place_of_tile(
 def wait_until(signal: tl.tensor, at_least: tl.tensor) -> tl.tensor:
     """Spin until `signal`, which another engine or rank sets, is `at_least` (modulo 2^32), and see what came before it.
 
-    Gives 0, made of what was found: what is read from an address computed with it is not read before.
+    Gives 0 (signals are never 2^30 ahead), made of what was found: what an address computed with it has is not read
+    before.
     """
     found = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
     while found - at_least < 0:
         found = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
-    return tl.minimum(found - at_least, 0)
+    return (found - at_least) >> 30  # as 0 alone, compilers would know it
 
 
 @triton.jit
@@ -60,22 +61,22 @@ def product_by_pointers(
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    left_at = left + m[:, None] * stride_lm + k[None, :] * stride_lk
-    right_at = right + k[:, None] * stride_rk + n[None, :] * stride_rn
+    in_left = m[:, None] * stride_lm + k[None, :] * stride_lk
+    in_right = k[:, None] * stride_rk + n[None, :] * stride_rn
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         if WHOLE:
-            a = tl.load(left_at)
-            b = tl.load(right_at)
+            a = tl.load(left + in_left)
+            b = tl.load(right + in_right)
         else:
-            a = tl.load(left_at, mask=(m[:, None] < height) & (k[None, :] < K - start), other=0.0)
-            b = tl.load(right_at, mask=(k[:, None] < K - start) & (n[None, :] < width), other=0.0)
+            a = tl.load(left + in_left, mask=(m[:, None] < height) & (k[None, :] < K - start), other=0.0)
+            b = tl.load(right + in_right, mask=(k[:, None] < K - start) & (n[None, :] < width), other=0.0)
         if WIDEN:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-        left_at += BLOCK_K * stride_lk
-        right_at += BLOCK_K * stride_rk
+        left += BLOCK_K * stride_lk
+        right += BLOCK_K * stride_rk
     return total
 
 
@@ -118,72 +119,29 @@ def product_by_descriptors(
 
 
 @triton.jit
-def store(
+def halves(total: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right half of a tile's columns.
+
+    Kernels store `STORED_COLUMNS` at a time, as the registers for the addresses of more are not there.
+    """
+    return tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def plus_bias(
     total: tl.tensor,
-    rows_at: tl.tensor,
     bias_at: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
-    stride_n: tl.tensor,
     stride_bm: tl.tensor,
     stride_bn: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    WHOLE: tl.constexpr,
     SAME_ROWS: tl.constexpr,
     SAME_COLUMNS: tl.constexpr,
-) -> None:
-    """Store a tile plus a bias, if there is one; few columns at a time, as registers are few.
-
-    rows_at: (BLOCK_M, 1), where each row begins. bias_at: where the bias of the first element lies.
-    height, width: how many rows and columns there are; WHOLE: that there are all.
-    SAME: that the bias is the same for all rows, or columns.
-    """
-    if BLOCK_N > _STORED_COLUMNS:
-        HALF: tl.constexpr = BLOCK_N // 2
-        left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, HALF)), (0, 2, 1)))
-        right_bias = bias_at if bias_at is None else bias_at + HALF * stride_bn
-        store(
-            left,
-            rows_at,
-            bias_at,
-            height,
-            width,
-            stride_n,
-            stride_bm,
-            stride_bn,
-            BLOCK_M,
-            HALF,
-            WHOLE,
-            SAME_ROWS,
-            SAME_COLUMNS,
-        )
-        store(
-            right,
-            rows_at + HALF * stride_n,
-            right_bias,
-            height,
-            width - HALF,
-            stride_n,
-            stride_bm,
-            stride_bn,
-            BLOCK_M,
-            HALF,
-            WHOLE,
-            SAME_ROWS,
-            SAME_COLUMNS,
-        )
-    else:
-        m = tl.arange(0, BLOCK_M)[:, None]
-        n = tl.arange(0, BLOCK_N)[None, :]
-        if bias_at is not None:
-            bm = tl.arange(0, 1 if SAME_ROWS else BLOCK_M)[:, None]
-            bn = tl.arange(0, 1 if SAME_COLUMNS else BLOCK_N)[None, :]
-            there = (bm < height) & (bn < width)
-            terms = tl.load(bias_at + bm * stride_bm + bn * stride_bn, mask=there, other=0.0)
-            total += terms.to(tl.float32)
-        rounded = total.to(rows_at.dtype.element_ty)
-        if WHOLE:
-            tl.store(rows_at + n * stride_n, rounded)
-        else:
-            tl.store(rows_at + n * stride_n, rounded, mask=(m < height) & (n < width))
+) -> tl.tensor:
+    """A tile plus the bias whose first element is at `bias_at`. SAME: that it is the same for all rows, or columns."""
+    m = tl.arange(0, 1 if SAME_ROWS else BLOCK_M)[:, None]
+    n = tl.arange(0, 1 if SAME_COLUMNS else BLOCK_N)[None, :]
+    terms = tl.load(bias_at + m * stride_bm + n * stride_bn, mask=(m < height) & (n < width), other=0.0)
+    return total + terms.to(tl.float32)

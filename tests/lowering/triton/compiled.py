@@ -71,7 +71,7 @@ def scattered(dtype: torch.dtype, tiling: Tiling, rows: int = 8192, columns: int
     """A scattered product with a bias of so many rows over 8 ranks."""
     left, right, bias, _ = _product(dtype, rows, columns, terms)
     addresses = torch.empty(8, dtype=torch.int64)
-    to = Destinations(addresses, addresses, Pieces(1, 8, -(-rows // 8)), 3, (columns, 1))
+    to = Destinations(left, addresses, addresses, Pieces(1, 8, -(-rows // 8)), 3, (columns, 1))
     return scattered_call(left, right, bias, to, tiling)
 
 

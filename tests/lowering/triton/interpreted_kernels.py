@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fxpar.lowering.triton.launch import Arrival, Destinations, gathered_call, scattered_call, sum_call, sum_programs
+from fxpar.lowering.triton.launch import (
+    Arrival,
+    Destinations,
+    gathered_call,
+    places_of,
+    scattered_call,
+    sum_call,
+    sum_programs,
+)
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
 from fxpar.lowering.triton.tile import place_of_tile
 from fxpar.lowering.triton.tiling import DTYPES, Tiling
@@ -41,7 +49,7 @@ def gathered_product(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "terms", "columns"), [(5, 19, 21), (16, 32, 16), (1, 1, 1), (40, 7, 3)])
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(5, 19, 21), (16, 32, 16), (1, 1, 1), (20, 7, 3)])
 def test_a_gathered_product_is_right_for_any_sizes(dtype: torch.dtype, rows: int, terms: int, columns: int) -> None:
     gathered, right = factor(1, 4 * rows, terms, dtype=dtype), factor(1, terms, columns, dtype=dtype, seed=1)
     for tiling in (SMALL, WIDE):
@@ -76,10 +84,10 @@ def test_results_may_lie_in_memory_in_any_order() -> None:
 
 
 def test_neither_rank_nor_segments_change_a_bit() -> None:
-    gathered, right = factor(1, 44, 50, dtype=torch.float16), factor(1, 50, 18, dtype=torch.float16, seed=1)
+    gathered, right = factor(1, 44, 20, dtype=torch.float16), factor(1, 20, 9, dtype=torch.float16, seed=1)
     pieces = Pieces(1, 4, 11)
     expected = gathered_product(gathered, right, there(Segments(pieces, 11), 0))
-    for rank, rows in product(range(4), (1, 2, 4, 11)):
+    for rank, rows in product((0, 1, 3), (1, 4, 11)):
         assert gathered_product(gathered, right, there(Segments(pieces, rows), rank)).equal(expected)
 
 
@@ -142,9 +150,10 @@ class Owners:
         self.counters = torch.zeros(pieces.parts, pieces.parts, dtype=torch.int32)
 
     def destinations(self, rank: int, strides: tuple[int, int]) -> Destinations:
-        places = torch.tensor([self.memory[owner, rank].data_ptr() for owner in range(self.pieces.parts)])
+        pieces = (self.memory[owner, rank].data_ptr() for owner in range(self.pieces.parts))
+        places = torch.tensor(places_of(pieces, self.memory))
         counters = torch.tensor([self.counters[owner, rank].data_ptr() for owner in range(self.pieces.parts)])
-        return Destinations(places, counters, self.pieces, rank, strides)
+        return Destinations(self.memory, places, counters, self.pieces, rank, strides)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from fxpar.lowering.triton.launch import sum_call
-from fxpar.lowering.triton.tiling import DTYPES, Tiling, tilings
+from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling, tilings
 from tests.lowering.triton.compiled import Compiled, compile_call, gathered, scattered
 
 CAPABILITIES = (80, 90, 100)
@@ -16,21 +18,35 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """What one program can have (CUDA C++ Programming Guide, technical specifications per compute capability)."""
 
 
+WHOLE, CUT, ODD = (8192, 4096, 2048), (1000, 1008, 784), (1000, 999, 777)
+"""Rows, columns and terms: of whole tiles, of tiles that are cut short, and of what does not come in vectors."""
+
+
 def check(compiled: Compiled, capability: int) -> None:
     assert compiled.stack_bytes == 0, f"{compiled.registers} registers, {compiled.stack_bytes} bytes spilled"
     assert compiled.shared_bytes <= SHARED_BYTES[capability]
 
 
-def largest(dtype: torch.dtype, capability: int) -> Tiling:
-    """The tiling with the most sums per thread, which needs the most registers."""
-    return max(tilings(dtype, capability), key=lambda tiling: (tiling.m * tiling.n // tiling.warps, tiling.stages))
+def check_tilings(op: Op, dtype: torch.dtype, capability: int, sizes: tuple[int, int, int], most: int = 100) -> None:
+    """Compile the first `most` tilings; the largest come first."""
+    call = gathered if op == "gather" else scattered
+    vectors = sizes[1] % 16 == 0 and sizes[2] % 16 == 0
+    for tiling in tilings(op, dtype, capability, vectors=vectors, matrices=1)[:most]:
+        check(compile_call(call(dtype, tiling, *sizes), capability), capability)
 
 
+@pytest.mark.parametrize("op", ["gather", "scatter"])
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_the_largest_tiles_fit_into_registers(capability: int) -> None:
-    tiling = largest(torch.bfloat16, capability)
-    check(compile_call(gathered(torch.bfloat16, tiling), capability), capability)
-    check(compile_call(scattered(torch.bfloat16, tiling), capability), capability)
+def test_the_largest_tiles_fit_into_registers(capability: int, op: Op) -> None:
+    check_tilings(op, torch.bfloat16, capability, WHOLE, most=1)
+    check_tilings(op, torch.bfloat16, capability, CUT, most=1)
+
+
+@pytest.mark.parametrize("op", ["gather", "scatter"])
+def test_tiles_by_pointers_of_all_dtypes_fit_into_registers(op: Op) -> None:
+    for dtype in DTYPES:
+        check_tilings(op, dtype, 80, CUT, most=1)
+        check_tilings(op, dtype, 90, ODD, most=1)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -41,9 +57,9 @@ def test_sums_fit_into_registers(capability: int) -> None:
 
 def test_a_wait_acquires_and_a_signal_releases_across_devices() -> None:
     tiling = Tiling(64, 64, 32, warps=4, stages=2)
-    assert "atom.global.sys.acquire.add" in _plain(compile_call(gathered(torch.float16, tiling), 90).ptx)
-    ptx = compile_call(scattered(torch.float16, tiling), 90).ptx
-    assert "atom.global.sys.release.add" in _plain(ptx)
+    waits = compile_call(gathered(torch.float16, tiling), 90).ptx
+    assert re.search(r"(ld|atom)\.global\.sys\.acquire", waits), "to add 0 atomically is to load"
+    assert "atom.global.sys.release.add" in compile_call(scattered(torch.float16, tiling), 90).ptx
 
 
 def test_whole_tiles_are_stored_in_vectors_with_their_owners() -> None:
@@ -51,18 +67,10 @@ def test_whole_tiles_are_stored_in_vectors_with_their_owners() -> None:
     assert "st.global.v4.b32" in ptx
 
 
-def _plain(ptx: str) -> str:
-    """With the words of atomic instructions in one order, whatever Triton's is."""
-    return ptx
-
-
 @pytest.mark.every_tiling
-@pytest.mark.parametrize("sizes", [(8192, 4096, 2048), (1000, 999, 777)])
+@pytest.mark.parametrize("sizes", [WHOLE, CUT, ODD])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_tiling_fits(capability: int, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
-    for tiling in tilings(dtype, capability):
-        if tiling.descriptors and sizes[2] % 8:
-            continue
-        check(compile_call(gathered(dtype, tiling, *sizes), capability), capability)
-        check(compile_call(scattered(dtype, tiling, *sizes), capability), capability)
+def test_every_tiling_fits_into_registers(capability: int, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    check_tilings("gather", dtype, capability, sizes)
+    check_tilings("scatter", dtype, capability, sizes)

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 PARTS = 8
-SHAPES = [(1024, 512, 256), (1000, 488, 200), (64, 4096, 4096), (8, 24, 40)]
+SHAPES = [(1024, 512, 256), (1008, 496, 208), (64, 4096, 4096), (64, 488, 200), (16, 24, 40)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -32,7 +32,7 @@ def test_rows_are_multiplied_as_they_arrive_by_every_tiling(m: int, n: int, k: i
 
     case = GatherOnOneGpu.random(m, n, k, PARTS, dtype)
     whole = torch.cat([case.own, *(piece.cuda() for piece in case.remote)])
-    for tiling in _possible(dtype):
+    for tiling in _possible("gather", dtype, n, k):
         preset = None
         for segment_rows in (m // PARTS, -(-m // PARTS // 3)):
             case.gathered.fill_(torch.nan)
@@ -51,7 +51,7 @@ def test_a_hundred_calls_of_varying_sizes_beside_delays_are_right() -> None:
     from fxpar.lowering.triton.one_gpu import GatherOnOneGpu
     from fxpar.lowering.triton.plan import Fused
 
-    tiling = _possible(torch.bfloat16)[0]
+    tiling = _possible("gather", torch.bfloat16, 256, 128)[0]
     cases = [GatherOnOneGpu.random(m, 256, 128, PARTS, torch.bfloat16) for m in (64, 328, 1024, 2048)]
     draw = torch.Generator().manual_seed(0)
     for call in range(100):
@@ -72,7 +72,7 @@ def test_rows_are_counted_when_they_are_stored_by_every_tiling(m: int, n: int, k
     from fxpar.lowering.triton.plan import Fused
 
     case = ScatterOnOneGpu.random(m, n, k, PARTS, dtype)
-    for tiling in _possible(dtype):
+    for tiling in _possible("scatter", dtype, n, k):
         case.staging.fill_(torch.nan)
         case.remote.fill_(torch.nan)
         torch.cuda.synchronize()
@@ -109,7 +109,7 @@ def compare_with_definitions() -> None:
         draw = torch.Generator().manual_seed(call)
         left, right = torch.randn(m * parts, k, generator=draw), torch.randn(k, n, generator=draw)
         shard = left.chunk(parts)[rank].cuda()
-        how = Fused(_possible(torch.float32)[call % 2], 1 + call % m, pushes=call % 3 == 0)
+        how = Fused(_possible("scatter", torch.float32, n, k)[-1], 1 + call % m, pushes=call % 3 == 0)
         gather = Gather.of(shard, "rows", 1, parts)
         (product,), gathered = gather_and_multiply(gather, [right.cuda()], [None], "rows", how, workspace)
         assert gathered.cpu().equal(left)
@@ -123,10 +123,12 @@ def compare_with_definitions() -> None:
         assert_product(multiply_and_reduce(reduced, how, workspace).cpu(), whole[0][1:], whole[1])
 
 
-def _possible(dtype: torch.dtype) -> list[Any]:
+def _possible(op: Any, dtype: torch.dtype, n: int, k: int) -> list[Any]:
     from fxpar.lowering.triton.decide import fits
     from fxpar.lowering.triton.tiling import tilings
 
     device = torch.device("cuda", torch.cuda.current_device())
     major, minor = torch.cuda.get_device_capability(device)
-    return [tiling for tiling in tilings(dtype, 10 * major + minor) if fits(tiling, dtype, device)]
+    vectors = n % 16 == 0 and k % 16 == 0
+    possible = tilings(op, dtype, 10 * major + minor, vectors=vectors, matrices=1)
+    return [tiling for tiling in possible if fits(tiling, dtype, device)]
