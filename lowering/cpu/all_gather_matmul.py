@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fxpar.lowering import ops
-from fxpar.lowering.cpu.cuts import gathered_chunks
+from fxpar.lowering.cpu.cuts import gathered_ends
 from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
 from fxpar.lowering.cpu.pieces import Chunk, Pieces, Room, as_box
@@ -47,18 +47,19 @@ def _all_pieces(shard: Tensor, dim: int, pieces: Pieces, group_name: str) -> Ite
     """Every chunk of every rank's piece, as (outer, ..., rows, ...), when it is there; this rank's come first."""
     parts = len(pieces.rows)
     own = pieces.alone(0)
+    whole = own.whole(0)
     if parts == 1 or shard.numel() == 0:
-        whole = Chunk(range(pieces.outer), range(pieces.rows[0]))
         yield from ((part, whole, own.box(shard, dim, 0, whole)) for part in range(parts))
         return
     workspace = workspace_of(group_name)
-    chunks = own.chunks(0, gathered_chunks(workspace.hosts, shard, dim))
+    chunks = own.chunks(0, gathered_ends(workspace.hosts, shard, dim))
     boxes = [own.box(shard, dim, 0, chunk) for chunk in chunks]
     room = Room((tuple(box.nbytes for box in boxes),) * parts)
     gathering = Gathering(workspace.begin(Gathering.num_bytes(workspace.hosts, room)), 0, room)
     for number, box in enumerate(boxes):
         as_box(gathering.own(number), box).copy_(box)
         gathering.publish(number)
+    yield workspace.rank, whole, own.box(shard, dim, 0, whole)
     for part in near_first(workspace.hosts, workspace.rank):
         for number, (chunk, box) in enumerate(zip(chunks, boxes, strict=True)):
             yield part, chunk, as_box(gathering.wait(part, number), box)

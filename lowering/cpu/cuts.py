@@ -1,4 +1,8 @@
-"""How many chunks pieces are moved in."""
+"""What chunks pieces are moved in, as the fractions of a piece at which they end.
+
+Nothing hides what is done with the last chunk that comes, or before the first is sent: so these are small. The others
+are not, since products of few rows take longer for each of them.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,31 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-# What is done with the last chunk cannot be hidden behind its transfer: more chunks hide more.
-_MOST_ON_THE_WIRE = 8
-# But matrices with fewer rows multiply slower, and messages of fewer bytes cost more than they bring.
+_MOST_HALVINGS = 3
 _FEWEST_ROWS = 64
+# Messages of fewer bytes cost more than they bring.
 _FEWEST_BYTES = 1 << 15
 # Terms of chunks that fit into a processor's cache are added up there.
 _BYTES_ON_A_HOST = 1 << 19
 
 
-def gathered_chunks(hosts: Sequence[int], shard: Tensor, dim: int) -> int:
-    """For pieces like `shard`, gathered in `dim`; of a single host, each is there at once."""
-    return 1 if len(set(hosts)) == 1 else _on_the_wire(shard.nbytes, shard.shape[dim])
+def gathered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
+    """Of pieces that are gathered in `dim`; of a single host, each is there at once."""
+    if len(set(hosts)) == 1:
+        return [1.0]
+    halvings = _halvings(piece, dim)
+    return [*(1 - 0.5**i for i in range(1, halvings + 1)), 1.0]
 
 
-def scattered_chunks(hosts: Sequence[int], piece_bytes: int, num_rows: int) -> int:
-    """For terms of `piece_bytes`, scattered in a dim of which a piece has `num_rows`."""
+def scattered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
+    """Of pieces that are scattered in `dim`."""
     if len(set(hosts)) > 1:
-        return _on_the_wire(piece_bytes, num_rows)
-    return max(1, min(num_rows // _FEWEST_ROWS, piece_bytes // _BYTES_ON_A_HOST))
+        return [0.5**i for i in range(_halvings(piece, dim), -1, -1)]
+    count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _BYTES_ON_A_HOST))
+    return [(i + 1) / count for i in range(count)]
 
 
-def _on_the_wire(piece_bytes: int, num_rows: int) -> int:
-    return max(1, min(_MOST_ON_THE_WIRE, num_rows // _FEWEST_ROWS, piece_bytes // _FEWEST_BYTES))
+def _halvings(piece: Tensor, dim: int) -> int:
+    """How often a piece can be halved."""
+    smallest = min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _FEWEST_BYTES)
+    return min(_MOST_HALVINGS, max(1, smallest).bit_length() - 1)

@@ -8,8 +8,8 @@ from functools import partial
 from torch import Tensor
 
 from fxpar.lowering.cpu.pieces import Room
-from fxpar.lowering.cpu.ring import held, holder, receivers
-from fxpar.lowering.cpu.wire import PIECE_TAG
+from fxpar.lowering.cpu.ring import held, holder, receiver, sender
+from fxpar.lowering.cpu.wire import FIRST_PIECE_TAG
 from fxpar.lowering.cpu.workspace import Call
 
 
@@ -27,7 +27,6 @@ class Gathering:
         self._begin = begin
         self._room = room
         self._hosts, self._rank = call.workspace.hosts, call.workspace.rank
-        self._receivers = receivers(self._hosts, self._rank)
         self._receive()
 
     @staticmethod
@@ -41,9 +40,8 @@ class Gathering:
 
     def publish(self, chunk: int) -> None:
         """Let all ranks have a chunk of this rank's piece; those before it must have been published."""
+        self._pass_on(self._rank, chunk)
         self._call.tell_held(self._rank, chunk + 1)
-        for receiver in self._receivers:
-            self._call.workspace.wire.send(self.own(chunk), receiver, PIECE_TAG)
 
     def wait(self, part: int, chunk: int) -> Tensor:
         """A chunk of a piece, bytes, as soon as it is there; it may be read until this rank begins its next call.
@@ -57,17 +55,29 @@ class Gathering:
         return self._memory(rank, part, chunk)
 
     def _receive(self) -> None:
-        call, wire = self._call, self._call.workspace.wire
-        own, *others = held(self._hosts, self._rank)
+        wire = self._call.workspace.wire
+        _, *others = held(self._hosts, self._rank)
         arrivals = {
             part: [
-                wire.receive(self._memory(own, part, chunk), part, PIECE_TAG)
+                wire.receive(
+                    self._memory(self._rank, part, chunk), sender(self._hosts, part, self._rank), FIRST_PIECE_TAG + part
+                )
                 for chunk in range(len(self._room.sizes[part]))
             ]
             for part in others
         }
         for part, of_part in arrivals.items():
-            wire.follow(of_part, partial(call.tell_held, part), partial(call.tell_lost, part))
+            wire.follow(of_part, partial(self._take, part), partial(self._call.tell_lost, part))
+
+    def _take(self, part: int, chunk: int) -> None:
+        """Let the others of this host have a chunk that has come, and the next host."""
+        self._pass_on(part, chunk)
+        self._call.tell_held(part, chunk + 1)  # whoever has seen the last has handed over all that this rank sends
+
+    def _pass_on(self, part: int, chunk: int) -> None:
+        following = receiver(self._hosts, part, self._rank)
+        if following is not None:
+            self._call.workspace.wire.send(self._memory(self._rank, part, chunk), following, FIRST_PIECE_TAG + part)
 
     def _memory(self, rank: int, part: int, chunk: int) -> Tensor:
         """The bytes of a chunk in the buffer of `rank`, which holds it."""

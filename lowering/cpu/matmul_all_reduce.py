@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fxpar.lowering import ops
-from fxpar.lowering.cpu.cuts import scattered_chunks
+from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import product_shape
 from fxpar.lowering.cpu.pieces import Pieces, Room, as_box
@@ -28,13 +28,14 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     pieces = Pieces.ragged(parts, result.shape[-2])
     terms = Terms(left, right, bias, "rows", pieces)
     if parts == 1:
-        (whole,) = pieces.chunks(0, 1)
+        whole = pieces.whole(0)
         terms.compute(0, whole, pieces.box(result, -2, 0, whole))
         return result
     workspace = workspace_of(group_name)
-    count = scattered_chunks(workspace.hosts, result.nbytes // parts, result.shape[-2] // parts)
+    largest = pieces.box(result, -2, parts - 1, pieces.whole(parts - 1))
+    ends = scattered_ends(workspace.hosts, largest, -2)
     boxes = [
-        [(chunk, pieces.box(result, -2, part, chunk)) for chunk in pieces.chunks(part, count)] for part in range(parts)
+        [(chunk, pieces.box(result, -2, part, chunk)) for chunk in pieces.chunks(part, ends)] for part in range(parts)
     ]
     room = Room(tuple(tuple(box.nbytes for _, box in of_part) for of_part in boxes))
     scattered_bytes = Scattering.num_bytes(workspace.hosts, room)
@@ -48,7 +49,7 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     for number, (_, box) in enumerate(boxes[workspace.rank]):
         scattering.total(number, as_box(gathering.own(number), box))
         gathering.publish(number)
-    for part in near_first(workspace.hosts, workspace.rank):
+    for part in [workspace.rank, *near_first(workspace.hosts, workspace.rank)]:
         for number, (_, box) in enumerate(boxes[part]):
             box.copy_(as_box(gathering.wait(part, number), box))
     workspace.wire.finish()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fxpar.lowering import ops
-from fxpar.lowering.cpu.cuts import scattered_chunks
+from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.multiply import product_shape
-from fxpar.lowering.cpu.pieces import Chunk, Pieces, Room, as_box
+from fxpar.lowering.cpu.pieces import Pieces, Room, as_box
 from fxpar.lowering.cpu.ring import far_first
 from fxpar.lowering.cpu.scattering import Scattering
 from fxpar.lowering.cpu.terms import Terms
@@ -31,12 +31,12 @@ def matmul_reduce_scatter(
     if result.numel() == 0:
         return result
     if parts == 1:
-        whole = Chunk(range(outer), range(terms.pieces.rows[0]))
+        whole = terms.pieces.whole(0)
         terms.compute(0, whole, terms.pieces.box(result, dim, 0, whole))
         return result
     workspace = workspace_of(group_name)
     own = terms.pieces.alone(0)
-    chunks = own.chunks(0, scattered_chunks(workspace.hosts, result.nbytes, shape[dim]))
+    chunks = own.chunks(0, scattered_ends(workspace.hosts, result, dim))
     boxes = [own.box(result, dim, 0, chunk) for chunk in chunks]
     room = Room((tuple(box.nbytes for box in boxes),) * parts)
     scattering = Scattering(workspace.begin(Scattering.num_bytes(workspace.hosts, room)), 0, room)

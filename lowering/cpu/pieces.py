@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a piece: ranges of its two digits, of which one is whole or the other has length one."""
+    """A box of a piece: ranges of its digits."""
 
     outer: range
     rows: range
@@ -33,15 +34,18 @@ class Pieces:
         """`size` rows in pieces that differ by one row at most."""
         return cls(1, tuple(size * (part + 1) // parts - size * part // parts for part in range(parts)))
 
-    def chunks(self, part: int, count: int) -> list[Chunk]:
-        """The piece of `part` in about `count` chunks; never more than its rows allow, and none if it has none."""
+    def chunks(self, part: int, ends: Sequence[float]) -> list[Chunk]:
+        """The piece of `part` in chunks that end about at these fractions of it, the last at 1; none is empty."""
         rows = self.rows[part]
         if self.outer == 0 or rows == 0:
             return []
-        if count <= self.outer:
-            return [Chunk(outer, range(rows)) for outer in _ranges(self.outer, count)]
-        per_outer = min(-(-count // self.outer), rows)
-        return [Chunk(range(i, i + 1), some) for i in range(self.outer) for some in _ranges(rows, per_outer)]
+        if self.outer > 1:
+            return [Chunk(outer, range(rows)) for outer in _ranges(self.outer, ends)]
+        return [Chunk(range(1), some) for some in _ranges(rows, ends)]
+
+    def whole(self, part: int) -> Chunk:
+        """All of the piece of `part`."""
+        return Chunk(range(self.outer), range(self.rows[part]))
 
     def box(self, whole: Tensor, dim: int, part: int, chunk: Chunk) -> Tensor:
         """The view of a chunk in `whole`, whose `dim` has these pieces: (outer, ..., rows, ...), outer digits first."""
@@ -61,9 +65,9 @@ def as_box(memory: Tensor, box: Tensor) -> Tensor:
     return memory.view(box.dtype).view(box.shape)
 
 
-def _ranges(size: int, count: int) -> list[range]:
-    ends = [size * i // count for i in range(count + 1)]
-    return [range(begin, end) for begin, end in pairwise(ends)]
+def _ranges(size: int, ends: Sequence[float]) -> list[range]:
+    bounds = sorted({0, *(round(size * end) for end in ends)})
+    return [range(begin, end) for begin, end in pairwise(bounds)]
 
 
 _ALIGNMENT_BYTES = 64  # a cache line, so that what different ranks write lies apart

@@ -13,7 +13,7 @@ def after(rank: int, num_ranks: int) -> list[int]:
 def holder(hosts: Sequence[int], part: int, host: int) -> int:
     """The rank of `host` in whose memory its ranks find the piece of `part`: of another host's, one receives it.
 
-    hosts: the host of each rank.
+    hosts: the host of each rank, from 0 on.
     """
     if hosts[part] == host:
         return part
@@ -23,22 +23,37 @@ def holder(hosts: Sequence[int], part: int, host: int) -> int:
 
 
 def held(hosts: Sequence[int], rank: int) -> list[int]:
-    """The parts that lie in the memory of `rank`: its own first, and those that it receives as they come."""
-    own = hosts[rank]
-    return [rank] + [
-        part for part in after(rank, len(hosts)) if holder(hosts, part, own) == rank and hosts[part] != own
-    ]
+    """The parts that lie in the memory of `rank`: its own first, and those that it receives in the order they come."""
+    away = [part for part, its in enumerate(hosts) if its != hosts[rank] and holder(hosts, part, hosts[rank]) == rank]
+    return [rank, *sorted(away, key=lambda part: _hops(hosts, part, hosts[rank]))]
 
 
-def receivers(hosts: Sequence[int], part: int) -> list[int]:
-    """The ranks of other hosts that the rank `part` sends its piece to: who needs it first comes first."""
-    others = {holder(hosts, part, host) for host in set(hosts) if host != hosts[part]}
-    return [rank for rank in reversed(after(part, len(hosts))) if rank in others]
+def sender(hosts: Sequence[int], part: int, rank: int) -> int:
+    """Who passes the piece of `part` to `rank`, which holds it for its host: pieces go from host to host in a ring.
+
+    So each link carries one message at a time, and pieces come one after another, without waiting for their turn.
+    """
+    return holder(hosts, part, (hosts[rank] + 1) % _num_hosts(hosts))
+
+
+def receiver(hosts: Sequence[int], part: int, rank: int) -> int | None:
+    """To whom `rank` passes the piece of `part`, which it holds for its host; None where all hosts have it."""
+    following = (hosts[rank] - 1) % _num_hosts(hosts)
+    return None if hosts[part] == following else holder(hosts, part, following)
+
+
+def _num_hosts(hosts: Sequence[int]) -> int:
+    return max(hosts) + 1
+
+
+def _hops(hosts: Sequence[int], part: int, host: int) -> int:
+    """How often a piece was passed on when it has reached `host`."""
+    return (hosts[part] - host) % _num_hosts(hosts)
 
 
 def near_first(hosts: Sequence[int], rank: int) -> list[int]:
-    """The order in which `rank` multiplies the pieces of all: its own, then those of its host, then as others come."""
-    return [rank, *sorted(after(rank, len(hosts)), key=lambda other: hosts[other] != hosts[rank])]
+    """The order in which `rank` takes the pieces of others: those of its host, then the rest as they come."""
+    return sorted(after(rank, len(hosts)), key=lambda other: _hops(hosts, other, hosts[rank]))
 
 
 def far_first(hosts: Sequence[int], rank: int) -> list[int]:

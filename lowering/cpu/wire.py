@@ -17,7 +17,10 @@ from fxpar.runtime.worker import Worker
 # while the first is being confirmed.
 _IN_FLIGHT = 2
 
-PIECE_TAG, TERM_TAG = 1 << 30, (1 << 30) + 1  # far from those that values between stages have
+# Far from those that values between stages have. A piece has a tag of its own, behind the first, since a rank may pass
+# on others' before it has sent its own.
+TERM_TAG = 1 << 30
+FIRST_PIECE_TAG = TERM_TAG + 1
 
 
 class Wire:
@@ -51,7 +54,7 @@ class Wire:
         return Arrival(memory, source, tag, self._group_name)
 
     def follow(self, arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[], None]) -> None:
-        """Tell how many have come whenever one has, in their order; or that one never will, and so none after it."""
+        """Tell the number of each that has come, in their order; or that one never will, and so none after it."""
         self._receiver.submit(lambda: _follow(arrivals, come, lose))
 
     def _send(self, memory: Tensor, to: int, tag: int) -> None:
@@ -91,7 +94,7 @@ class Arrival:
 
 def _follow(arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[], None]) -> None:
     try:
-        for number, arrival in enumerate(arrivals, start=1):
+        for number, arrival in enumerate(arrivals):
             arrival.wait()
             come(number)
     except PeerLostError:

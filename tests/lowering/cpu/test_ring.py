@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpar.lowering.cpu.ring import after, held, holder, receivers
+from fxpar.lowering.cpu.ring import after, far_first, held, holder, near_first, receiver, sender
 
-hosts_of_ranks = st.lists(st.integers(0, 3), min_size=1, max_size=9)
+hosts_of_ranks = st.lists(st.integers(0, 3), min_size=1, max_size=9).map(
+    lambda names: [list(dict.fromkeys(names)).index(name) for name in names]
+)
 
 
 def test_the_ring_begins_behind_the_own_rank() -> None:
@@ -16,13 +18,25 @@ def test_the_ring_begins_behind_the_own_rank() -> None:
 
 
 @given(hosts_of_ranks)
-def test_every_piece_crosses_to_each_other_host_once_and_is_held_by_one_rank_there(hosts: list[int]) -> None:
+def test_every_piece_goes_once_to_every_host_and_is_held_by_one_rank_there(hosts: list[int]) -> None:
     for part in range(len(hosts)):
-        for host in set(hosts):
-            holders = [rank for rank, its in enumerate(hosts) if its == host and part in held(hosts, rank)]
-            assert holders == [holder(hosts, part, host)]
-        elsewhere = {holder(hosts, part, host) for host in set(hosts) - {hosts[part]}}
-        assert set(receivers(hosts, part)) == elsewhere and len(receivers(hosts, part)) == len(elsewhere)
+        holders = {host: holder(hosts, part, host) for host in hosts}
+        assert {rank for rank in range(len(hosts)) if part in held(hosts, rank)} == set(holders.values())
+        rank, visited = part, [part]
+        while (following := receiver(hosts, part, rank)) is not None:
+            assert sender(hosts, part, following) == rank
+            visited.append(following)
+            rank = following
+        assert visited[0] == part and sorted(visited) == sorted(holders.values())
+
+
+@given(hosts_of_ranks)
+def test_two_ranks_expect_their_pieces_from_a_third_in_the_order_in_which_it_gets_them(hosts: list[int]) -> None:
+    for rank in range(len(hosts)):
+        _, *parts = held(hosts, rank)
+        for source in {sender(hosts, part, rank) for part in parts}:
+            passed_on = [part for part in held(hosts, source) if receiver(hosts, part, source) == rank]
+            assert [part for part in parts if sender(hosts, part, rank) == source] == passed_on
 
 
 @given(hosts_of_ranks)
@@ -32,7 +46,9 @@ def test_the_ranks_of_a_host_share_what_the_host_receives_evenly(hosts: list[int
         assert max(numbers) - min(numbers) <= 1
 
 
-def test_ranks_send_first_to_the_one_that_multiplies_their_piece_first() -> None:
-    hosts = [0, 1, 2, 3]
-    assert receivers(hosts, 1) == [0, 3, 2]
-    assert held(hosts, 0) == [0, 1, 2, 3]
+def test_the_own_host_comes_first_where_pieces_are_read_and_last_where_they_are_computed() -> None:
+    hosts = [0, 1, 0, 1, 2]
+    assert near_first(hosts, 0) == [2, 1, 3, 4]
+    assert far_first(hosts, 0) == [1, 3, 4, 2, 0]
+    assert near_first([0] * 8, 5) == after(5, 8)
+    assert near_first(list(range(8)), 5) == after(5, 8)
