@@ -50,7 +50,7 @@ class Outcome:
 
 
 def run(say: Say, mode: str = "emulate") -> Report:
-    """All meshes of eight ranks on four emulated hosts, whose ranks sleep where they would compute; a quarter of an hour.
+    """All meshes of eight ranks on four emulated hosts, that sleep where they would compute; a quarter of an hour.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
@@ -121,8 +121,8 @@ def _estimates(configuration: Configuration, cluster: Cluster) -> tuple[Estimate
     with torch.device("meta"):
         model = build()
     step = StepModel(model, batch(1), mesh, configuration.microbatches)
-    way = step.ways()[0]
-    return step.estimate(SCHEDULE, way), step.estimate(SCHEDULE, way, knows_hosts=False)
+    divided = step.divide(SCHEDULE, step.ways()[0])
+    return step.estimate(divided), step.estimate(divided, knows_hosts=False)
 
 
 def run_configuration(

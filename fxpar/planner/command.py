@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from fxpar.flags import count, counts, names
 from fxpar.layout import AXES
 from fxpar.planner.cluster import cluster_names
 from fxpar.planner.configuration import SCHEDULES
-from fxpar.planner.search import MOST_ESTIMATED, Ranked, Ranking, plan
+from fxpar.planner.search import MOST_ESTIMATED, SECONDS, Ranked, Ranking, plan
 
 _SHOWN = 10
 
@@ -44,7 +43,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--schedules", type=names, default=SCHEDULES, metavar="NAME,...", help="to try")
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
     parser.add_argument("--most", type=count, default=MOST_ESTIMATED, metavar="N", help="meshes to look at closely")
-    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="for how long; one at least")
+    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="for how long; one at least")
     parser.add_argument("--whole", action="store_true", help="make the graphs of all layers, also of those alike")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the best as a plan for fxpar.distribute")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")

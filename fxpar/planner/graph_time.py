@@ -100,9 +100,8 @@ class GraphModel:
         return max(arithmetic_us, moved / self._prices.memory_bytes_per_us)
 
     def fused_us(self, done: Move, matmul_us: float) -> float:
-        """A matmul and a collective as one op: the longer of both, and the latency of the first piece or the last."""
-        latency_us = self._latency_us(done.axis)
-        return max(matmul_us, self.traffic(done).time_us - latency_us) + latency_us
+        """A matmul and a collective as one op: the longer of both, and a latency for the piece that has no company."""
+        return max(matmul_us, self.traffic(done).time_us) + self._latency_us(done.axis)
 
     def time(self, module: fx.GraphModule) -> GraphTime:
         """Run a graph in thought, node after node. It ends with its last collective, waited for or not."""
@@ -122,7 +121,7 @@ class GraphModel:
                 ends[node] = free_at[line] + latency_us
                 total[done.axis] += one
                 if fused(node) is not None:
-                    now = max(now + latency_us, ends[node])
+                    now = max(now, ends[node]) + latency_us
             elif waits:
                 start = node.all_input_nodes[0]
                 waited[start.name] = max(0.0, ends.get(start, now) - now)

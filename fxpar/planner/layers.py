@@ -58,12 +58,16 @@ def sample_counts(layers: Layers | None, pipe: int) -> tuple[int, int] | None:
     return (fewer, 2 * fewer) if layers is not None and layers.count > 2 * fewer else None
 
 
+def of_all_layers(few: float, more: float, counts: tuple[int, int], layers: Layers) -> float:
+    """A figure of the whole model, of those of two that have `counts` of its layers: each further one adds as much."""
+    return few + (layers.count - counts[0]) / (counts[1] - counts[0]) * (more - few)
+
+
 def extrapolate(few: Estimate, more: Estimate, counts: tuple[int, int], layers: Layers) -> Estimate:
     """What the whole model comes to, when every further layer adds what those of `more` add to `few`."""
-    share = (layers.count - counts[0]) / (counts[1] - counts[0])
 
     def of_all(first: float, second: float) -> float:
-        return first + share * (second - first)
+        return of_all_layers(first, second, counts, layers)
 
     def traffic_of_all(axis: str) -> Traffic:
         first, second = few.traffic.get(axis, Traffic()), more.traffic.get(axis, Traffic())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,9 @@ from fxpar.planner.step_model import Estimate
 
 MOST_ESTIMATED = 24
 """Meshes whose graphs are made, where a user does not say."""
+
+SECONDS = 45.0
+"""How long that may take, before the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def plan(
     schedules: Sequence[str] = SCHEDULES,
     memory_bytes: float | None = None,
     most: int = MOST_ESTIMATED,
-    seconds: float = math.inf,
+    seconds: float = SECONDS,
     whole: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Ranking:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxpar.compiler import (
+    StageGraphs,
     divide_stage,
     estimate_stage_fusions,
     fuse_stage,
@@ -40,7 +41,7 @@ from fxpar.planner.remat import Remat
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.planner.stage_times import estimate_costs
 from fxpar.planner.storage import AUTO, MICROBATCH, STEP, Storage, storage_choices
-from fxpar.schedule import Costs, lower, peak_memory, simulate
+from fxpar.schedule import Costs, Program, lower, peak_memory, simulate
 from fxpar.stage import JointGraph
 
 _NO_DUMP = Dump(None, 0)
@@ -86,6 +87,23 @@ class Way:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class DividedStep:
+    """A step whose graphs are divided by what runs when: what it takes in memory is known, but not how long it takes.
+
+    schedule: its name.
+    programs: of every rank of the pipeline.
+    graphs: of every stage.
+    peak_bytes: as of an `Estimate`.
+    """
+
+    schedule: str
+    way: Way
+    programs: Sequence[Program]
+    graphs: Sequence[StageGraphs]
+    peak_bytes: int
+
+
 class StepModel:
     """The step of a model on `mesh`, whose stages are as many as its pipe ranks; nothing of the model is changed.
 
@@ -128,17 +146,9 @@ class StepModel:
         remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
         return [Way(remat, storage) for remat, storage in product(remats, storages)]
 
-    def estimate(
-        self, schedule: str, way: Way, overlap: Overlap | None = None, fuse: Fuse = True, *, knows_hosts: bool = True
-    ) -> Estimate:
-        """The step by the schedule of that name, with one stage on each rank.
-
-        `knows_hosts`: whether times go by where the axes of the mesh lie on hosts.
-        """
-        mesh, microbatches = self._distribution.mesh, self._distribution.microbatches
-        prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
-        costs = estimate_costs(self._stages, self._pipeline, mesh, self._distribution.placement)
-        chosen = choose_schedule(schedule, costs, mesh, microbatches)
+    def divide(self, schedule: str, way: Way) -> DividedStep:
+        """The step by the schedule of that name, with one stage on each rank."""
+        chosen = choose_schedule(schedule, self._costs, self._distribution.mesh, self._distribution.microbatches)
         programs = lower(chosen, self._pipeline.edges)
         graphs = [
             divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat)
@@ -146,18 +156,35 @@ class StepModel:
         ]
         memory = {each.planned.joint.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
-        model, beside = GraphModel(mesh, prices), overlap or Overlap()
-        fused = [fuse_stage(each, estimate_stage_fusions(each, model, beside), fuse, _NO_DUMP)[0] for each in graphs]
+        return DividedStep(schedule, way, programs, graphs, max(peak.peak_bytes for peak in peaks))
+
+    def estimate(
+        self, step: DividedStep, overlap: Overlap | None = None, fuse: Fuse = True, *, knows_hosts: bool = True
+    ) -> Estimate:
+        """What a step of this model comes to.
+
+        `knows_hosts`: whether times go by where the axes of the mesh lie on hosts.
+        """
+        mesh, beside = self._distribution.mesh, overlap or Overlap()
+        prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
+        model = GraphModel(mesh, prices)
+        fused = [
+            fuse_stage(each, estimate_stage_fusions(each, model, beside), fuse, _NO_DUMP)[0] for each in step.graphs
+        ]
         stages = [estimate_stage(overlap_stage(each, beside, _NO_DUMP), model) for each in fused]
-        costs = replace(costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
+        costs = replace(self._costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
-            replace(self._distribution.final_plan, schedule=schedule),
-            way.options,
-            simulate(programs, costs).makespan_us + max(stage.once.total_us for stage in stages),
-            max(stage.compute_us(microbatches) for stage in stages),
-            max(peak.peak_bytes for peak in peaks),
+            replace(self._distribution.final_plan, schedule=step.schedule),
+            step.way.options,
+            simulate(step.programs, costs).makespan_us + max(stage.once.total_us for stage in stages),
+            max(stage.compute_us(self._distribution.microbatches) for stage in stages),
+            step.peak_bytes,
             self._traffic(stages, costs, prices),
         )
+
+    @cached_property
+    def _costs(self) -> Costs:
+        return estimate_costs(self._stages, self._pipeline, self._distribution.mesh, self._distribution.placement)
 
     @cached_property
     def _pipeline(self) -> Pipeline:
