@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.annotate import tensor
-from fxpar.passes.digits import Dims, composed, origin, refined, sizes, whole
+from fxpar.passes.digits import Digit, Dims, composed, origin, refined, sizes, whole
 from fxpar.passes.local_graph import GraphWriter
 from fxpar.strides import is_dense, stride_order
 
@@ -24,14 +24,30 @@ def rearrange(write: GraphWriter, node: fx.Node, have: Dims, want: Dims) -> fx.N
     """
     parts = refined(have, want)
     assert parts is not None, f"{node} of {have} cannot be seen as {want}"
-    source, target = ([digit for digits in dims for digit in digits] for dims in parts)
-    node = _view(write, node, [digit.size for digit in source])
-    node = write.permute(node, [source.index(digit) for digit in target])
-    ends = list(accumulate((len(digits) for digits in parts[1]), initial=0))
+    runs = _runs(*parts)
+    source = [digit for digits in parts[0] for digit in digits if digit in runs]
+    target = [[digit for digit in digits if digit in runs] for digits in parts[1]]
+    node = _view(write, node, [runs[digit] for digit in source])
+    node = write.permute(node, [source.index(digit) for digits in target for digit in digits])
+    ends = list(accumulate((len(digits) for digits in target), initial=0))
     groups = [range(start, stop) for start, stop in pairwise(ends)]
     if not all(_is_one_stretch(tensor(node), group) for group in groups):
         node = write.contiguous(node)
     return _view(write, node, sizes(want))
+
+
+def _runs(source: Dims, target: Dims) -> dict[Digit, int]:
+    """The digits that follow on no other one in a dim of both, each with the elements of those that follow on it."""
+    places = {digit: (dim, place) for dim, digits in enumerate(target) for place, digit in enumerate(digits)}
+    runs: dict[Digit, int] = {}
+    for digits in source:
+        first, before = None, None
+        for digit in digits:
+            dim, place = places[digit]
+            first = first if before == (dim, place - 1) and first is not None else digit
+            runs[first] = runs.get(first, 1) * digit.size
+            before = dim, place
+    return runs
 
 
 def rearranged_from_origin(write: GraphWriter, node: fx.Node, want: Dims) -> fx.Node:

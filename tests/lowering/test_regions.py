@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fxpar.lowering.regions import Region, split_regions
+from tests.fake_mesh import fake_mesh
 from tests.lowering.graphs import Case, forward_and_backward, traced, traced_module
+from tests.passes.fusing import Local, fuse_always, modules_of
 from tests.small_models import GPT, Block
 
 LAYERS = 3
+
+
+def test_a_fused_op_is_a_region_with_its_results_and_is_not_compiled() -> None:
+    def around(local: Local) -> list[fx.Node]:
+        x, w = local.given(3, 4), local.given(4, 5)
+        product = local.call(
+            torch.ops.aten.mm.default, local.gathered(local.call(torch.ops.aten.relu.default, x), 0), w
+        )
+        return [local.call(torch.ops.aten.relu.default, product)]
+
+    with fake_mesh(x=2) as mesh:
+        (fused, _) = fuse_always(modules_of(around, mesh), mesh)
+    before, op, behind = split_regions(fused.module.graph)
+    assert [node.name for node in op.nodes] == ["all_gather_matmul", "getitem"] and op.communicates
+    assert not before.communicates and not behind.communicates and behind.inputs == (op.nodes[1],)
 
 
 @pytest.fixture(scope="module")

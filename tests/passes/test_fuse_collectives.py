@@ -8,9 +8,19 @@ import pytest
 import torch
 from torch import fx
 
+from fxpar.dump import format_graph
 from fxpar.passes.local_graph import aten
 from tests.fake_mesh import fake_mesh
-from tests.passes.fusing import Local, Write, check_same, communications, compare, ops_of
+from tests.passes.fusing import (
+    Local,
+    Write,
+    check_same,
+    communications,
+    compare,
+    fuse_always,
+    modules_of,
+    ops_of,
+)
 
 c10d = torch.ops._c10d_functional
 
@@ -152,6 +162,46 @@ def test_what_else_wants_the_gathered_value_has_it_from_the_op(write: Write) -> 
     (op,) = communications(compared.fused.module)
     assert op.args[3] == "rows" and len(op.args[1]) == 1 and op.args[6]
     assert "clone" not in ops_of(compared.fused.module)
+
+
+def test_a_backward_of_a_split_sequence_before_and_after() -> None:
+    with fake_mesh(x=2) as mesh:
+        (before, _) = modules_of(gradients_of_a_sharded_sequence, mesh)
+        (after, *_) = fuse_always([before], mesh)
+        group = mesh.group("x").group_name
+    texts = [format_graph(module).replace(f"'{group}'", "GROUP") for module in (before, after.module)]
+    calls = ["\n".join(line.strip() for line in text.splitlines() if " = " in line) for text in texts]
+    assert (
+        calls[0]
+        == """\
+all_gather_into_tensor: f64[4, 3, 5] = _c10d_functional.all_gather_into_tensor(given_0, 2, GROUP)  # over x, 480 bytes
+wait_tensor: f64[4, 3, 5] = _c10d_functional.wait_tensor(all_gather_into_tensor)
+view: f64[2, 2, 1, 3, 5] = aten.view(wait_tensor, [2, 2, 1, 3, 5])
+permute: f64[2, 1, 2, 3, 5] = aten.permute(view, [1, 2, 0, 3, 4])
+clone: f64[2, 1, 2, 3, 5] = aten.clone(permute, memory_format=torch.contiguous_format)
+view_1: f64[2, 6, 5] = aten.view(clone, [2, 6, 5])
+view_2: f64[12, 5] = aten.view(view_1, [12, 5])
+t: f64[5, 12] = aten.t(view_2)
+mm: f64[5, 4] = aten.mm(t, given_1)
+mm_1: f64[12, 4] = aten.mm(view_2, given_2)
+t_1: f64[4, 5] = aten.t(mm)
+sum_1: f64[5] = aten.sum.dim_IntList(view_1, [0, 1])"""
+    )
+    assert (
+        calls[1]
+        == """\
+view_3: f64[6, 5] = aten.view(given_0, [6, 5])
+all_gather_matmul: (f64[12, 4], f64[12, 5],) = fxpar.all_gather_matmul(\
+view_3, [given_2], [None], 'rows', 2, 2, True, GROUP)  # over x, 480 bytes
+getitem: f64[12, 4] = all_gather_matmul[0]
+getitem_1: f64[12, 5] = all_gather_matmul[1]
+view_4: f64[2, 6, 5] = aten.view(getitem_1, [2, 6, 5])
+permute_1: f64[5, 12] = aten.permute(getitem_1, [1, 0])
+mm: f64[5, 4] = aten.mm(permute_1, given_1)
+t_1: f64[4, 5] = aten.t(mm)
+sum_1: f64[5] = aten.sum.dim_IntList(view_4, [0, 1])"""
+    )
+    assert "# forward: 1 all_gather within all_gather_matmul over x, 480 bytes together" in texts[1]
 
 
 def scattered_rows(local: Local) -> Sequence[fx.Node]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxpar.launch import run_ranks
-from tests.passes.run_fused import run_both
+from tests.passes.run_fused import run_asleep, run_both
 from tests.passes.test_fuse_collectives import GATHERS, KEPT, REDUCTIONS, SCATTERS
 
 # Matrix products of other memory orders add in other orders; the values are sums of a few terms of size one.
@@ -23,3 +23,9 @@ def test_every_way_of_fusing_gives_the_same(dtype: torch.dtype) -> None:
                 found, expected, **TOLERANCES[dtype], msg=lambda text, name=name: f"{name}: {text}"
             )
             assert [value.stride() for value in found] == [value.stride() for value in expected]
+
+
+def test_ranks_that_sleep_instead_of_computing_give_results_of_the_right_kind() -> None:
+    for results in run_ranks(2, run_asleep, ALL):
+        for found, expected in results:
+            assert [(value.shape, value.stride()) for value in found] == [(v.shape, v.stride()) for v in expected]

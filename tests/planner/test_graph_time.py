@@ -22,6 +22,8 @@ from fxpar.planner.prices import prices_of
 from fxpar.stage import JointGraph
 from tests.fake_mesh import fake_mesh
 from tests.layouts.laid_out import decomposed, pins_of
+from tests.passes.fusing import fuse_always, modules_of
+from tests.passes.test_fuse_collectives import rows
 
 CLUSTER = replace(
     cluster_named("laptop"),
@@ -135,6 +137,17 @@ def test_latencies_of_collectives_pass_at_once_but_their_bytes_one_after_another
     time = slow.time(fx.GraphModule(nn.Module(), graph))
     assert time.total_us == pytest.approx(3 * (one.time_us - 2) + 2)
     assert time.traffic["x"] == one.times(3)
+
+
+def test_a_fused_op_communicates_while_it_computes() -> None:
+    with fake_mesh(x=2) as mesh:
+        (apart, _) = modules_of(rows, mesh)
+        (fused, _) = (each.module for each in fuse_always([apart, apart], mesh))
+    model = model_of(2, x=2)
+    before, after = model.time(apart), model.time(fused)
+    assert after.traffic == before.traffic
+    latency_us = 1.0
+    assert after.total_us == pytest.approx(max(after.compute_us, after.traffic["x"].time_us) + latency_us)
 
 
 def test_an_empty_graph_takes_no_time() -> None:
