@@ -14,6 +14,7 @@ _MOST_HALVINGS = 3
 _FEWEST_ROWS = 64
 # Messages of fewer bytes cost more than they bring.
 _FEWEST_BYTES = 1 << 15
+_MOST_SENT = 4
 # Terms of chunks that fit into a processor's cache are added up there.
 _BYTES_ON_A_HOST = 1 << 19
 
@@ -22,19 +23,16 @@ def gathered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
     """Of pieces that are gathered in `dim`; of a single host, each is there at once."""
     if len(set(hosts)) == 1:
         return [1.0]
-    halvings = _halvings(piece, dim)
+    smallest = max(1, min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _FEWEST_BYTES))
+    halvings = min(_MOST_HALVINGS, smallest.bit_length() - 1)
     return [*(1 - 0.5**i for i in range(1, halvings + 1)), 1.0]
 
 
 def scattered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
     """Of pieces that are scattered in `dim`."""
-    if len(set(hosts)) > 1:
-        return [0.5**i for i in range(_halvings(piece, dim), -1, -1)]
-    count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _BYTES_ON_A_HOST))
+    if len(set(hosts)) == 1:
+        count = piece.nbytes // _BYTES_ON_A_HOST
+    else:
+        count = min(piece.nbytes // _FEWEST_BYTES, _MOST_SENT)
+    count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, count))
     return [(i + 1) / count for i in range(count)]
-
-
-def _halvings(piece: Tensor, dim: int) -> int:
-    """How often a piece can be halved."""
-    smallest = min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _FEWEST_BYTES)
-    return min(_MOST_HALVINGS, max(1, smallest).bit_length() - 1)
