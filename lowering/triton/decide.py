@@ -34,8 +34,8 @@ def versions() -> str:
 def fits(tiling: Tiling, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the factors' blocks have room in the memory of a multiprocessor."""
     num_bytes = tiling.stages * (tiling.m + tiling.n) * tiling.k * dtype.itemsize * tiling.programs
-    room: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return num_bytes <= room
+    properties: dict[str, int] = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return num_bytes <= properties["max_shared_mem"]
 
 
 def time_us(run: Callable[[], object]) -> float:
@@ -76,9 +76,9 @@ def decide(
     def slowest_us(how: How) -> float:
         found = torch.tensor([time_us(lambda: run(how))], dtype=torch.float64, device=device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group)
-        if math.isinf(found.item()):
+        if math.isinf(found):
             reset()
-        return found.item()
+        return float(found)
 
     how, best_us = fastest(tilings, ways, slowest_us)
     memory().keep(problem, how, best_us)

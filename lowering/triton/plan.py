@@ -22,7 +22,9 @@ class Fused:
     pushes: bool = False
 
     def programs(self, device: torch.device) -> int:
-        """How many programs run at a time."""
+        """How many programs run at a time; on CPUs, in Triton's interpreter, one after another."""
+        if device.type == "cpu":
+            return self.tiling.programs
         processors: int = torch.cuda.get_device_properties(device).multi_processor_count
         return processors * self.tiling.programs
 

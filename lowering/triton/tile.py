@@ -124,7 +124,8 @@ def halves(total: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr) -> tu
 
     Kernels store `STORED_COLUMNS` at a time, as the registers for the addresses of more are not there.
     """
-    return tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+    left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+    return left, right
 
 
 @triton.jit

@@ -50,7 +50,7 @@ _FLOAT = (
     Tiling(128, 64, 16, warps=8, stages=3),
     Tiling(64, 64, 16, warps=4, stages=3, programs=2),
 )
-_ELEMENTWISE = (Tiling(32, 32, 16, warps=4, stages=2, programs=4),)
+_ELEMENTWISE = (Tiling(32, 32, 16, warps=4, stages=3, programs=2),)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels multiply; sums are in float32."""

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fxpar.lowering.triton.gather import Gather, multiply
 from fxpar.lowering.triton.launch import (
     Arrival,
     Destinations,
@@ -25,6 +26,8 @@ from fxpar.lowering.triton.launch import (
     sum_programs,
 )
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
+from fxpar.lowering.triton.plan import Fused
+from fxpar.lowering.triton.scatter import Product
 from fxpar.lowering.triton.tile import place_of_tile
 from fxpar.lowering.triton.tiling import DTYPES, Tiling
 from tests.lowering.triton.products import assert_product, factor
@@ -34,7 +37,7 @@ WIDE = Tiling(32, 16, 32, warps=4, stages=2, band=3)
 BY_DESCRIPTORS = Tiling(16, 16, 16, warps=4, stages=2, descriptors=True)
 
 
-def there(segments: Segments, rank: int, epoch: int = 1) -> Arrival:
+def there_at(segments: Segments, rank: int, epoch: int = 1) -> Arrival:
     """All rows have arrived."""
     return Arrival(torch.full((segments.count,), epoch, dtype=torch.int32), epoch, segments, rank)
 
@@ -53,7 +56,7 @@ def gathered_product(
 def test_a_gathered_product_is_right_for_any_sizes(dtype: torch.dtype, rows: int, terms: int, columns: int) -> None:
     gathered, right = factor(1, 4 * rows, terms, dtype=dtype), factor(1, terms, columns, dtype=dtype, seed=1)
     for tiling in (SMALL, WIDE):
-        found = gathered_product(gathered, right, there(Segments(Pieces(1, 4, rows), 3), 1), tiling)
+        found = gathered_product(gathered, right, there_at(Segments(Pieces(1, 4, rows), 3), 1), tiling)
         assert_product(found, gathered, right)
 
 
@@ -62,7 +65,7 @@ def test_a_gathered_product_is_right_for_any_sizes(dtype: torch.dtype, rows: int
 def test_factors_loaded_by_descriptors_give_the_same_bits(dtype: torch.dtype, transposed: bool) -> None:
     gathered, right = factor(1, 40, 24, dtype=dtype), factor(1, 24, 24, dtype=dtype, seed=1)
     right = right.mT if transposed else right
-    arrival = there(Segments(Pieces(1, 4, 10), 4), 2)
+    arrival = there_at(Segments(Pieces(1, 4, 10), 4), 2)
     assert gathered_product(gathered, right, arrival, BY_DESCRIPTORS).equal(
         gathered_product(gathered, right, arrival, SMALL)
     )
@@ -72,23 +75,23 @@ def test_factors_loaded_by_descriptors_give_the_same_bits(dtype: torch.dtype, tr
 def test_a_bias_of_any_shape_is_added(shape: tuple[int, ...]) -> None:
     gathered, right = factor(2, 20, 9), factor(2, 9, 21, seed=1)
     bias = factor(*shape, seed=2).expand(2, 20, 21)
-    found = gathered_product(gathered, right, there(Segments(Pieces(4, 2, 5), 2), 1), WIDE, bias)
+    found = gathered_product(gathered, right, there_at(Segments(Pieces(4, 2, 5), 2), 1), WIDE, bias)
     assert_product(found, gathered, right, bias)
 
 
 def test_results_may_lie_in_memory_in_any_order() -> None:
     gathered, right = factor(1, 20, 9), factor(1, 9, 21, seed=1)
     out = torch.full((1, 21, 20), torch.nan).mT
-    gathered_call(gathered, right, None, out, there(Segments(Pieces(1, 4, 5), 5), 0), SMALL).run(2)
+    gathered_call(gathered, right, None, out, there_at(Segments(Pieces(1, 4, 5), 5), 0), SMALL).run(2)
     assert_product(out, gathered, right)
 
 
 def test_neither_rank_nor_segments_change_a_bit() -> None:
     gathered, right = factor(1, 44, 20, dtype=torch.float16), factor(1, 20, 9, dtype=torch.float16, seed=1)
     pieces = Pieces(1, 4, 11)
-    expected = gathered_product(gathered, right, there(Segments(pieces, 11), 0))
+    expected = gathered_product(gathered, right, there_at(Segments(pieces, 11), 0))
     for rank, rows in product((0, 1, 3), (1, 4, 11)):
-        assert gathered_product(gathered, right, there(Segments(pieces, rows), rank)).equal(expected)
+        assert gathered_product(gathered, right, there_at(Segments(pieces, rows), rank)).equal(expected)
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -203,6 +206,59 @@ def test_transposed_factors_and_pieces_are_scattered_alike(tiling: Tiling) -> No
     scattered_call(left, right, None, owners.destinations(2, (1, 10)), tiling).run(2)
     found = torch.stack([owners.memory[owner, 2].flatten()[:160].view(16, 10).T for owner in range(4)])
     assert_product(found.view(40, 16), left[0], right[0])
+
+
+@pytest.mark.parametrize(("form", "shape"), [("rows", (12, 8)), ("rows", (3, 8, 8)), ("columns", (12, 8)),
+    ("columns", (3, 8, 8)), ("matrices", (4, 5, 8))])  # fmt: skip
+@pytest.mark.parametrize("outer", [1, 2])
+def test_gathered_values_are_multiplied_as_the_op_defines(form: str, shape: tuple[int, ...], outer: int) -> None:
+    shards = [factor(*shape, seed=rank) for rank in range(4)]
+    gathered = joined(torch.stack(shards), 0 if form == "matrices" else -2, outer)
+    gather = Gather.of(shards[2], form, outer, 4)
+    assert gather.shape == gathered.shape
+    segments = Segments(gather.pieces, 3)
+    for rank, shard in enumerate(shards):
+        rows, flat = gathered.flatten(0, -2), shard.flatten(0, -2)
+        for segment in segments.of_rank(rank):
+            here, there = segments.row_range(segment), segments.row_range_of_piece(segment)
+            assert rows[here.start : here.stop].equal(flat[there.start : there.stop])
+    other = factor(*shape[:-2], 7, 8, seed=5) if form == "columns" else factor(*gathered.shape[:-2], 8, 7, seed=5)
+    left, right = (other, gathered.mT) if form == "columns" else (gathered, other)
+    for bias in (None, factor(right.shape[-1], seed=6), factor(left.shape[-2], 1, seed=7)):
+        found = multiply(gathered, other, bias, form, there_at(segments, 2), Fused(SMALL, 3))
+        assert_product(found, left, right, bias)
+
+
+@pytest.mark.parametrize(("form", "left", "right"), [("rows", (24, 8), (8, 7)), ("rows", (3, 24, 8), (3, 8, 7)),
+    ("columns", (5, 8), (8, 24)), ("matrices", (8, 5, 8), (8, 8, 7))])  # fmt: skip
+@pytest.mark.parametrize("outer", [1, 2])
+def test_products_are_scattered_as_the_op_defines(
+    form: str, left: tuple[int, ...], right: tuple[int, ...], outer: int
+) -> None:
+    factors = factor(*left), factor(*right, seed=1), factor(right[-1], seed=2)
+    dim = {"rows": len(left) - 2, "columns": len(left) - 1, "matrices": 0}[form]
+    product = Product.of(*factors, form, outer, 4)
+    size = torch.Size(product.piece_shape).numel()
+    owners = Owners(product.pieces, -(-size // 16), 16, torch.float32)
+    scattered_call(product.left, product.right, product.bias, owners.destinations(1, product.strides), SMALL).run(2)
+    pieces = [owners.memory[owner, 1].flatten()[:size].view(product.piece_shape) for owner in range(4)]
+    assert_product(joined(torch.stack(pieces), dim, outer), *factors)
+
+
+def test_a_sum_for_all_has_pieces_of_any_number_of_rows() -> None:
+    factors = factor(2, 7, 8), factor(2, 8, 16, seed=1), factor(16, seed=2)
+    product = Product.of_all(*factors, 4)
+    owners = Owners(product.pieces, 4, 16, torch.float32)
+    scattered_call(product.left, product.right, product.bias, owners.destinations(3, product.strides), SMALL).run(2)
+    rows = owners.memory[:, 3, :4].flatten(0, 1)
+    assert_product(rows[:14].view(2, 7, 16), *factors)
+    assert bool(rows[14:].isnan().all())
+
+
+def joined(pieces: Tensor, dim: int, outer: int) -> Tensor:
+    """The pieces of all ranks, (parts, *piece), at the digits (outer, parts, rows) of a dim of a piece."""
+    dim %= pieces.dim() - 1
+    return pieces.unflatten(dim + 1, (outer, -1)).movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
 
 
 def test_sums_wait_for_every_rank() -> None:
