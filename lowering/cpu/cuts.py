@@ -30,9 +30,6 @@ def gathered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
 
 def scattered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
     """Of pieces that are scattered in `dim`."""
-    if len(set(hosts)) == 1:
-        count = piece.nbytes // _BYTES_ON_A_HOST
-    else:
-        count = min(piece.nbytes // _FEWEST_BYTES, _MOST_SENT)
-    count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, count))
+    most = piece.nbytes // _BYTES_ON_A_HOST if len(set(hosts)) == 1 else min(piece.nbytes // _FEWEST_BYTES, _MOST_SENT)
+    count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, most))
     return [(i + 1) / count for i in range(count)]
