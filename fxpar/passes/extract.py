@@ -65,11 +65,16 @@ def _is_dense_part(kept: Tensor) -> bool:
 
 def reordered(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> fx.GraphModule:
     """A copy of `module` whose nodes stand in the order of `nodes`."""
+    return fx.GraphModule(module, copied(nodes))
+
+
+def copied(nodes: Iterable[fx.Node]) -> fx.Graph:
+    """A graph of copies of all nodes of another one, in the order of `nodes`."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(module, graph)
+    return graph
 
 
 def append_after_operands(node: fx.Node, ordered: dict[fx.Node, None]) -> None:

@@ -12,7 +12,7 @@ from fxpar.annotate import module_path, move
 from fxpar.overlap import FUSE_ALWAYS, Fuse
 from fxpar.passes.around_collectives import Unfit
 from fxpar.passes.cut import has_effect
-from fxpar.passes.extract import append_after_operands, reordered
+from fxpar.passes.extract import append_after_operands, copied, reordered
 from fxpar.passes.find_fusion import Fusion, find_fusion
 from fxpar.passes.fusion_costs import FusionCost
 from fxpar.passes.gather_matmul import GatherMatmul, write_gather_matmul
@@ -46,16 +46,18 @@ def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: 
     Before: `gathered = all_gather(x); wait = wait_tensor(gathered); mm = mm(wait, w)`
     After:  `both = all_gather_matmul(x, [w], [None], "rows", ...); mm = both[0]`
     """
-    fused = reordered(module, module.graph.nodes)
-    starts = [node for node in fused.graph.nodes if move(node) is not None]
-    verdicts = [_decide(start, cost, fuse) for start, cost in zip(starts, costs, strict=True)]
-    for node in reversed(fused.graph.nodes):
+    graph = copied(module.graph.nodes)
+    starts = [node for node in graph.nodes if move(node) is not None]
+    verdicts = tuple(_decide(start, cost, fuse) for start, cost in zip(starts, costs, strict=True))
+    if all(verdict.fused is None for verdict in verdicts):
+        return Fused(module, verdicts)
+    for node in reversed(graph.nodes):
         if not node.users and node.op == "call_function" and not has_effect(node):
-            fused.graph.erase_node(node)
+            graph.erase_node(node)
     ordered: dict[fx.Node, None] = {}
-    for node in fused.graph.nodes:
+    for node in graph.nodes:
         append_after_operands(node, ordered)
-    return Fused(reordered(fused, ordered), tuple(verdicts))
+    return Fused(reordered(module, ordered), verdicts)
 
 
 def _decide(start: fx.Node, cost: FusionCost, fuse: Fuse) -> Verdict:

@@ -14,7 +14,7 @@ from fxpar.overlap import Overlap
 from fxpar.passes.around_collectives import Unfit
 from fxpar.passes.find_fusion import find_fusion
 from fxpar.passes.gather_matmul import GatherMatmul
-from fxpar.passes.overlap_collectives import overlap_collectives
+from fxpar.passes.overlap_collectives import overlapping_order
 from fxpar.planner.graph_time import GraphModel
 
 
@@ -47,7 +47,7 @@ CostsByGraph: TypeAlias = Mapping[str, Sequence[FusionCost]]
 
 def estimate_fusions(module: fx.GraphModule, model: GraphModel, overlap: Overlap) -> list[FusionCost]:
     """What every collective of `module` costs, in their order, if it runs beside computation as `overlap` says."""
-    waited = model.time(overlap_collectives(module, overlap)).waited_us
+    waited = model.time_in_order(overlapping_order(module.graph, overlap)).waited_us
     return [_cost(node, model, waited.get(node.name, 0.0)) for node in module.graph.nodes if move(node) is not None]
 
 

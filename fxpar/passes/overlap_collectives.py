@@ -30,8 +30,13 @@ def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphMod
     Before: `dx = mm(dy, w_t); dw = mm(x_t, dy); all_reduce = all_reduce(dx); wait = wait_tensor(all_reduce); ...`
     After:  `dx = mm(dy, w_t); all_reduce = all_reduce(dx); dw = mm(x_t, dy); wait = wait_tensor(all_reduce); ...`
     """
-    sites = find_sites(module.graph, overlap.rules)
-    return reordered(module, _Order(module.graph, sites).run(overlap.gather_ahead_bytes))
+    return reordered(module, overlapping_order(module.graph, overlap))
+
+
+def overlapping_order(graph: fx.Graph, overlap: Overlap) -> list[fx.Node]:
+    """The nodes of `graph` in the order in which `overlap_collectives` puts them."""
+    sites = find_sites(graph, overlap.rules)
+    return _Order(graph, sites).run(overlap.gather_ahead_bytes)
 
 
 class _Order:

@@ -105,12 +105,16 @@ class GraphModel:
 
     def time(self, module: fx.GraphModule) -> GraphTime:
         """Run a graph in thought, node after node. It ends with its last collective, waited for or not."""
+        return self.time_in_order(module.graph.nodes)
+
+    def time_in_order(self, nodes: Iterable[fx.Node]) -> GraphTime:
+        """The same of a graph's nodes in another order."""
         now, computed = 0.0, 0.0
         ends: dict[fx.Node, float] = {}
         free_at: defaultdict[bool, float] = defaultdict(float)
         total: defaultdict[str, Traffic] = defaultdict(Traffic)
         waited: dict[str, float] = {}
-        for node in module.graph.nodes:
+        for node in nodes:
             waits = node.target is c10d_functional.wait_tensor.default
             taken_us = 0.0 if waits or move(node) is not None else self.compute_us(node)
             now, computed, started = now + taken_us, computed + taken_us, now
