@@ -22,8 +22,8 @@ from fxpar.planner.graph_time import GraphModel
 class FusionCost:
     """Estimated microseconds of a collective: alone, with its matmuls as far as it is waited for, one with them.
 
-    Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone. `way`
-    tells ways to fuse it apart: ranks whose graphs differ there cannot fuse it at all.
+    Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone. Ways
+    to fuse it are told apart by `way`: ranks whose graphs differ there cannot fuse it at all.
     """
 
     collective_us: float
