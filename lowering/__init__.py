@@ -11,8 +11,11 @@ from fxpar.lowering.aten import lower_to_aten
 from fxpar.lowering.inductor import lower_to_inductor
 from fxpar.lowering.lowering import Lowering
 from fxpar.lowering.sleep import ComputeTime, SleepingLowering
+from fxpar.lowering.triton import register_on_gpus
 
 __all__ = ["Lowering", "lower"]
+
+register_on_gpus()
 
 
 def _at_once(node: fx.Node) -> float:

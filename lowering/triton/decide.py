@@ -45,7 +45,7 @@ def time_us(run: Callable[[], object]) -> float:
             run()
     except OutOfResources:
         return math.inf
-    times = []
+    times: list[float] = []
     for _ in range(_REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -39,9 +39,11 @@ def all_gather_matmul(
     def unfused() -> list[Tensor]:
         return ops.all_gather_matmul_reference(shard, others, biases, form, outer, parts, keeps_gathered, group_name)
 
-    if form not in FORMS or not _can_fuse([shard, *others], parts, group_name):
+    if form not in FORMS or not _can_fuse([shard, *others], parts):
         return unfused()
     workspace = _workspace(group_name, shard.device)
+    if workspace is None:
+        return unfused()
     gather = Gather.of(shard, form, outer, parts)
 
     def run(how: How) -> list[Tensor]:
@@ -67,9 +69,11 @@ def matmul_reduce_scatter(
     def unfused() -> Tensor:
         return ops.matmul_reduce_scatter_reference(left, right, bias, form, outer, parts, group_name)
 
-    if (form == "columns" and left.dim() == 3) or not _can_fuse([left, right], parts, group_name):
+    if (form == "columns" and left.dim() == 3) or not _can_fuse([left, right], parts):
         return unfused()
     workspace = _workspace(group_name, left.device)
+    if workspace is None:
+        return unfused()
     product = Product.of(left, right, bias, form, outer, parts)
 
     def run(how: How) -> Tensor:
@@ -87,9 +91,11 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     def unfused() -> Tensor:
         return ops.matmul_all_reduce_reference(left, right, bias, parts, group_name)
 
-    if not _can_fuse([left, right], parts, group_name):
+    if not _can_fuse([left, right], parts):
         return unfused()
     workspace = _workspace(group_name, left.device)
+    if workspace is None:
+        return unfused()
     product = Product.of_all(left, right, bias, parts)
 
     def run(how: How) -> Tensor:
@@ -102,25 +108,25 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
 
 
-def _can_fuse(factors: Sequence[Tensor], parts: int, group_name: str) -> bool:
-    """Whether kernels multiply such factors, and ranks can write to each other's memory."""
+def _can_fuse(factors: Sequence[Tensor], parts: int) -> bool:
+    """Whether kernels multiply such factors."""
     like = factors[0]
     return (
         parts > 1
         and like.dtype in DTYPES
         and all(f.dtype == like.dtype and f.dim() == like.dim() and f.numel() > 0 for f in factors)
-        and _is_one_host(group_name)
     )
 
 
 @cache
-def _is_one_host(group_name: str) -> bool:
-    return len(set(discover_hosts(process_group_named(group_name)))) == 1
-
-
-@cache
-def _workspace(group_name: str, device: torch.device) -> Workspace:
-    return Workspace(group_name, device)
+def _workspace(group_name: str, device: torch.device) -> Workspace | None:
+    """The group's symmetric memory, if it can have any. A collective at first."""
+    if len(set(discover_hosts(process_group_named(group_name)))) > 1:
+        return None
+    try:
+        return Workspace(group_name, device)
+    except RuntimeError:  # PyTorch's word for GPUs that cannot reach each other's memory
+        return None
 
 
 def _tilings(op: Op, left: Tensor, rights: Sequence[Tensor], device: torch.device) -> list[Tiling]:
