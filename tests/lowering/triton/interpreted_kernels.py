@@ -5,7 +5,8 @@ A thread is the producer: it fills what the kernel waits for while the kernel ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -35,6 +36,15 @@ from tests.lowering.triton.products import assert_product, factor
 SMALL = Tiling(16, 16, 16, warps=4, stages=2, band=1)
 WIDE = Tiling(32, 16, 32, warps=4, stages=2, band=3)
 BY_DESCRIPTORS = Tiling(16, 16, 16, warps=4, stages=2, descriptors=True)
+
+
+@pytest.fixture(autouse=True)
+def quick_turns() -> Iterator[None]:
+    """Kernel and producer, which spin, wait for each other less long than is usual for threads."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(usual)
 
 
 def there_at(segments: Segments, rank: int, epoch: int = 1) -> Arrival:
