@@ -56,7 +56,7 @@ class Options:
     overlap: which collectives run beside computation: True (all), False, or some of the rules "input_gradients",
         "reduce_scatters" and "all_gathers". They never change results.
     fuse: which collectives become one op with the matmuls beside them: True, where that is estimated to be cheaper than
-        running them beside other computation; "always", wherever it can be; or False.
+        running them beside other computation; "always", wherever it can be; or False. Fused ops may round otherwise.
     gather_ahead_bytes: how many bytes of gathered weights a graph may hold before their first use (default: those of
         one layer, whatever it has).
     transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
