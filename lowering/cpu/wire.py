@@ -53,13 +53,13 @@ class Wire:
         """Begin to receive bytes from a rank; to be posted before anything is sent in the same call."""
         return Arrival(memory, source, tag, self._group_name)
 
-    def follow(self, arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[], None]) -> None:
-        """Tell the number of each that has come, in their order; or that one never will, and so none after it."""
+    def follow(self, arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[int], None]) -> None:
+        """Tell the number of each that has come, in their order; or of one that never will, and so none after it."""
         self._receiver.submit(lambda: _follow(arrivals, come, lose))
 
     def _send(self, memory: Tensor, to: int, tag: int) -> None:
-        self._complete(_IN_FLIGHT - 1)
         self._in_flight.append((_begun(dist.isend, memory, to, tag, self._group_name), to, memory))
+        self._complete(_IN_FLIGHT - 1)  # only now: that an earlier one failed must not keep this one from another rank
 
     def _complete(self, but: int) -> None:
         while len(self._in_flight) > but:
@@ -92,13 +92,14 @@ class Arrival:
         _complete(self._begun, self._source)
 
 
-def _follow(arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[], None]) -> None:
-    try:
-        for number, arrival in enumerate(arrivals):
+def _follow(arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[int], None]) -> None:
+    for number, arrival in enumerate(arrivals):
+        try:
             arrival.wait()
-            come(number)
-    except PeerLostError:
-        lose()
+        except PeerLostError:
+            lose(number)
+            return
+        come(number)
 
 
 def _begun(move: Callable[..., dist.Work | None], memory: Tensor, peer: int, tag: int, group_name: str) -> dist.Work:

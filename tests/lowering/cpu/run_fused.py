@@ -207,10 +207,10 @@ def sums_in_order_of_ranks() -> list[str]:
     return wrong
 
 
-def lose_a_rank(hosts: Sequence[str], doomed: int) -> list[str]:
-    """The errors of a call of each op after a rank was killed, which had taken part in a call of each before."""
+def lose_a_rank(hosts: Sequence[str], ops: Sequence[str], doomed: int) -> list[str]:
+    """The errors of calls after a rank was killed, which had taken part in the same calls before."""
     live_on(hosts)
-    cases = [Case("gather", "rows"), Case("scatter", "rows"), Case("reduce", "rows")]
+    cases = [Case(op, "rows") for op in ops]
     for case in cases:
         run(case)
     if dist.get_rank() == doomed:

@@ -52,8 +52,16 @@ def test_terms_are_added_up_in_the_order_of_ranks() -> None:
         assert wrong == []
 
 
-@pytest.mark.parametrize("hosts", ["one host", "two and two"])
-def test_a_rank_that_was_killed_is_an_error_on_all_others(hosts: str) -> None:
-    for errors in run_ranks(4, lose_a_rank, HOSTS[hosts], 2, doomed=[2], timeout_s=60):
+@pytest.mark.parametrize(
+    ("hosts", "ops"),
+    [
+        ("one host", ["gather", "scatter", "reduce"]),
+        ("two and two", ["gather"]),
+        ("hosts of their own", ["gather"]),
+        ("hosts of their own", ["reduce"]),
+    ],
+)
+def test_a_rank_that_was_killed_is_an_error_on_all_others(hosts: str, ops: list[str]) -> None:
+    for errors in run_ranks(4, lose_a_rank, HOSTS[hosts], ops, 2, doomed=[2], timeout_s=60):
         for error in errors:
             assert error.startswith("lost "), error
