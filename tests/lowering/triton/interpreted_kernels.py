@@ -1,20 +1,18 @@
-"""What kernels compute, in Triton's interpreter: run by test_interpreted.py in a process of its own.
-
-A thread is the producer: it fills what the kernel waits for while the kernel runs.
-"""
+"""What kernels compute, in Triton's interpreter: run by test_interpreted.py in a process of its own."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Collection
 from itertools import product
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from triton.runtime.interpreter import interpreter_builder
 
 from fxpar.lowering.triton.gather import Gather, multiply
 from fxpar.lowering.triton.launch import (
@@ -25,6 +23,7 @@ from fxpar.lowering.triton.launch import (
     scattered_call,
     sum_call,
     sum_programs,
+    wrapped,
 )
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
 from fxpar.lowering.triton.plan import Fused
@@ -38,13 +37,34 @@ WIDE = Tiling(32, 16, 32, warps=4, stages=2, band=3)
 BY_DESCRIPTORS = Tiling(16, 16, 16, warps=4, stages=2, descriptors=True)
 
 
-@pytest.fixture(autouse=True)
-def quick_turns() -> Iterator[None]:
-    """Kernel and producer, which spin, wait for each other less long than is usual for threads."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    yield
-    sys.setswitchinterval(usual)
+OnLook: TypeAlias = Callable[[Tensor, Collection[int], Callable[[int], None]], list[int]]
+
+
+@pytest.fixture
+def on_second_look(monkeypatch: pytest.MonkeyPatch) -> OnLook:
+    """A producer that sends only what a kernel waits for, and only when it looks for it a second time.
+
+    Given signals, those that are missing, and what sends the segment of each, it gives a list that will hold what
+    was sent, in that order.
+    """
+
+    def produce(signals: Tensor, missing: Collection[int], send: Callable[[int], None]) -> list[int]:
+        looks: Counter[int] = Counter()
+        sent: list[int] = []
+        look = interpreter_builder.create_atomic_rmw
+
+        def look_and_send(op: Any, pointer: Any, *rest: Any) -> Any:
+            segment = (int(pointer.data.item()) - signals.data_ptr()) // signals.element_size()
+            looks[segment] += 1
+            if looks[segment] == 2 and segment in missing:
+                send(segment)
+                sent.append(segment)
+            return look(op, pointer, *rest)
+
+        monkeypatch.setattr(interpreter_builder, "create_atomic_rmw", look_and_send)
+        return sent
+
+    return produce
 
 
 def there_at(segments: Segments, rank: int, epoch: int = 1) -> Arrival:
@@ -105,53 +125,47 @@ def test_neither_rank_nor_segments_change_a_bit() -> None:
 
 
 @pytest.mark.parametrize("rank", range(4))
-@pytest.mark.parametrize(("outer", "rows", "segment_rows"), [(1, 16, 16), (1, 16, 8), (1, 21, 5), (2, 9, 4), (3, 4, 4)])
-def test_tiles_wait_for_all_they_need_and_for_nothing_else(rank: int, outer: int, rows: int, segment_rows: int) -> None:
-    """Each segment comes only when all tiles are done that needed none of what was still to come."""
+@pytest.mark.parametrize(("outer", "rows", "segment_rows"), [(1, 16, 16), (1, 16, 5), (1, 21, 8), (2, 9, 4), (3, 4, 4)])
+def test_tiles_wait_for_all_they_need_in_the_order_of_the_ring(
+    rank: int, outer: int, rows: int, segment_rows: int, on_second_look: OnLook
+) -> None:
     pieces = Pieces(outer, 4, rows)
     segments = Segments(pieces, segment_rows)
-    gathered, right = factor(1, pieces.blocks * rows, 8), factor(1, 8, 20, seed=1)
-    buffer = torch.full_like(gathered, torch.nan)
-    out = torch.full((1, gathered.shape[1], 20), torch.nan)
-    arrival = Arrival(torch.full((segments.count,), 6, dtype=torch.int32), 7, segments, rank)
-    tiles = list(row_tiles(1, gathered.shape[1], SMALL.m))
+    out, gathered, right, sent = multiply_what_arrives(segments, rank, 7, on_second_look)
+    assert_product(out, gathered, right)
+    own = set(segments.of_rank(rank))
+    assert sorted(sent) == [segment for segment in range(segments.count) if segment not in own]
+    if outer == 1 and rows >= SMALL.m:
+        senders = dict.fromkeys(pieces.owner(segments.row_range(segment)[0]) for segment in sent)
+        assert list(senders) == list(ring_from(rank, 4))
 
-    def send(segment: int) -> None:
-        where = segments.row_range(segment)
-        buffer[:, where.start : where.stop] = gathered[:, where.start : where.stop]
-        arrival.signals[segment] = 7
 
-    def produce() -> None:
-        for source in ring_from(rank, 4):
-            for segment in segments.of_rank(source):
-                possible = [tile for tile in tiles if not bool(buffer[0, tile.start : tile.stop].isnan().any())]
-                while any(bool(out[0, tile.start : tile.stop].isnan().any()) for tile in possible):
-                    pass
-                send(segment)
-
-    for segment in segments.of_rank(rank):
-        send(segment)
-    with ThreadPoolExecutor() as pool:
-        produced = pool.submit(produce)
-        gathered_call(buffer, right, None, out, arrival, SMALL).run(1)
-        produced.result()
+@pytest.mark.parametrize("epoch", [1, 2, 3, 2**31 - 1, 2**31, 2**32])
+def test_a_later_epoch_needs_new_signals_but_no_reset_and_may_wrap_around(epoch: int, on_second_look: OnLook) -> None:
+    out, gathered, right, _ = multiply_what_arrives(Segments(Pieces(1, 2, 4), 4), 0, epoch, on_second_look)
     assert_product(out, gathered, right)
 
 
-def test_a_later_epoch_needs_new_signals_but_no_reset_and_may_wrap_around() -> None:
-    gathered, right = factor(1, 8, 8), factor(1, 8, 8, seed=1)
-    segments = Segments(Pieces(1, 2, 4), 4)
-    for epoch in (1, 2, 3, 2**31 - 1, 2**31, 2**32):
-        signals = torch.full((2,), (epoch - 1 + 2**31) % 2**32 - 2**31, dtype=torch.int32)
-        with ThreadPoolExecutor() as pool:
-            out = torch.full((1, 8, 8), torch.nan)
-            arrival = Arrival(signals, epoch, segments, 0)
-            running = pool.submit(gathered_call(gathered, right, None, out, arrival, SMALL).run, 1)
-            for segment in range(2):
-                assert not running.done()
-                signals[segment] += 1
-            running.result()
-        assert_product(out, gathered, right)
+def multiply_what_arrives(
+    segments: Segments, rank: int, epoch: int, on_second_look: OnLook
+) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """The product, its factors, and which segments were waited for; what nobody waits for is no number."""
+    num_rows = segments.pieces.blocks * segments.pieces.rows
+    gathered, right = factor(1, num_rows, 8), factor(1, 8, 20, seed=1)
+    buffer, out = torch.full_like(gathered, torch.nan), torch.full((1, num_rows, 20), torch.nan)
+    signals = torch.full((segments.count,), wrapped(epoch - 1), dtype=torch.int32)
+
+    def send(segment: int) -> None:
+        rows = segments.row_range(segment)
+        buffer[:, rows.start : rows.stop] = gathered[:, rows.start : rows.stop]
+        signals[segment] = wrapped(epoch)
+
+    own = set(segments.of_rank(rank))
+    for segment in own:
+        send(segment)
+    sent = on_second_look(signals, set(range(segments.count)) - own, send)
+    gathered_call(buffer, right, None, out, Arrival(signals, epoch, segments, rank), SMALL).run(2)
+    return out, gathered, right, sent
 
 
 class Owners:
@@ -271,18 +285,19 @@ def joined(pieces: Tensor, dim: int, outer: int) -> Tensor:
     return pieces.unflatten(dim + 1, (outer, -1)).movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
 
 
-def test_sums_wait_for_every_rank() -> None:
+def test_sums_wait_for_every_rank(on_second_look: OnLook) -> None:
     pieces = torch.full((3, 5), torch.nan)
     counters = torch.tensor([4, 4, 4], dtype=torch.int32)
     out = torch.zeros(5)
-    with ThreadPoolExecutor() as pool:
-        summed = pool.submit(sum_call(pieces, out, counters, 6).run, 1)
-        for source in (2, 0, 1):
-            assert not summed.done()
-            pieces[source] = 10.0**source
-            counters[source] += 2
-        summed.result()
+
+    def send(source: int) -> None:
+        pieces[source] = 10.0**source
+        counters[source] += 2
+
+    sent = on_second_look(counters, range(3), send)
+    sum_call(pieces, out, counters, 6).run(1)
     assert out.tolist() == [111.0] * 5
+    assert sent == [0, 1, 2]
 
 
 def test_sums_are_taken_in_the_order_of_the_ranks() -> None:
