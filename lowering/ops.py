@@ -28,6 +28,8 @@ ScatterForm: TypeAlias = Literal["rows", "columns", "matrices"]
 """Which dim of the product is scattered: its second last, its last, or the first of three."""
 
 GATHER_FORMS: tuple[GatherForm, ...] = get_args(GatherForm)
+SUMMING_FORMS: tuple[GatherForm, ...] = ("sum_right", "sum_left")
+"""Those that sum over what was gathered: each rank adds up the pieces in the order in which it gets them."""
 SCATTER_FORMS: tuple[ScatterForm, ...] = get_args(ScatterForm)
 
 GATHERED_DIM: dict[str, int] = {form: 0 if form == "matrices" else -2 for form in GATHER_FORMS}

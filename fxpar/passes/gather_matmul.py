@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 import fxpar.lowering.fused_flops  # noqa: F401  registers the fused ops, too
-from fxpar.annotate import Move, fused, move, set_fused, take_place, tensor
-from fxpar.lowering.ops import GATHER_FORMS, GatherForm
+from fxpar.annotate import Move, fused, layout_of, move, set_fused, take_place, tensor
+from fxpar.layout import REPLICATE
+from fxpar.lowering.ops import GATHER_FORMS, SUMMING_FORMS, GatherForm
 from fxpar.passes.around_collectives import WAITED_ELSEWHERE, Seen, Unfit, replace_seen, seen_as, wait_of
 from fxpar.passes.cut import closure, users
 from fxpar.passes.digits import Digit, Dims, rearranges, sizes, whole
@@ -113,7 +114,10 @@ def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: D
     seen = seen_as(before.last if before else wait, dims)
     behind = closure([wait], users)
     found = [use for each in seen for use in _uses(each, parts)]
-    possible = [use for use in found if use.other not in behind and use.matmul.bias not in behind]
+    apart = [use for use in found if not _is_summed_alike(use, start)]
+    possible = [use for use in apart if use.other not in behind and use.matmul.bias not in behind]
+    if found and not apart:
+        return Unfit(f"all ranks compute {found[0].matmul.node}, and must come to the same bits")
     if not possible:
         return Unfit(_why_not(seen, found, wait))
     first = min(possible, key=lambda use: (GATHER_FORMS.index(use.form), -_count(possible, use)))
@@ -123,6 +127,13 @@ def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: D
             chosen.setdefault(use.matmul.node, use)
     rest = (Seen(each.node, each.dims, tuple(user for user in each.users if user not in chosen)) for each in seen)
     return GatherMatmul(start, wait, tuple(chosen.values()), tuple(each for each in rest if each.users), before)
+
+
+def _is_summed_alike(use: _Use, start: fx.Node) -> bool:
+    """Whether ranks would add up one sum, each in an order of its own, and come to slightly different results."""
+    done, layout = move(start), layout_of(use.matmul.node)
+    assert done is not None, f"{start} is no collective"
+    return use.form in SUMMING_FORMS and layout is not None and layout.placement(done.axis) == REPLICATE
 
 
 def _count(uses: Sequence[_Use], like: _Use) -> int:

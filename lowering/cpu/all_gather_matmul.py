@@ -77,7 +77,7 @@ class _User(Protocol):
 
 
 def _use(form: str, pieces: Pieces, shard: Tensor, other: Tensor, bias: Tensor | None) -> _User:
-    if form in ("sum_right", "sum_left"):
+    if form in ops.SUMMING_FORMS:
         return _Sum(form, pieces, shard, other, bias)
     return _Rows(form, pieces, shard, other, bias)
 

@@ -45,8 +45,11 @@ class Local:
 
     def same(self, *shape: int) -> fx.Node:
         """An input that is the same on all ranks."""
-        node = self.given(*shape)
-        set_placed(node, Placed((), (Layout(shape),)))
+        return self.alike(self.given(*shape))
+
+    def alike(self, node: fx.Node) -> fx.Node:
+        """`node`, whose value is the same on all ranks."""
+        set_placed(node, Placed((), (Layout(tuple(tensor(node).shape)),)))
         return node
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -324,6 +324,11 @@ def gathered_twice_in_one_matmul(local: Local) -> Sequence[fx.Node]:
     return [local.call(aten.mm.default, whole, local.call(aten.t.default, whole))]
 
 
+def gathered_for_a_sum_of_all_ranks(local: Local) -> Sequence[fx.Node]:
+    x, w = local.same(3, 8), local.given(4, 5)
+    return [local.alike(local.call(aten.mm.default, x, local.gathered(w, 0, outer=2)))]
+
+
 def gathered_of_ragged_pieces(local: Local) -> Sequence[fx.Node]:
     x, w = local.given(3, 4), local.given(4, 5)
     return [local.call(aten.mm.default, local.gathered(x, 0, size=5), w)]
@@ -366,6 +371,7 @@ OTHER_ROUNDING = {rows_with_a_bias, columns_of_a_digit, scattered_with_a_bias, r
 LEFT = {
     gathered_without_a_matmul: "no matmul takes it, but relu",
     gathered_twice_in_one_matmul: "mm multiplies it with what is made of it",
+    gathered_for_a_sum_of_all_ranks: "all ranks compute mm, and must come to the same bits",
     gathered_of_ragged_pieces: "it is cut up or to size before anything takes it",
     reduced_to_a_maximum: "it reduces by max",
     reduced_in_another_dtype: "_to_copy makes torch.float32 of the terms before they are summed",
