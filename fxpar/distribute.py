@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
-from fxpar.hints import Entry, resolve_hints
+from fxpar.hints import Entry
 from fxpar.mesh import Mesh
 from fxpar.model.checkpoint import install_state_dict_hooks
-from fxpar.model.distribution import Distribution, logical_parameters
+from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install, is_distributed
 from fxpar.model.make_plan import make_plan
 from fxpar.model.parameters import shard_parameters
@@ -66,10 +66,7 @@ def distribute(
     if not isinstance(microbatches, int) or microbatches < 1:
         raise InvalidOptionError("microbatches", microbatches, "a positive integer")
     chosen = schedule_text(schedule) if plan is None else plan.schedule
-    parameters = logical_parameters(model)
-    shapes = {name: parameter.shape for name, parameter in parameters.items()}
-    hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
-    distribution = Distribution(model, mesh, hints, parameters, microbatches, batch_dims or {})
+    distribution = Distribution.of(model, mesh, layouts, microbatches, batch_dims)
     install(distribution)
     if plan is not None:
         distribution.placement = plan.placement

@@ -44,8 +44,7 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@torch.library.custom_op("fxpar::all_gather_matmul", mutates_args=())
-def all_gather_matmul(
+def all_gather_matmul_reference(
     shard: Tensor,
     others: Sequence[Tensor],
     biases: Sequence[Tensor | None],
@@ -66,24 +65,51 @@ def all_gather_matmul(
         keeps_gathered: whether G itself is wanted, too; it comes last.
         group_name: of the process group, by which functional collectives know it.
     """
-    return all_gather_matmul_reference(shard, others, biases, form, outer, parts, keeps_gathered, group_name)
-
-
-def all_gather_matmul_reference(
-    shard: Tensor,
-    others: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    form: str,
-    outer: int,
-    parts: int,
-    keeps_gathered: bool,
-    group_name: str,
-) -> list[Tensor]:
-    """`all_gather_matmul` by a functional collective and plain matmuls, one after another."""
     started = c10d_functional.all_gather_into_tensor(shard.contiguous(), parts, group_name)
     pieces = c10d_functional.wait_tensor(started).view(parts, *shard.shape)
-    gathered = _joined(pieces, GATHERED_DIM[form], outer)
-    return _products(gathered, others, biases, form) + ([gathered] if keeps_gathered else [])
+    return products_of_pieces(pieces, others, biases, form, outer, keeps_gathered)
+
+
+def matmul_reduce_scatter_reference(
+    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
+) -> Tensor:
+    """This rank's piece of the sum of all ranks' `left @ right + bias`.
+
+    Args:
+        left, right: matrices.
+        bias: this rank's term, of a shape that broadcasts to the product's, or None.
+        form: a `ScatterForm`.
+        outer, parts: digits of the scattered dim; `parts` is the size of the group.
+        group_name: of the process group, by which functional collectives know it.
+    """
+    pieces = pieces_of_product(left, right, bias, form, outer, parts)
+    started = c10d_functional.reduce_scatter_tensor(pieces.flatten(0, 1), "sum", parts, group_name)
+    result: Tensor = c10d_functional.wait_tensor(started)
+    return result
+
+
+def matmul_all_reduce_reference(
+    left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str
+) -> Tensor:
+    """The sum of all ranks' `left @ right + bias`, whole on each of them.
+
+    Args:
+        left, right: matrices.
+        bias: this rank's term, of a shape that broadcasts to the product's, or None.
+        parts: the size of the group.
+        group_name: of the process group, by which functional collectives know it.
+    """
+    started = c10d_functional.all_reduce(product(left, right, bias), "sum", group_name)
+    result: Tensor = c10d_functional.wait_tensor(started)
+    return result
+
+
+# What devices without kernels of their own run: a functional collective and plain matmuls, one after another.
+all_gather_matmul = torch.library.custom_op("fxpar::all_gather_matmul", all_gather_matmul_reference, mutates_args=())
+matmul_reduce_scatter = torch.library.custom_op(
+    "fxpar::matmul_reduce_scatter", matmul_reduce_scatter_reference, mutates_args=()
+)
+matmul_all_reduce = torch.library.custom_op("fxpar::matmul_all_reduce", matmul_all_reduce_reference, mutates_args=())
 
 
 @all_gather_matmul.register_fake
@@ -97,78 +123,45 @@ def _all_gather_matmul_fake(
     keeps_gathered: bool,
     group_name: str,
 ) -> list[Tensor]:
-    gathered = _joined(shard.new_empty(parts, *shard.shape), GATHERED_DIM[form], outer)
-    return _products(gathered, others, biases, form) + ([gathered] if keeps_gathered else [])
-
-
-@torch.library.custom_op("fxpar::matmul_reduce_scatter", mutates_args=())
-def matmul_reduce_scatter(
-    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
-) -> Tensor:
-    """This rank's piece of the sum of all ranks' `left @ right + bias`.
-
-    Args:
-        left, right: matrices.
-        bias: this rank's term, of a shape that broadcasts to the product's, or None.
-        form: a `ScatterForm`.
-        outer, parts: digits of the scattered dim; `parts` is the size of the group.
-        group_name: of the process group, by which functional collectives know it.
-    """
-    return matmul_reduce_scatter_reference(left, right, bias, form, outer, parts, group_name)
-
-
-def matmul_reduce_scatter_reference(
-    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
-) -> Tensor:
-    """`matmul_reduce_scatter` by a plain matmul and a functional collective, one after the other."""
-    pieces = _split(_product(left, right, bias), SCATTERED_DIM[form], outer, parts)
-    started = c10d_functional.reduce_scatter_tensor(pieces.flatten(0, 1), "sum", parts, group_name)
-    result: Tensor = c10d_functional.wait_tensor(started)
-    return result
+    return products_of_pieces(shard.new_empty(parts, *shard.shape), others, biases, form, outer, keeps_gathered)
 
 
 @matmul_reduce_scatter.register_fake
 def _matmul_reduce_scatter_fake(
     left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
 ) -> Tensor:
-    return torch.empty_like(_split(_product(left, right, bias), SCATTERED_DIM[form], outer, parts)[0])
-
-
-@torch.library.custom_op("fxpar::matmul_all_reduce", mutates_args=())
-def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
-    """The sum of all ranks' `left @ right + bias`, whole on each of them.
-
-    Args:
-        left, right: matrices.
-        bias: this rank's term, of a shape that broadcasts to the product's, or None.
-        parts: the size of the group.
-        group_name: of the process group, by which functional collectives know it.
-    """
-    return matmul_all_reduce_reference(left, right, bias, parts, group_name)
-
-
-def matmul_all_reduce_reference(
-    left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str
-) -> Tensor:
-    """`matmul_all_reduce` by a plain matmul and a functional collective, one after the other."""
-    started = c10d_functional.all_reduce(_product(left, right, bias), "sum", group_name)
-    result: Tensor = c10d_functional.wait_tensor(started)
-    return result
+    return torch.empty_like(pieces_of_product(left, right, bias, form, outer, parts)[0])
 
 
 @matmul_all_reduce.register_fake
 def _matmul_all_reduce_fake(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
-    return _product(left, right, bias)
+    return product(left, right, bias)
 
 
-def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    product = left @ right
-    return product if bias is None else product + bias
-
-
-def _products(gathered: Tensor, others: Sequence[Tensor], biases: Sequence[Tensor | None], form: str) -> list[Tensor]:
+def products_of_pieces(
+    pieces: Tensor,
+    others: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    form: str,
+    outer: int,
+    keeps_gathered: bool,
+) -> list[Tensor]:
+    """What `all_gather_matmul` gives once the pieces (parts, *shard) of all ranks are there."""
+    gathered = _joined(pieces, GATHERED_DIM[form], outer)
     products = [_PRODUCTS[form](gathered, other).contiguous() for other in others]
-    return [product if bias is None else product + bias for product, bias in zip(products, biases, strict=True)]
+    found = [one if bias is None else one + bias for one, bias in zip(products, biases, strict=True)]
+    return [*found, gathered] if keeps_gathered else found
+
+
+def pieces_of_product(left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int) -> Tensor:
+    """This rank's terms of the pieces of all ranks, (parts, *piece), that `matmul_reduce_scatter` sums."""
+    return _split(product(left, right, bias), SCATTERED_DIM[form], outer, parts)
+
+
+def product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """left @ right + bias."""
+    found = left @ right
+    return found if bias is None else found + bias
 
 
 def _joined(pieces: Tensor, dim: int, outer: int) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from fxpar.capture import Capture, capture_forward
-from fxpar.hints import Entry, resolve_hints
+from fxpar.hints import Entry
 from fxpar.mesh import Mesh
-from fxpar.model.distribution import Distribution, logical_parameters
+from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 
 
@@ -23,9 +23,6 @@ def captured(
     layouts: Mapping[str, Sequence[Entry]] | None = None,
 ) -> tuple[Capture, Distribution]:
     """What Dynamo captures of `model`, which changes as `distribute` changes it; its parameters stay whole."""
-    parameters = logical_parameters(model)
-    shapes = {name: parameter.shape for name, parameter in parameters.items()}
-    hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
-    distribution = Distribution(model, mesh or Mesh(), hints, parameters, microbatches, {})
+    distribution = Distribution.of(model, mesh or Mesh(), layouts, microbatches)
     install(distribution)
     return capture_forward(model, "cpu", example_inputs), distribution

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.annotate import Move, fused, move
+from fxpar.lowering import ops
 from fxpar.mesh import Mesh
 
 
@@ -59,35 +60,15 @@ def _run(graph: fx.Graph, inputs: Sequence[Any]) -> _Steps:
     raise AssertionError("the graph has no output")
 
 
-_PRODUCTS = {
-    "rows": lambda gathered, other: gathered @ other,
-    "columns": lambda gathered, other: other @ gathered.mT,
-    "sum_right": lambda gathered, other: other @ gathered,
-    "sum_left": lambda gathered, other: gathered.mT @ other,
-    "matrices": lambda gathered, other: gathered @ other,
-}
-_DIMS = {"rows": -2, "columns": -1, "matrices": 0}
-
-
 def _run_fused(node: fx.Node, within: Move, args: Sequence[Any]) -> _Steps:
     """Run a fused op as its schema says it: a collective before its matmuls, or behind its matmul."""
     if node.target is torch.ops.fxpar.all_gather_matmul.default:
         shard, others, biases, form, outer, parts, keeps_gathered, _ = args
         pieces = (yield _Request(within, shard.contiguous(), None)).unflatten(0, (parts, -1))
-        dim = 0 if form == "matrices" else shard.dim() - 2
-        digits = pieces.unflatten(dim + 1, (outer, -1)).movedim(0, dim + 1)
-        gathered = digits.flatten(dim, dim + 2).contiguous()
-        products = [_PRODUCTS[form](gathered, other).contiguous() for other in others]
-        found = [one if bias is None else one + bias for one, bias in zip(products, biases, strict=True)]
-        return [*found, gathered] if keeps_gathered else found
-    left, right, bias, *rest = args
-    product = left @ right if bias is None else left @ right + bias
+        return ops.products_of_pieces(pieces, others, biases, form, outer, keeps_gathered)
     if node.target is torch.ops.fxpar.matmul_all_reduce.default:
-        return (yield _Request(within, product, "sum"))
-    form, outer, parts, _ = rest
-    dim = _DIMS[form] % product.dim()
-    pieces = product.unflatten(dim, (outer, parts, -1)).movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
-    return (yield _Request(within, pieces.flatten(0, 1).contiguous(), "sum"))
+        return (yield _Request(within, ops.product(*args[:3]), "sum"))
+    return (yield _Request(within, ops.pieces_of_product(*args[:-1]).flatten(0, 1), "sum"))
 
 
 def _advance(steps: _Steps, received: Tensor | None, results: list[Any], rank: int) -> _Request | None:

@@ -10,11 +10,10 @@ from dataclasses import replace
 from fxpar.bench.models import hugging_face_model
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.capture import capture_forward
-from fxpar.hints import resolve_hints
 from fxpar.launch import run_ranks
 from fxpar.layouts.pins import Pins
 from fxpar.mesh import Mesh
-from fxpar.model.distribution import Distribution, logical_parameters
+from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.model.pin_parameters import pin_parameters
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
@@ -46,9 +45,7 @@ def search_layouts(name: str, layers: int, axes: str = "x", repeats: int = 3) ->
     subject = hugging_face_model(name, layers, batch=1, length=LENGTH)
     mesh = MESHES[axes]
     hints = subject.hints if axes == "x" else {}
-    parameters = logical_parameters(subject.model)
-    shapes = {fqn: parameter.shape for fqn, parameter in parameters.items()}
-    distribution = Distribution(subject.model, mesh, resolve_hints(hints, shapes, []), parameters, 1, {})
+    distribution = Distribution.of(subject.model, mesh, hints)
     install(distribution)
     (stage,) = split_stages(capture_forward(subject.model, "cpu", subject.inputs), [])
     joint = logical_random(trace_joint(stage, with_backward=True))

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpar.capture import Capture, capture_forward, example, is_marker
-from fxpar.hints import Hints
 from fxpar.mesh import Mesh
-from fxpar.model.distribution import Distribution, logical_parameters
+from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.passes.extract import returned
 from fxpar.passes.split_stages import split_stages
@@ -74,8 +73,7 @@ def _capture(model: nn.Module, batch: Mapping[str, Tensor], microbatches: int) -
         for parameter in model.parameters()
     }
     double = copy.deepcopy(model, shapes)
-    parameters = logical_parameters(double)
-    install(Distribution(double, Mesh(), Hints({}, {}), parameters, microbatches, {}))
+    install(Distribution.of(double, Mesh(), microbatches=microbatches))
     return capture_forward(double, "cpu", batch)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
-from fxpar.hints import Hints
+from fxpar.hints import Entry, Hints, resolve_hints
 from fxpar.mesh import Mesh
 from fxpar.plan import Plan
 from fxpar.stage import JointGraph, PlannedStage
@@ -84,6 +84,25 @@ class Distribution:
         self.num_steps = 0
         self.handle = next(_handles)
         _by_handle[self.handle] = self
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        mesh: Mesh,
+        layouts: Mapping[str, Sequence[Entry]] | None = None,
+        microbatches: int = 1,
+        batch_dims: Mapping[str | int, int | None] | None = None,
+    ) -> Distribution:
+        """That of `model` as it is, with hints as users give them to `distribute`.
+
+        Raises:
+            HintNotFoundError, InvalidHintError: as `resolve_hints`.
+        """
+        parameters = logical_parameters(model)
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
+        return cls(model, mesh, hints, parameters, microbatches, batch_dims or {})
 
     @property
     def final_plan(self) -> Plan:

@@ -25,11 +25,11 @@ from fxpar.compiler import (
 )
 from fxpar.dump import Dump
 from fxpar.errors import MicrobatchError
-from fxpar.hints import Entry, resolve_hints
+from fxpar.hints import Entry
 from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.model.arguments import split_dim
 from fxpar.model.choose_schedule import choose_schedule
-from fxpar.model.distribution import Distribution, logical_parameters
+from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.model.make_plan import make_plan
 from fxpar.overlap import Fuse, Overlap
@@ -130,10 +130,7 @@ class StepModel:
     ) -> None:
         local = local_batch(batch, num_batch_shards(mesh), microbatches, batch_dims or {})
         own = copy.deepcopy(model)
-        parameters = logical_parameters(own)
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        hints = resolve_hints(layouts or {}, shapes, [path for path, _ in own.named_modules() if path])
-        self._distribution = Distribution(own, mesh, hints, parameters, microbatches, batch_dims or {})
+        self._distribution = Distribution.of(own, mesh, layouts, microbatches, batch_dims)
         install(self._distribution)
         self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
         (self._stages,) = self._distribution.planned.values()
