@@ -18,7 +18,7 @@ from fxpar.planner.remat import POLICIES
 from fxpar.planner.storage import MICROBATCH, STEP
 from tests.parity import Run, check_runs
 
-SUBJECTS = ("chain", "gpt", "unet")
+SUBJECTS = ("chain", "gpt of two layers", "unet")
 AXES = ("data", "z", "y", "x")
 TIMES = tuple(itertools.product((STEP, MICROBATCH), repeat=2))
 

@@ -19,7 +19,7 @@ from fxpar.passes.local_graph import fake_mode_of
 from fxpar.planner.storage import Storage
 from fxpar.schedule import build_schedule
 from tests.fake_mesh import fake_mesh
-from tests.parity import GPT, SUBJECTS, Config, stage_openers
+from tests.parity import GPT, SUBJECTS, Config
 
 GIGABYTE = 2**30
 
@@ -36,7 +36,7 @@ def compile_one_rank_of_64() -> tuple[float, float, float]:
         fxpar.distribute(
             model,
             mesh,
-            stages=stage_openers("blocks", 4),
+            stages=[f"blocks.{layer}" for layer in (1, 2, 3)],
             layouts={**SUBJECTS["gpt"].hints, "tokens.weight": ("x", None), "head.weight": ("x", None)},
             microbatches=4,
             example_inputs=batch,

@@ -19,6 +19,7 @@ from fxpar.overlap import Overlap
 from fxpar.planner.storage import Storage
 from fxpar.schedule import build_schedule
 from tests.fake_mesh import fake_mesh
+from tests.lowering.graphs import traced
 
 
 class _Layer(nn.Module):
@@ -48,6 +49,7 @@ def _compile() -> None:
         schedule = build_schedule("1f1b", 1, 2)
         graphs = divide_stage(stage, localize_stage(stage, distribution), distribution, schedule, Storage(False, False))
         lower_stage(overlap_stage(graphs, Overlap(), Dump(None, 0)), lower("aten"))
+    lower("inductor")(traced(lambda x: [x + 1], torch.ones(3)))
     torch.compiler.reset()
 
 
