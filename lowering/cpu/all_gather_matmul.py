@@ -13,6 +13,7 @@ from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
 from fxpar.lowering.cpu.pieces import Chunk, Pieces, Room, as_box
 from fxpar.lowering.cpu.ring import near_first
+from fxpar.lowering.cpu.shared_factor import SharedFactor
 from fxpar.lowering.cpu.workspace import workspace_of
 
 
@@ -90,12 +91,12 @@ class _Rows:
         self._is_transposed = form == "columns"
         self._dim = -1 if self._is_transposed else ops.GATHERED_DIM[form]
         self._other = other.mT if self._is_transposed else other
-        self._has_matrices = form == "matrices"
+        self._shared = None if form == "matrices" else SharedFactor(self._other)
         self._out = shard.new_empty(_product_shape(form, pieces, shard, other))
         self._bias = None if bias is None else bias.expand(self._out.shape)
 
     def take(self, part: int, chunk: Chunk, piece: Tensor) -> None:
-        other = self._pieces.box(self._other, 0, part, chunk) if self._has_matrices else self._other
+        other = self._shared or self._pieces.box(self._other, 0, part, chunk)
         bias = None if self._bias is None else self._box(self._bias, part, chunk)
         multiply(self._box(self._out, part, chunk), piece, other, bias)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# With fewer rows, packing the right factor anew for each product costs more than copying the products once.
-_FEW_ROWS = 32
+from fxpar.lowering.cpu.shared_factor import SharedFactor, multiply_one
 
 
 def product_shape(left: Tensor, right: Tensor) -> list[int]:
@@ -14,31 +13,22 @@ def product_shape(left: Tensor, right: Tensor) -> list[int]:
     return [*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]]
 
 
-def multiply(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
+def multiply(out: Tensor, left: Tensor, right: Tensor | SharedFactor, bias: Tensor | None) -> None:
     """out[i] = left[i] @ right[i] + bias[i] for every i.
 
     Args:
         out: (outer, rows, n) or (outer, batch, rows, n), with any strides.
         left: (outer, rows, k), or with a batch.
-        right: likewise, or without its first dim where all have one factor in common; and then without a batch, too.
+        right: likewise, or one factor that all have in common; and then without a batch, too.
         bias: as `out`.
     """
-    is_shared = right.dim() < out.dim()
-    if is_shared and out.dim() == 3 and len(out) > 1 and out.shape[-2] < _FEW_ROWS:
-        out.copy_(torch.mm(left.flatten(0, 1), right).view(out.shape))
+    if isinstance(right, SharedFactor):
+        right.multiply(out, left)
     else:
-        for i in range(len(out)):
-            _multiply_one(out[i], left[i], right if is_shared else right[i])
+        for of_out, of_left, of_right in zip(out, left, right, strict=True):
+            multiply_one(of_out, of_left, of_right)
     if bias is not None:
         out.add_(bias)
-
-
-def _multiply_one(out: Tensor, left: Tensor, right: Tensor) -> None:
-    if out.dim() == 2:
-        torch.mm(left, right, out=out)
-    else:
-        batch = out.shape[:-2]
-        torch.bmm(left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:]), out=out)
 
 
 def add_up(terms: Tensor, out: Tensor) -> None:
@@ -65,7 +55,7 @@ class SumOfProducts:
         batch = self._out.shape[:-2]
         left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
         if not self._is_begun:
-            _multiply_one(self._out, left, right)
+            multiply_one(self._out, left, right)
             self._is_begun = True
         elif self._total is not self._out:
             self._total += left @ right

@@ -7,6 +7,7 @@ from torch import Tensor
 from fxpar.lowering import ops
 from fxpar.lowering.cpu.multiply import multiply, product_shape
 from fxpar.lowering.cpu.pieces import Chunk, Pieces
+from fxpar.lowering.cpu.shared_factor import SharedFactor
 
 
 class Terms:
@@ -19,13 +20,14 @@ class Terms:
         self._is_transposed = form == "columns"
         self._has_matrices = form == "matrices"
         self._left, self._right = (right.mT, left.mT) if self._is_transposed else (left, right)
+        self._shared = None if self._has_matrices else SharedFactor(self._right)
         self._bias = None if bias is None else bias.expand(self.shape)
 
     def compute(self, part: int, chunk: Chunk, out: Tensor) -> None:
         """Let `out` be a chunk of the piece of `part`: (outer, ..., rows, ...)."""
         dim = 0 if self._has_matrices else -2
         left = self.pieces.box(self._left, dim, part, chunk)
-        right = self.pieces.box(self._right, 0, part, chunk) if self._has_matrices else self._right
+        right = self._shared or self.pieces.box(self._right, 0, part, chunk)
         bias = None if self._bias is None else self.pieces.box(self._bias, self.dim, part, chunk)
         if self._is_transposed:
             multiply(out.mT, left, right, None if bias is None else bias.mT)

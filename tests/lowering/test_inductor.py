@@ -116,6 +116,7 @@ def test_collectives_run_inside_and_across_compiled_graphs() -> None:
 
 def compile_new(constant: float) -> tuple[int, float]:
     """How many compiled graphs came from the cache, and a value; runs on every rank."""
+    counters.clear()
     (result,) = lower("inductor")(traced(lambda x: [x * constant], torch.ones(3)))(torch.ones(3))
     return counters["inductor"]["fxgraph_cache_hit"], float(result[0])
 

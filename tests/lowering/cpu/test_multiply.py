@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from fxpar._torch import packed_sgemm
 from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
+from fxpar.lowering.cpu.shared_factor import SharedFactor
 
 
 @pytest.mark.parametrize("rows", [2, 50])
@@ -20,7 +23,7 @@ def test_each_product_is_written_to_its_place(
     bias = torch.randn(5)
     memory = torch.full((3, *batch, 5, 2 * rows) if is_transposed else (3, *batch, 2 * rows, 5), torch.nan)
     out = memory[..., :rows].mT if is_transposed else memory[..., :rows, :]
-    multiply(out, left, right, bias)
+    multiply(out, left, SharedFactor(right) if is_shared else right, bias)
     torch.testing.assert_close(out, left @ right + bias)
     assert memory.isnan().sum() == out.numel(), "and nowhere else"
 
@@ -28,9 +31,40 @@ def test_each_product_is_written_to_its_place(
 def test_one_matrix_multiplies_a_batch() -> None:
     left, right = torch.randn(2, 3, 40, 8), torch.randn(8, 5)
     out = torch.empty(2, 3, 40, 5)
-    multiply(out, left, right, None)
+    multiply(out, left, SharedFactor(right), None)
     torch.testing.assert_close(out, left @ right)
     assert product_shape(left[0], right) == [3, 40, 5]
+
+
+def stored(rows: int, columns: int, order: str) -> Tensor:
+    """A random matrix whose rows or columns are dense in memory, within a larger one, or neither are."""
+    larger = torch.randn(rows + 3, columns + 5)[1:-2, 2:-3] if order != "columns" else torch.randn(columns, rows + 3).T
+    return torch.randn(rows, 2 * columns)[:, ::2] if order == "neither" else larger[:rows]
+
+
+ORDERS = ["rows", "columns", "neither"]
+
+
+@pytest.mark.parametrize("of_out", ORDERS)
+@pytest.mark.parametrize("of_left", ORDERS)
+@pytest.mark.parametrize("of_right", ORDERS)
+def test_a_shared_factor_multiplies_however_matrices_lie_in_memory(of_out: str, of_left: str, of_right: str) -> None:
+    factor = SharedFactor(right := stored(40, 36, of_right))
+    for rows in (64, 33, 64):
+        left, out = stored(rows, 40, of_left), stored(rows, 36, of_out).fill_(torch.nan)
+        factor.multiply(out[None], left[None])
+        torch.testing.assert_close(out, left @ right)
+
+
+@pytest.mark.skipif(packed_sgemm() is None, reason="this torch has no MKL")
+def test_a_large_shared_factor_is_packed_once_for_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = SharedFactor(torch.randn(40, 36))
+    out, left = torch.empty(4, 64, 36), torch.randn(4, 64, 40)
+    factor.multiply(out[:1], left[:1])
+    monkeypatch.setattr(packed_sgemm(), "cblas_sgemm_pack", None)
+    factor.multiply(out, left)
+    with pytest.raises(TypeError):
+        factor.multiply(out[:, 1:], left[:, 1:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

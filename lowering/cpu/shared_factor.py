@@ -1,0 +1,121 @@
+"""A right factor that several products have in common: it is packed once, where each product would pack it anew."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from fxpar._torch import packed_sgemm
+
+# With fewer rows, packing the factor for each product costs more than copying the products once.
+_FEW_ROWS = 32
+
+# Values of the enumerations of CBLAS, and MKL's own among them.
+_ROW_MAJOR, _COLUMN_MAJOR = 101, 102
+_AS_IT_IS, _TRANSPOSED, _PACKED = 111, 112, 151
+_RIGHT = 162
+
+
+class SharedFactor:
+    """The right factor (k, n) of products, or a batch of such."""
+
+    def __init__(self, right: Tensor) -> None:
+        self._right = right
+        self._packed: dict[tuple[int, int], _Packed] = {}
+
+    def multiply(self, out: Tensor, left: Tensor) -> None:
+        """out[i] = left[i] @ right for every i.
+
+        Args:
+            out: (outer, rows, n) or (outer, batch, rows, n), with any strides.
+            left: (outer, rows, k), or with the batch.
+        """
+        if out.dim() == 3 and len(out) > 1 and out.shape[-2] < _FEW_ROWS:
+            out.copy_(torch.mm(left.flatten(0, 1), self._right).view(out.shape))
+            return
+        for of_out, of_left in zip(out, left, strict=True):
+            packed = self._pack(of_out, of_left)
+            if packed is None:
+                multiply_one(of_out, of_left, self._right)
+            else:
+                packed.multiply(of_out, of_left)
+
+    def _pack(self, out: Tensor, left: Tensor) -> _Packed | None:
+        """This factor packed for such a product, where that is of use; MKL wants to know the number of rows."""
+        mkl, order = packed_sgemm(), _order(out)
+        if mkl is None or order is None or not _is_large_float(left, self._right):
+            return None
+        key = (order, len(left))
+        if key not in self._packed:
+            self._packed[key] = _Packed(mkl, self._right, *key)
+        return self._packed[key]
+
+
+def multiply_one(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """out = left @ right, matrices or batches of them."""
+    if out.dim() == 2:
+        torch.mm(left, right, out=out)
+    else:
+        batch = out.shape[:-2]
+        torch.bmm(left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:]), out=out)
+
+
+class _Packed:
+    """A factor as MKL wants it for products of so many rows that are written in this order."""
+
+    def __init__(self, mkl: ctypes.CDLL, right: Tensor, order: int, rows: int) -> None:
+        self._mkl = mkl
+        self._order = order
+        self._sizes = _longs(rows, right.shape[1], right.shape[0])
+        self._memory = torch.empty(mkl.cblas_sgemm_pack_get_size(_RIGHT, *self._sizes), dtype=torch.uint8)
+        transposed, stride = _as_stored(right, order)
+        mkl.cblas_sgemm_pack(
+            *(order, _RIGHT, transposed, *self._sizes),
+            *(ctypes.c_float(1), _pointer(right), stride, _pointer(self._memory)),
+        )
+
+    def multiply(self, out: Tensor, left: Tensor) -> None:
+        """out = left @ right."""
+        transposed, stride = _as_stored(left, self._order)
+        (_, of_out), n = _as_stored(out, self._order), self._sizes[1]
+        self._mkl.cblas_sgemm_compute(
+            *(self._order, transposed, _PACKED, *self._sizes),
+            *(_pointer(left), stride, _pointer(self._memory), n, ctypes.c_float(0), _pointer(out), of_out),
+        )
+
+
+def _is_large_float(*factors: Tensor) -> bool:
+    """Whether packing these is worth it, and possible."""
+    return all(
+        factor.dim() == 2
+        and factor.dtype == torch.float32
+        and min(factor.shape) >= _FEW_ROWS
+        and _order(factor) is not None
+        for factor in factors
+    )
+
+
+def _order(matrix: Tensor) -> int | None:
+    """How CBLAS calls the order in which the matrix lies in memory; None if neither its rows nor columns are dense."""
+    if matrix.dim() != 2 or 0 in matrix.stride():
+        return None
+    if matrix.stride(1) == 1:
+        return _ROW_MAJOR
+    return _COLUMN_MAJOR if matrix.stride(0) == 1 else None
+
+
+def _as_stored(matrix: Tensor, order: int) -> tuple[int, ctypes.c_long]:
+    """Whether it is transposed where matrices lie in memory in `order`, and the stride of its rows or columns."""
+    own = _order(matrix)
+    return _AS_IT_IS if own == order else _TRANSPOSED, ctypes.c_long(matrix.stride(0 if own == _ROW_MAJOR else 1))
+
+
+def _longs(*values: int) -> tuple[ctypes.c_long, ...]:
+    """As wide as MKL's integers at most are; where they are narrower, they are the lower halves."""
+    return tuple(map(ctypes.c_long, values))
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
