@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from fxpar._torch import Work, c10d_functional, process_group_named, register_work
 from fxpar.annotate import tensor
+from fxpar.core.sum import add_up
 
 
 def replace_cpu_collectives(graph: fx.GraphModule) -> fx.GraphModule:
@@ -60,7 +61,7 @@ class _Reduction(Work):
         """Finish. `wait_tensor` calls it once, without a timeout."""
         self._exchange.wait()
         if self._reduction == "sum":
-            torch.sum(self._pieces, 0, out=self._result)
+            add_up(self._pieces, self._result)
         else:
             torch.amax(self._pieces, 0, out=self._result)
         return True

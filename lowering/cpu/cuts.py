@@ -15,12 +15,10 @@ _FEWEST_ROWS = 64
 # Messages of fewer bytes cost more than they bring.
 _FEWEST_BYTES = 1 << 15
 _MOST_SENT = 4
-# Terms of chunks that fit into a processor's cache are added up there.
-_BYTES_ON_A_HOST = 1 << 19
 
 
 def gathered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
-    """Of pieces that are gathered in `dim`; of a single host, each is there at once."""
+    """Of pieces that are gathered in `dim`; on a single host, each is there at once."""
     if len(set(hosts)) == 1:
         return [1.0]
     smallest = max(1, min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _FEWEST_BYTES))
@@ -29,7 +27,8 @@ def gathered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
 
 
 def scattered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
-    """Of pieces that are scattered in `dim`."""
-    most = piece.nbytes // _BYTES_ON_A_HOST if len(set(hosts)) == 1 else min(piece.nbytes // _FEWEST_BYTES, _MOST_SENT)
-    count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, most))
+    """Of pieces that are scattered in `dim`; on a single host, each is written where it belongs."""
+    if len(set(hosts)) == 1:
+        return [1.0]
+    count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _FEWEST_BYTES, _MOST_SENT))
     return [(i + 1) / count for i in range(count)]

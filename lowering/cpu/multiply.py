@@ -31,16 +31,6 @@ def multiply(out: Tensor, left: Tensor, right: Tensor | SharedFactor, bias: Tens
         out.add_(bias)
 
 
-def add_up(terms: Tensor, out: Tensor) -> None:
-    """Let `out` be the sum over the first dim of two or more `terms`, in their order; halves are added up as floats."""
-    if not _is_exact(out):
-        torch.sum(terms, 0, out=out)  # thrice as slow as what follows
-        return
-    torch.add(terms[0], terms[1], out=out)
-    for term in terms[2:]:
-        out.add_(term)
-
-
 class SumOfProducts:
     """`out` as the sum of products, term by term in the order in which they come; halves are added up as floats."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fxpar.lowering.cpu.multiply import add_up
+from fxpar.core.sum import add_up
 from fxpar.lowering.cpu.pieces import Room
 from fxpar.lowering.cpu.ring import after
 from fxpar.lowering.cpu.wire import TERM_TAG, Arrival
