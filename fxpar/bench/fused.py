@@ -29,7 +29,7 @@ def run(say: Say, mode: str = "here") -> Report:
         rate_mbit = math.inf
         if mode == "emulate":
             say(f"{case}: how much it computes and sends")
-            rate_mbit = rate_that_takes_half(RANKS, halves_of, case)
+            rate_mbit = rate_of_equals(case)
         say(f"{case} {'on emulated hosts' if mode == 'emulate' else 'on this machine'}")
         turns = measure_at(rate_mbit, RANKS, run_ways, case)
         times += time_rows(case, rate_mbit, turns)
@@ -59,6 +59,17 @@ def gpu_bars(rows: Sequence[Row]) -> list[Bar]:
     return bars
 
 
+def rate_of_equals(case: Case) -> float:
+    """The rate of links in Mbit/s at which the collective alone takes as long as the matmul alone.
+
+    Messages take longer than their bytes do on a link: what they take at the rate by bytes corrects it.
+    """
+    by_bytes = rate_that_takes_half(RANKS, halves_of, case)
+    turns = measure_at(by_bytes, RANKS, run_ways, case, (*MATMULS, *COLLECTIVES))
+    matmul, collective = _fastest(MATMULS, turns), _fastest(COLLECTIVES, turns)
+    return by_bytes * median_ratio(turns, collective, matmul, MOST_OTHERS)
+
+
 def halves_of(case: Case) -> Halves:
     """The matmul alone, and the collective alone that sends less. On each rank."""
     prepare_memory()
@@ -67,10 +78,11 @@ def halves_of(case: Case) -> Halves:
     return measure_halves(steps[MATMULS[0]], sending, WARM_UP, case.repeats)
 
 
-def run_ways(case: Case, warm_up: int = WARM_UP) -> Mapping[str, Sequence[Sample]]:
-    """What each rank does."""
+def run_ways(case: Case, names: Sequence[str] | None = None, warm_up: int = WARM_UP) -> Mapping[str, Sequence[Sample]]:
+    """What each rank does: all ways, or those of these names that the case has."""
     prepare_memory()
-    return take_turns(case.steps(), warm_up, case.repeats)
+    steps = {name: step for name, step in case.steps().items() if names is None or name in names}
+    return take_turns(steps, warm_up, case.repeats)
 
 
 def time_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
