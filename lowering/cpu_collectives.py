@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from fxpar._torch import Work, c10d_functional, process_group_named, register_work
 from fxpar.annotate import tensor
 from fxpar.core.sum import add_up
+from fxpar.passes.extract import copied
 
 
 def replace_cpu_collectives(graph: fx.GraphModule) -> fx.GraphModule:
@@ -18,12 +19,10 @@ def replace_cpu_collectives(graph: fx.GraphModule) -> fx.GraphModule:
     scatters = graph.graph.find_nodes(op="call_function", target=c10d_functional.reduce_scatter_tensor.default)
     if not any(tensor(node).device.type == "cpu" for node in scatters):
         return graph
-    replaced = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.graph.nodes:
-        copies[node] = replaced.node_copy(node, copies.__getitem__)
-        if node in scatters and tensor(node).device.type == "cpu":
-            copies[node].target = exchange_and_reduce
+    replaced = copied(graph.graph.nodes)
+    for node in replaced.find_nodes(op="call_function", target=c10d_functional.reduce_scatter_tensor.default):
+        if tensor(node).device.type == "cpu":
+            node.target = exchange_and_reduce
     return fx.GraphModule(graph, replaced)
 
 

@@ -10,10 +10,10 @@ import torch
 
 from fxpar.bench.fused import overlap_efficiency
 from fxpar.bench.report import Row, Say
-from fxpar.lowering.triton.decide import fits, time_us
+from fxpar.lowering.triton.decide import possible_tilings, time_us
 from fxpar.lowering.triton.one_gpu import GatherOnOneGpu, ScatterOnOneGpu
 from fxpar.lowering.triton.plan import Fused
-from fxpar.lowering.triton.tiling import Tiling, tilings
+from fxpar.lowering.triton.tiling import Tiling
 from fxpar.lowering.triton.tuner import ways_to_gather
 
 PARTS = 8
@@ -134,9 +134,7 @@ def _time_scatter(shape: Shape, dtype: torch.dtype) -> Times:
 def _best(shape: Shape, dtype: torch.dtype, run: Callable[[Tiling], Callable[[], None]]) -> tuple[float, Tiling]:
     """The least time that a tiling takes, and which."""
     device = torch.device("cuda", torch.cuda.current_device())
-    major, minor = torch.cuda.get_device_capability(device)
-    candidates = tilings(shape.op, dtype, 10 * major + minor, vectors=shape.in_vectors, matrices=1)
-    possible = [tiling for tiling in candidates if fits(tiling, dtype, device)]
+    possible = possible_tilings(shape.op, dtype, device, vectors=shape.in_vectors, matrices=1)
     times = [time_us(run(tiling)) for tiling in possible]
     best = min(range(len(times)), key=lambda place: times[place])
     return times[best], possible[best]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from torch import Tensor
 
@@ -73,24 +73,22 @@ def _ranges(size: int, ends: Sequence[float]) -> list[range]:
 _ALIGNMENT_BYTES = 64  # a cache line, so that what different ranks write lies apart
 
 
-@dataclass(frozen=True, slots=True)
 class Room:
     """How the chunks of pieces lie in memory, one after another: `sizes[part][chunk]` bytes each."""
 
-    sizes: tuple[tuple[int, ...], ...]
+    def __init__(self, sizes: Sequence[tuple[int, ...]]) -> None:
+        self.sizes = sizes
+        self._begins = {chunks: (0, *accumulate(map(_aligned, chunks))) for chunks in set(sizes)}
+        self.most_bytes = max(begins[-1] for begins in self._begins.values())
+        """What the largest piece takes."""
 
     def piece_bytes(self, part: int) -> int:
         """What the piece of `part` takes."""
-        return sum(map(_aligned, self.sizes[part]))
-
-    @property
-    def most_bytes(self) -> int:
-        """What the largest piece takes."""
-        return max(map(self.piece_bytes, range(len(self.sizes))))
+        return self._begins[self.sizes[part]][-1]
 
     def offset(self, part: int, chunk: int) -> int:
         """Where a chunk begins in its piece."""
-        return sum(map(_aligned, self.sizes[part][:chunk]))
+        return self._begins[self.sizes[part]][chunk]
 
 
 def _aligned(num_bytes: int) -> int:

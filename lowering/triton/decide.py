@@ -14,7 +14,7 @@ from triton.runtime.errors import OutOfResources
 
 from fxpar._torch import inductor_cache
 from fxpar.lowering.triton.plan import Fused, How
-from fxpar.lowering.triton.tiling import Tiling
+from fxpar.lowering.triton.tiling import Op, Tiling, tilings
 from fxpar.lowering.triton.tuner import Memory, Problem, fastest
 
 _WARM_UP, _REPEATS = 2, 5
@@ -31,11 +31,16 @@ def versions() -> str:
     return f"triton {triton.__version__}, torch {torch.__version__}"
 
 
-def fits(tiling: Tiling, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the factors' blocks have room in the memory of a multiprocessor."""
-    num_bytes = tiling.stages * (tiling.m + tiling.n) * tiling.k * dtype.itemsize * tiling.programs
+def possible_tilings(op: Op, dtype: torch.dtype, device: torch.device, *, vectors: bool, matrices: int) -> list[Tiling]:
+    """As `tilings`: those for this device whose blocks of the factors have room in the memory of a multiprocessor."""
+    major, minor = torch.cuda.get_device_capability(device)
+    candidates = tilings(op, dtype, 10 * major + minor, vectors=vectors, matrices=matrices)
     properties: dict[str, int] = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return num_bytes <= properties["max_shared_mem"]
+    return [tiling for tiling in candidates if _block_bytes(tiling, dtype) <= properties["max_shared_mem"]]
+
+
+def _block_bytes(tiling: Tiling, dtype: torch.dtype) -> int:
+    return tiling.stages * (tiling.m + tiling.n) * tiling.k * dtype.itemsize * tiling.programs
 
 
 def time_us(run: Callable[[], object]) -> float:
@@ -58,7 +63,7 @@ def time_us(run: Callable[[], object]) -> float:
 
 def decide(
     problem: Problem,
-    tilings: Sequence[Tiling],
+    possible: Sequence[Tiling],
     ways: Sequence[Fused],
     run: Callable[[How], object],
     reset: Callable[[], None],
@@ -80,7 +85,7 @@ def decide(
             reset()
         return float(found)
 
-    how, best_us = fastest(tilings, ways, slowest_us)
+    how, best_us = fastest(possible, ways, slowest_us)
     memory().keep(problem, how, best_us)
     return how
 

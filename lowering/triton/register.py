@@ -11,12 +11,12 @@ from torch import Tensor
 from fxpar._torch import process_group_named
 from fxpar.hosts import discover_hosts
 from fxpar.lowering import ops
-from fxpar.lowering.triton.decide import decide, fits, versions
+from fxpar.lowering.triton.decide import decide, possible_tilings, versions
 from fxpar.lowering.triton.factors import as_matrices, come_in_vectors, dense, is_transposed
 from fxpar.lowering.triton.gather import FORMS, Gather, gather_and_multiply
 from fxpar.lowering.triton.plan import Fused, How, Unfused
 from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
-from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling, tilings
+from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling
 from fxpar.lowering.triton.tuner import Problem, ways_to_gather
 from fxpar.lowering.triton.workspace import Workspace
 
@@ -39,9 +39,7 @@ def all_gather_matmul(
     def unfused() -> list[Tensor]:
         return ops.all_gather_matmul_reference(shard, others, biases, form, outer, parts, keeps_gathered, group_name)
 
-    if form not in FORMS or not _can_fuse([shard, *others], parts):
-        return unfused()
-    workspace = _workspace(group_name, shard.device)
+    workspace = _workspace_for([shard, *others], parts, group_name) if form in FORMS else None
     if workspace is None:
         return unfused()
     gather = Gather.of(shard, form, outer, parts)
@@ -69,9 +67,8 @@ def matmul_reduce_scatter(
     def unfused() -> Tensor:
         return ops.matmul_reduce_scatter_reference(left, right, bias, form, outer, parts, group_name)
 
-    if (form == "columns" and left.dim() == 3) or not _can_fuse([left, right], parts):
-        return unfused()
-    workspace = _workspace(group_name, left.device)
+    has_kernel = form != "columns" or left.dim() == 2
+    workspace = _workspace_for([left, right], parts, group_name) if has_kernel else None
     if workspace is None:
         return unfused()
     product = Product.of(left, right, bias, form, outer, parts)
@@ -91,9 +88,7 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     def unfused() -> Tensor:
         return ops.matmul_all_reduce_reference(left, right, bias, parts, group_name)
 
-    if not _can_fuse([left, right], parts):
-        return unfused()
-    workspace = _workspace(group_name, left.device)
+    workspace = _workspace_for([left, right], parts, group_name)
     if workspace is None:
         return unfused()
     product = Product.of_all(left, right, bias, parts)
@@ -108,14 +103,13 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
 
 
-def _can_fuse(factors: Sequence[Tensor], parts: int) -> bool:
-    """Whether kernels multiply such factors."""
+def _workspace_for(factors: Sequence[Tensor], parts: int, group_name: str) -> Workspace | None:
+    """The group's symmetric memory, where it can have any and kernels multiply such factors. A collective at first."""
     like = factors[0]
-    return (
-        parts > 1
-        and like.dtype in DTYPES
-        and all(f.dtype == like.dtype and f.dim() == like.dim() and f.numel() > 0 for f in factors)
-    )
+    are_alike = all(f.dtype == like.dtype and f.dim() == like.dim() and f.numel() > 0 for f in factors)
+    if parts == 1 or like.dtype not in DTYPES or not are_alike:
+        return None
+    return _workspace(group_name, like.device)
 
 
 @cache
@@ -131,10 +125,8 @@ def _workspace(group_name: str, device: torch.device) -> Workspace | None:
 
 def _tilings(op: Op, left: Tensor, rights: Sequence[Tensor], device: torch.device) -> list[Tiling]:
     """Those that can load these factors, and that the device has room for."""
-    major, minor = torch.cuda.get_device_capability(device)
     vectors = all(come_in_vectors(left, dense(right)) for right in rights)
-    possible = tilings(op, left.dtype, 10 * major + minor, vectors=vectors, matrices=left.shape[0])
-    return [tiling for tiling in possible if fits(tiling, left.dtype, device)]
+    return possible_tilings(op, left.dtype, device, vectors=vectors, matrices=left.shape[0])
 
 
 def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, workspace: Workspace) -> Problem:
