@@ -112,30 +112,10 @@ matmul_reduce_scatter = torch.library.custom_op(
 matmul_all_reduce = torch.library.custom_op("fxpar::matmul_all_reduce", matmul_all_reduce_reference, mutates_args=())
 
 
-@all_gather_matmul.register_fake
-def _all_gather_matmul_fake(
-    shard: Tensor,
-    others: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    form: str,
-    outer: int,
-    parts: int,
-    keeps_gathered: bool,
-    group_name: str,
-) -> list[Tensor]:
-    return products_of_pieces(shard.new_empty(parts, *shard.shape), others, biases, form, outer, keeps_gathered)
-
-
-@matmul_reduce_scatter.register_fake
-def _matmul_reduce_scatter_fake(
-    left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
-) -> Tensor:
-    return torch.empty_like(pieces_of_product(left, right, bias, form, outer, parts)[0])
-
-
-@matmul_all_reduce.register_fake
-def _matmul_all_reduce_fake(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
-    return product(left, right, bias)
+# Collectives and matmuls have fakes, and so has what is made of them.
+all_gather_matmul.register_fake(all_gather_matmul_reference)
+matmul_reduce_scatter.register_fake(matmul_reduce_scatter_reference)
+matmul_all_reduce.register_fake(matmul_all_reduce_reference)
 
 
 def products_of_pieces(

@@ -123,9 +123,9 @@ SUBJECTS = {
         image_batch,
     ),
 }
-SUBJECTS["gpt of two layers"] = replace(SUBJECTS["gpt"], build=lambda stages: SUBJECTS["gpt"].build(4))
 # Norms and residuals have a part of the sequence on each rank; that of a sequence that does not divide is uneven.
 SUBJECTS |= {
+    "gpt of two layers": replace(SUBJECTS["gpt"], build=lambda stages: SUBJECTS["gpt"].build(4)),
     "gpt, sequence": replace(SUBJECTS["gpt"], hints=GPT_SEQUENCE_HINTS),
     "gpt, uneven sequence": replace(
         SUBJECTS["gpt"],

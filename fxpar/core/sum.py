@@ -21,11 +21,17 @@ def add_up(terms: Tensor, out: Tensor) -> None:
     if _is_plain(out) and _is_plain(terms[0]):
         _sum()(out.data_ptr(), terms.data_ptr(), len(terms), terms.stride(0), out.numel())
         return
-    is_half = out.is_floating_point() and out.dtype.itemsize < torch.float32.itemsize
-    total = terms[0].to(torch.float32 if is_half else out.dtype, copy=True)
+    total = total_of(out).copy_(terms[0])
     for term in terms[1:]:
         total += term
-    out.copy_(total)
+    if total is not out:
+        out.copy_(total)
+
+
+def total_of(out: Tensor) -> Tensor:
+    """Where to keep what is to become the sum `out`: floats for halves, which would round at each term, or `out`."""
+    is_half = out.is_floating_point() and out.dtype.itemsize < torch.float32.itemsize
+    return torch.empty_like(out, dtype=torch.float32) if is_half else out
 
 
 def _is_plain(tensor: Tensor) -> bool:

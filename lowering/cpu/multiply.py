@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fxpar.core.sum import total_of
 from fxpar.lowering.cpu.shared_factor import SharedFactor, multiply_one
 
 
@@ -36,9 +37,10 @@ class SumOfProducts:
 
     def __init__(self, out: Tensor) -> None:
         self._out = out
-        is_exact = _is_exact(out)
-        self._total = out if is_exact else torch.zeros(out.shape, dtype=torch.float32)
-        self._is_begun = not is_exact
+        self._total = total_of(out)
+        self._is_begun = self._total is not out
+        if self._is_begun:
+            self._total.zero_()
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """Add left @ right: (k, n), or with a batch."""
@@ -58,8 +60,3 @@ class SumOfProducts:
         """Let `out` be the sum."""
         if self._total is not self._out:
             self._out.copy_(self._total)
-
-
-def _is_exact(out: Tensor) -> bool:
-    """Whether sums may be kept in this dtype."""
-    return out.dtype.itemsize >= torch.float32.itemsize

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from fxpar._torch import c10d_functional
 from fxpar.launch import run_ranks
 from fxpar.lowering import lower
 from tests.lowering.graphs import Case, forward_and_backward, interpret, strides, traced
-from tests.small_models import hf_llama
+from tests.small_models import GPT, hf_llama
 
 aten = torch.ops.aten
 
@@ -37,9 +37,22 @@ def case_of(function: Callable[..., Any], *inputs: Tensor) -> Case:
     return Case(graph, inputs, interpret(graph, inputs))
 
 
-def test_forward_and_backward_of_a_model_equal_their_graphs() -> None:
+def gpt() -> tuple[nn.Module, dict[str, Tensor]]:
     tokens = torch.randint(96, (2, 12))
-    for case in forward_and_backward(hf_llama(), input_ids=tokens, labels=tokens):
+    return GPT(), {"tokens": tokens, "targets": tokens}
+
+
+def llama() -> tuple[nn.Module, dict[str, Tensor]]:
+    tokens = torch.randint(96, (2, 12))
+    return hf_llama(), {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.mark.parametrize("make", [gpt, llama])
+def test_forward_and_backward_of_a_model_equal_their_graphs(
+    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]],
+) -> None:
+    model, batch = make()
+    for case in forward_and_backward(model, **batch):
         check(case)
 
 
