@@ -16,9 +16,9 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fxpar.annotate import fused, tensor, value
-from fxpar.lowering.repeats import find_repeats
 from fxpar.passes.collective_sites import is_collective
 from fxpar.passes.cut import may_run_twice
+from fxpar.repeats import find_repeats
 from fxpar.strides import is_dense
 
 SMALLEST_REGION = 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from fxpar.layout import Layout, Partial, Placement, Replicate
 from fxpar.layouts.dataflow import Operation, Value
@@ -34,11 +35,17 @@ class Beside:
 
     def result(self, value: Value) -> Layout:
         """The layout of `value` where it is made."""
-        return self.given.get(value) or Layout(tuple(value.tensor.shape))
+        return self.given.get(value) or _replicated(tuple(value.tensor.shape))
 
     def operand(self, operation: int, position: int, value: Value) -> Layout:
         """The layout in which operand `position` of operation number `operation` is needed."""
-        return self.needed.get((operation, position)) or Layout(tuple(value.tensor.shape))
+        return self.needed.get((operation, position)) or _replicated(tuple(value.tensor.shape))
+
+
+@cache
+def _replicated(shape: tuple[int, ...]) -> Layout:
+    """Cached, as it is asked for at every use of every value."""
+    return Layout(shape)
 
 
 def fits(layout: Layout, placement: Placement) -> bool:

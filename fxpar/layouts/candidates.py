@@ -26,30 +26,19 @@ class _Rules:
     def __init__(self) -> None:
         self._extended: dict[tuple[str, Operand, Shard], Strategy | None] = {}
         self._linear: dict[str, Sequence[Strategy]] = {}
-        self._signatures: dict[fx.Node, str] = {}
 
     def extend(self, operation: Operation, operand: Operand, shard: Shard) -> Strategy | None:
         rule, call = _rule(operation)
-        key = (self._signature(operation, call), operand, shard)
+        key = (operation.signature, operand, shard)
         if key not in self._extended:
             self._extended[key] = rule.extend(call, operand, shard) if rule else None
         return self._extended[key]
 
     def linear(self, operation: Operation) -> Sequence[Strategy]:
         rule, call = _rule(operation)
-        key = self._signature(operation, call)
-        if key not in self._linear:
-            self._linear[key] = rule.linear(call) if rule else ()
-        return self._linear[key]
-
-    def _signature(self, operation: Operation, call: OpCall) -> str:
-        """All of a call that a rule can see: its target, shapes, dtypes, and arguments that are no tensors."""
-        node = operation.node
-        if node not in self._signatures:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: "operand")
-            dtypes = [value.tensor.dtype for value in operation.operands]
-            self._signatures[node] = f"{call.target} {args} {kwargs} {call.inputs} {dtypes} {call.outputs}"
-        return self._signatures[node]
+        if operation.signature not in self._linear:
+            self._linear[operation.signature] = rule.linear(call) if rule else ()
+        return self._linear[operation.signature]
 
 
 def _rule(operation: Operation) -> tuple[Rule | None, OpCall]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fxpar import annotate
 from fxpar.layout import REPLICATE, Layout, Partial, Placement
+from fxpar.layouts.alike import alike
 from fxpar.layouts.beside import Beside
 from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.dataflow import Border, Operation, Value, roots
@@ -62,6 +63,13 @@ class _Move(NamedTuple):
     dst: Placement
 
 
+class _Source(NamedTuple):
+    """Result `position` of operation number `operation`, for itself and all that are alike."""
+
+    operation: int
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
     """Operand `position` of operation number `reader`; the entries of its matrix are variables."""
@@ -83,17 +91,20 @@ def choose(
 
     Values in `immovable` are used where they lie; with `penalty_us`, moving them is merely that dear.
     """
-    chooser = _Chooser(program, strategies, axis, immovable, penalty_us)
-    solution = chooser.formulate().solve()
-    if solution is None:
-        return None
-    return [
-        max(range(len(choices)), key=lambda k: sum(solution[x] for x in choices[k])) for choices in chooser.one_hots
-    ]
+    shared = alike(program, strategies, immovable, axis.beside, axis.done)
+    for first in dict.fromkeys((shared, tuple(range(len(program))))):  # each on its own where they cannot share
+        chooser = _Chooser(program, strategies, axis, immovable, penalty_us, first)
+        solution = chooser.formulate().solve()
+        if solution is not None:
+            return [
+                max(range(len(choices)), key=lambda k: sum(solution[x] for x in choices[k]))
+                for choices in chooser.one_hots
+            ]
+    return None
 
 
 class _Chooser:
-    """Writes the integer program down."""
+    """Writes the integer program down; operation i has the one-hot of operation `first[i]`, which is i or before it."""
 
     def __init__(
         self,
@@ -102,46 +113,66 @@ class _Chooser:
         axis: Axis,
         immovable: Set[Value],
         penalty_us: float | None,
+        first: Sequence[int],
     ) -> None:
         self._program, self._strategies, self._axis = program, strategies, axis
-        self._immovable, self._penalty_us = immovable, penalty_us
+        self._immovable, self._penalty_us, self._first = immovable, penalty_us, first
         self._ip = IntegerProgram()
         self._prices = MovePrices(axis.name, axis.parts, axis.prices, prod(axis.ahead.values()))
         self._border = BorderPrices(axis.prices, {axis.name: axis.parts}, axis.microbatches, axis.edges)
-        self._given: dict[Value, dict[Placement, list[int]]] = {}
+        self._sources: dict[Value, _Source] = {}
+        self._given: dict[_Source, dict[Placement, list[int]]] = {}
+        self._followed: dict[int, _Source] = {}
+        self._matrices: dict[tuple[_Source, int, int], _Use] = {}
         self._uses: dict[Value, list[_Use]] = {}
         self._num_uses = Counter(value for operation in program for value in operation.operands)
         self.one_hots: list[list[list[int]]] = []
 
     def formulate(self) -> IntegerProgram:
+        times = Counter(self._first)
         for number, operation in enumerate(self._program):
-            self._add_operation(number, operation)
-        for value, uses in self._uses.items():
-            self._price_moves(value, uses)
+            if self._first[number] == number:
+                self._add_choices(number, operation, times[number])
+            else:
+                self.one_hots.append(self.one_hots[self._first[number]])
+            self._add_uses(number, operation)
+            for position, result in enumerate(operation.results):
+                if result is not None:
+                    self._sources[result] = _Source(self._first[number], position)
+        self._price_moves()
         self._price_saved()
         self._tie_gradients()
         return self._ip
 
-    def _add_operation(self, number: int, operation: Operation) -> None:
-        """Add the one-hot of an operation, and tie it to those of the operations whose results it uses."""
+    def _add_choices(self, number: int, operation: Operation, times: int) -> None:
+        """Add the one-hot of an operation, which stands `times` times in the program."""
         strategies = self._strategies[number]
         if self._follows(number, operation):
-            given = self._given[operation.operands[0]]
-            self.one_hots.append([given.get(strategy.inputs[0], []) for strategy in strategies])
+            source = self._followed[number] = self._sources[operation.operands[0]]
+            self.one_hots.append([self._given[source].get(strategy.inputs[0], []) for strategy in strategies])
         else:
             self.one_hots.append([[self._ip.variable(integral=True)] for _ in strategies])
             self._ip.equal([(x, 1) for (x,) in self.one_hots[number]], 1)
-            for position, value in enumerate(operation.operands):
-                needed = self._grouped(number, [strategy.inputs[position] for strategy in strategies])
-                use = _Use(number, position, self._matrix(value, self._given[value], needed))
-                self._uses.setdefault(value, []).append(use)
         for place, strategy in enumerate(strategies):
             us = self._strategy_us(number, operation, strategy) + place * _TIE_US
             for x in self.one_hots[number][place]:
-                self._ip.add_cost(x, us)
+                self._ip.add_cost(x, us * times)
         for position, result in enumerate(operation.results):
             if result is not None:
-                self._given[result] = self._grouped(number, [strategy.outputs[position] for strategy in strategies])
+                outputs = [strategy.outputs[position] for strategy in strategies]
+                self._given[_Source(number, position)] = self._grouped(number, outputs)
+
+    def _add_uses(self, number: int, operation: Operation) -> None:
+        """Tie an operation's one-hot to those of the operations whose results it uses."""
+        first = self._first[number]
+        for position, value in enumerate(operation.operands):
+            source = self._sources[value]
+            if self._followed.get(first) != source:
+                key = (source, first, position)
+                if key not in self._matrices:
+                    needed = self._grouped(first, [s.inputs[position] for s in self._strategies[first]])
+                    self._matrices[key] = _Use(first, position, self._matrix(value, self._given[source], needed))
+                self._uses.setdefault(value, []).append(self._matrices[key])
 
     def _follows(self, number: int, operation: Operation) -> bool:
         """Whether an op can do as its operand does, which spares variables: the only use of it, and a view.
@@ -157,7 +188,7 @@ class _Chooser:
             and operand.num_bytes == result.num_bytes
             and annotate.is_backward(operand.node) == annotate.is_backward(operation.node)
             and len(set(needed)) == len(needed)
-            and self._given[operand].keys() <= set(needed)
+            and self._given[self._sources[operand]].keys() <= set(needed)
         )
 
     def _strategy_us(self, number: int, operation: Operation, strategy: Strategy) -> float:
@@ -218,14 +249,23 @@ class _Chooser:
             self._ip.equal([(e, 1) for (_, dst), e in entries.items() if dst == q] + [(x, -1) for x in ones], 0)
         return entries
 
-    def _price_moves(self, value: Value, uses: Sequence[_Use]) -> None:
-        """Charge each move of `value` once, however many need it."""
+    def _price_moves(self) -> None:
+        """Charge the moves of every value; values that are alike, and used alike, at once."""
+        used: dict[tuple[_Source, tuple[int, ...]], list[Value]] = {}
+        for value, uses in self._uses.items():
+            used.setdefault((self._sources[value], tuple(map(id, uses))), []).append(value)
+        for value, *others in used.values():
+            self._price_moves_of(value, self._uses[value], 1 + len(others))
+
+    def _price_moves_of(self, value: Value, uses: Sequence[_Use], times: int) -> None:
+        """Charge each move of `value` once, however many need it, and `times` times in all."""
         layout = self._axis.beside.result(value)
         groups: dict[_Move, dict[int, list[int]]] = {}
         for number, use in enumerate(uses):
             for (src, dst), entry in use.entries.items():
                 if src != dst:
-                    move = _Move(*self._prices.move(value, layout, src, dst), dst)
+                    kind, us = self._prices.move(value, layout, src, dst)
+                    move = _Move(kind, us * times, dst)
                     groups.setdefault(move, {}).setdefault(number, []).append(entry)
         for move, members in groups.items():
             if move.kind is StepKind.SLICE or len(uses) == 1:
@@ -261,18 +301,19 @@ class _Chooser:
     def _price_saved(self) -> None:
         """Charge what the backward reads of the forward, once per storage and size of the piece that is read."""
         root = roots(self._program)
-        read: dict[tuple[Value, float], list[list[int]]] = {}
+        read: dict[tuple[Value, float], dict[tuple[int, ...], None]] = {}
         for value, uses in self._uses.items():
             if root[value].node.op == "placeholder" or annotate.is_backward(value.node):
                 continue
             for use in uses:
                 if self._program[use.reader].call is not None and annotate.is_backward(self._program[use.reader].node):
                     for num_bytes, entries in self._by_size(value, use).items():
-                        read.setdefault((root[value], num_bytes), []).append(entries)
-        for (_, num_bytes), members in read.items():
-            saved = self._ip.variable(num_bytes * self._axis.prices.saved_us_per_byte)
-            for entries in members:
-                self._bound([saved], entries)
+                        read.setdefault((root[value], num_bytes), {})[tuple(entries)] = None
+        times = Counter((num_bytes, tuple(members)) for (_, num_bytes), members in read.items())
+        for (num_bytes, members), count in times.items():
+            saved = self._ip.variable(count * num_bytes * self._axis.prices.saved_us_per_byte)
+            for member in members:
+                self._bound([saved], member)
 
     def _by_size(self, value: Value, use: _Use) -> dict[float, list[int]]:
         layout = self._axis.beside.operand(use.reader, use.position, value)
@@ -283,19 +324,18 @@ class _Chooser:
 
     def _tie_gradients(self) -> None:
         """A parameter's gradient lies as the parameter does; of a replicated one it may be left to be summed."""
-        numbers = {
-            operation.port: number
+        parameters = {op.port: op.values[0] for op in self._program if op.is_parameter(Border.INPUT)}
+        pairs = dict.fromkeys(
+            (self._sources[parameters[operation.port]], self._first[number])
             for number, operation in enumerate(self._program)
-            if operation.border is Border.INPUT and operation.port is not None
-        }
-        for number, operation in enumerate(self._program):
-            if operation.port is not None and operation.is_parameter(Border.GRADIENT):
-                parameter = numbers[operation.port]
-                stored = self._given[self._program[parameter].values[0]]
-                given = self._grouped(number, [_reduced(strategy.inputs[0]) for strategy in self._strategies[number]])
-                for placement in (*stored, *(p for p in given if p not in stored)):
-                    ends = [(x, 1.0) for x in stored.get(placement, [])] + [(x, -1.0) for x in given.get(placement, [])]
-                    self._ip.equal(ends, 0)
+            if operation.is_parameter(Border.GRADIENT)
+        )
+        for parameter, gradient in pairs:
+            stored = self._given[parameter]
+            given = self._grouped(gradient, [_reduced(strategy.inputs[0]) for strategy in self._strategies[gradient]])
+            for placement in (*stored, *(p for p in given if p not in stored)):
+                ends = [(x, 1.0) for x in stored.get(placement, [])] + [(x, -1.0) for x in given.get(placement, [])]
+                self._ip.equal(ends, 0)
 
 
 def _reduced(placement: Placement) -> Placement:

@@ -75,6 +75,16 @@ class Operation:
         target = self.node.target
         return isinstance(target, torch._ops.OpOverload) and (target.is_view or target is aten._unsafe_view.default)
 
+    @cached_property
+    def signature(self) -> str:
+        """All that a rule or a price can see of the operation, as text: target, arguments, shapes and dtypes."""
+        args, kwargs = ("", "") if self.call is None else fx.map_arg((self.node.args, self.node.kwargs), lambda _: "%")
+        tensors = [
+            None if value is None else f"{value.tensor.dtype}{list(value.tensor.shape)}"
+            for value in (*self.operands, *self.results)
+        ]
+        return f"{self.node.target if self.call else self.node.op} {args} {kwargs} {len(self.operands)} {tensors}"
+
     def is_parameter(self, border: Border) -> bool:
         """Whether this is a parameter's port on that side of the stage."""
         return self.border is border and self.port is not None and self.port.kind is PortKind.PARAMETER

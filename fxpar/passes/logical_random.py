@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,8 @@ def logical_random(joint: JointGraph) -> JointGraph:
     Each op draws from its own stream, numbered by its place in the captured program, not in the stage.
 
     Before: `native_dropout = aten.native_dropout(x, 0.1, True)`
-    After:  `uniform = fxpar.uniform(random, ...)`, `mask = aten.ge(uniform, 0.1)`, `mul = aten.mul(x, mask)`, ...
+    After:  `streams = fxpar.streams(random, [...])`, `stream = streams[0]`
+            `uniform = fxpar.uniform(stream, ...)`, `mask = aten.ge(uniform, 0.1)`, `mul = aten.mul(x, mask)`, ...
 
     Raises:
         UnsupportedGraphError: an op draws from a distribution that has no such form here.
@@ -33,13 +35,14 @@ def logical_random(joint: JointGraph) -> JointGraph:
     drawing = [node for node in joint.module.graph.nodes if _is_random(node)]
     if not drawing:
         return joint
-    state = _add_state(joint)
+    streams = _Streams(joint.module.graph, _add_state(joint), drawing[0])
     uses: dict[int, int] = {}
     for node in drawing:
         order = program_order(node)
         uses[order] = uses.get(order, 0) + 1
         with joint.module.graph.inserting_before(node):
-            _Redraw(joint.module.graph, node, state, stream=order * 64 + uses[order]).replace()
+            _Redraw(joint.module.graph, node, streams, number=order * 64 + uses[order]).replace()
+    streams.close()
     joint.module.graph.lint()
     joint.module.recompile()
     return replace(joint, inputs=(*joint.inputs, RANDOM_STATE))
@@ -67,11 +70,40 @@ def _add_state(joint: JointGraph) -> fx.Node:
     return state
 
 
+class _Streams:
+    """The call that gives the streams of all ops of a graph, in front of them."""
+
+    def __init__(self, graph: fx.Graph, state: fx.Node, origin: fx.Node) -> None:
+        self._graph, self._state, self._origin = graph, state, origin
+        self._items: dict[int, fx.Node] = {}
+        first = next(node for node in graph.nodes if node.op != "placeholder")
+        with graph.inserting_before(first):
+            self._call = graph.call_function(torch.ops.fxpar.streams.default)
+
+    def add(self, number: int) -> fx.Node:
+        """The stream of that number."""
+        with self._graph.inserting_after(next(reversed(self._items.values()), self._call)):
+            item = self._items[number] = self._graph.call_function(operator.getitem, (self._call, len(self._items)))
+        with fake_mode_of(self._graph):
+            (value,) = torch.ops.fxpar.streams(tensor(self._state), [number])
+        self._note(item, value)
+        return item
+
+    def close(self) -> None:
+        """Let the call give the streams that were added."""
+        self._call.args = (self._state, list(self._items))
+        self._note(self._call, [tensor(item) for item in self._items.values()])
+
+    def _note(self, node: fx.Node, value: Any) -> None:
+        set_value(node, value)
+        set_origin(node, self._origin, backward=False)
+
+
 class _Redraw:
     """Writes the replacement of one random op in front of it."""
 
-    def __init__(self, graph: fx.Graph, node: fx.Node, state: fx.Node, stream: int) -> None:
-        self._graph, self._node, self._state, self._stream = graph, node, state, stream
+    def __init__(self, graph: fx.Graph, node: fx.Node, streams: _Streams, number: int) -> None:
+        self._graph, self._node, self._streams, self._number = graph, node, streams, number
 
     def replace(self) -> None:
         write = _REDRAWN.get(self._node.target)
@@ -101,11 +133,9 @@ class _Redraw:
     def uniform(self, shape: Sequence[int]) -> fx.Node:
         """Another draw of this op, of logical `shape`."""
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-        self._stream += 1 << 24  # so that two draws of one op differ
-        size = list(shape)
-        return self.emit(
-            torch.ops.fxpar.uniform.default, self._state, size, size, strides, 0, math.prod(shape), self._stream
-        )
+        self._number += 1 << 24  # so that two draws of one op differ
+        stream, size = self._streams.add(self._number), list(shape)
+        return self.emit(torch.ops.fxpar.uniform.default, stream, size, size, strides, 0, math.prod(shape))
 
     def dropout(self, x: fx.Node, p: float, train: bool | None) -> tuple[fx.Node, fx.Node]:
         mask = self.emit(aten.ge.Scalar, self.uniform(tensor(x).shape), p)

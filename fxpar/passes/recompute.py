@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-import fxpar.random  # noqa: F401  registers fxpar::uniform
+import fxpar.random  # noqa: F401  registers fxpar::streams and fxpar::uniform
 from fxpar.annotate import is_backward, module_path, region, tensor
 from fxpar.passes.cut import closure, has_effect, may_run_twice, users
 from fxpar.passes.extract import returned
@@ -111,6 +111,7 @@ _CHEAP = {
     aten._to_copy.default,
     aten.clone.default,
     aten.constant_pad_nd.default,
+    torch.ops.fxpar.streams.default,
     torch.ops.fxpar.uniform.default,
 }
 """Besides pointwise ops. Random numbers are drawn by place, so that they are the same again."""

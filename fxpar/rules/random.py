@@ -13,6 +13,6 @@ def emit_uniform(local: LocalOp) -> fx.Node:
     (layout,) = local.outputs
     assert layout is not None, "uniform gives a tensor"
     box = logical_box(layout, local.coordinate)
-    state, *_, span, stream = local.args
+    stream, *_, span = local.args
     shape = list(local.output_shape())
-    return local.emit(local.call.target, state, shape, list(box.sizes), list(box.strides), box.offset, span, stream)
+    return local.emit(local.call.target, stream, shape, list(box.sizes), list(box.strides), box.offset, span)

@@ -7,6 +7,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpar.lowering.regions import Region, split_regions
+from fxpar.passes.logical_random import logical_random
+from fxpar.passes.partition import partition
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
+from tests.captures import captured
 from tests.fake_mesh import fake_mesh
 from tests.lowering.graphs import Case, forward_and_backward, traced, traced_module
 from tests.passes.fusing import Local, fuse_always, modules_of
@@ -49,6 +54,18 @@ def test_layers_of_a_forward_and_of_a_backward_are_equal_regions(gpt: list[Case]
     for case in gpt:
         counts = shared(split_regions(case.graph.graph))
         assert counts == [1, *[LAYERS] * LAYERS, 1]
+
+
+def test_layers_that_draw_random_numbers_are_equal_regions() -> None:
+    model = GPT(layers=LAYERS)
+    for block in model.blocks:
+        block.attention.out = nn.Sequential(block.attention.out, nn.Dropout(0.1))
+    tokens = torch.randint(96, (2, 12))
+    (stage,) = split_stages(captured(model, (tokens, tokens))[0], [])
+    parts = partition(logical_random(trace_joint(stage, with_backward=True)))
+    assert parts.backward is not None
+    for graph in (parts.forward.graph, parts.backward.graph):
+        assert shared(split_regions(graph)) == [1, *[LAYERS] * LAYERS, 1]
 
 
 @pytest.mark.parametrize("change", ["shape", "op", "constant"])

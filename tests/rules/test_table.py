@@ -15,7 +15,7 @@ from op_calls import Call, Recorder
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
-from fxpar.random import random_state
+from fxpar.random import random_state, streams
 from fxpar.rules import rule_for
 from fxpar.rules.prove import prove, prove_two_axes
 from fxpar.rules.table import TABLE
@@ -94,8 +94,8 @@ def written_samples() -> list[Call]:
             (aten.copy.default, (x, row)),
             (aten.arange.default, (24,)),
             (aten.arange.start_step, (3, 51, 2)),
-            (torch.ops.fxpar.uniform.default, (random_state(3, 1, 0, 1), [4, 6], [4, 6], [6, 1], 0, 24, 5)),
-            (torch.ops.fxpar.uniform.default, (random_state(3, 1, 2, 1), [7, 2], [7, 2], [2, 1], 0, 14, 5)),
+            (torch.ops.fxpar.uniform.default, (stream(5, chunk=0), [4, 6], [4, 6], [6, 1], 0, 24)),
+            (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
             (aten.scatter.value, (torch.randn(4, 6), 1, torch.randint(6, (4, 2)), 1.5)),
             (aten.index.Tensor, (x, [None, torch.randint(6, (4, 1)), torch.randint(8, (1, 2))])),
             (aten.index.Tensor, (x, [torch.randint(4, (6,)), None, torch.randint(8, (6,))])),
@@ -112,6 +112,12 @@ def written_samples() -> list[Call]:
             *_attention(),
         )
     ]
+
+
+def stream(number: int, chunk: int) -> Tensor:
+    """What an op draws from in one microbatch."""
+    (found,) = streams(random_state(3, 1, chunk, 1), [number])
+    return found
 
 
 def _convolutions() -> list[tuple[Any, tuple[Any, ...]]]:

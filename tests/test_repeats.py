@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpar.lowering.repeats import Repeat, find_repeats
+from fxpar.repeats import Repeat, find_repeats
 
 
 def repeats(text: str, smallest: int = 2, cheap: set[int] | None = None) -> list[Repeat]:
