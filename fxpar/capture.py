@@ -118,7 +118,7 @@ def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[
     sources = {}
     for node in nodes:
         if is_marker(node, "param"):
-            sources[node] = Port(PortKind.PARAMETER, str(node.args[2]))
+            sources[node] = Port(PortKind.PARAMETER, str(node.args[4]))
         elif is_marker(node, "enter"):
             sources[node] = Port(PortKind.INPUT, str(node.args[3]))
     for node in placeholders:

@@ -20,14 +20,14 @@ PLAIN = -1
 
 
 @torch.library.custom_op("fxpar::param", mutates_args=())
-def param(stand_in: Tensor, shape: list[int], fqn: str, model: int) -> Tensor:
-    """The parameter `fqn` in its logical `shape`; `stand_in` is an empty tensor like it in all else."""
+def param(stand_in: Tensor, shape: list[int], dtype: torch.dtype, device: str, fqn: str, model: int) -> Tensor:
+    """The parameter `fqn` in its logical `shape`; it requires gradients if `stand_in` does."""
     raise NotCompiledError
 
 
 @param.register_fake
-def _param_fake(stand_in: Tensor, shape: list[int], fqn: str, model: int) -> Tensor:
-    return stand_in.new_empty(shape)
+def _param_fake(stand_in: Tensor, shape: list[int], dtype: torch.dtype, device: str, fqn: str, model: int) -> Tensor:
+    return stand_in.new_empty(shape, dtype=dtype, device=device)
 
 
 @torch.library.custom_op("fxpar::enter", mutates_args=())

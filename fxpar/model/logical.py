@@ -17,6 +17,9 @@ from fxpar.model.distribution import Distribution, LogicalParameter
 
 _MARK = "_fxpar_distributed"
 
+_TRAINED, _FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
+"""What stands in for all parameters: one of its own for each would double the time of Dynamo, which guards them."""
+
 
 def is_distributed(model: nn.Module) -> bool:
     """Whether `model`, or a module inside it, went through `distribute`."""
@@ -49,13 +52,12 @@ def install(distribution: Distribution) -> None:
 
 
 def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution: Distribution) -> property:
-    device = distribution.mesh.device_type
-    stand_in = torch.empty(0, dtype=parameter.dtype, device=device, requires_grad=parameter.requires_grad)
-    shape, fqn, handle = list(parameter.shape), parameter.fqn, distribution.handle
+    fqn, requires_grad = parameter.fqn, parameter.requires_grad
+    described = parameter.shape, parameter.dtype, distribution.mesh.device_type, fqn, distribution.handle
 
     def read(module: nn.Module) -> Tensor:
         if torch.compiler.is_compiling():
-            marked: Tensor = torch.ops.fxpar.param(stand_in, shape, fqn, handle)
+            marked: Tensor = torch.ops.fxpar.param(_TRAINED if requires_grad else _FROZEN, *described)
             return marked
         held = module._parameters.get(attribute)
         if held is None:

@@ -64,9 +64,14 @@ def cheapest_crossing(
 
 def _capacity(node: fx.Node, free: AbstractSet[fx.Node]) -> float:
     """The memory that keeping `node` takes, in bytes."""
-    if not isinstance(value(node), Tensor) or move(node) is not None:
-        return math.inf  # nobody can keep a tuple, or what a collective has not written yet
+    if not can_be_kept(node):
+        return math.inf
     return 0 if node in free else kept_bytes(node)
+
+
+def can_be_kept(node: fx.Node) -> bool:
+    """Whether `node` gives something to keep: a tuple is nothing, nor is what a collective has not written yet."""
+    return isinstance(value(node), Tensor) and move(node) is None
 
 
 def kept_bytes(node: fx.Node) -> int:

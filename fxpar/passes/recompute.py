@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from torch import fx
 
 import fxpar.random  # noqa: F401  registers fxpar::streams and fxpar::uniform
 from fxpar.annotate import is_backward, module_path, region, tensor
-from fxpar.passes.cut import closure, has_effect, may_run_twice, users
+from fxpar.passes.cut import can_be_kept, closure, has_effect, may_run_twice, users
 from fxpar.passes.extract import returned
 from fxpar.passes.gathered_weights import is_gathered, made_of_parameters
 from fxpar.planner.remat import Remat
@@ -40,7 +40,7 @@ def choose_recomputed(joint: JointGraph, remat: Remat) -> Recomputed:
     kept = _within([node for node in weights if is_gathered(node)], remat.gathered_bytes)
     dropped = {node for node in weights if is_gathered(node) and node not in kept}
     again = {node for node in weights if node not in kept} if dropped or kept else set[fx.Node]()
-    dropped |= set(_inside_regions(forward, joint, remat)).difference(weights)
+    dropped |= _inside_regions(forward, joint, remat).difference(weights)
     if remat.policy == "min_cut":
         again |= {node for node in forward if _is_cheap(node)}
     fixed = _cannot_repeat(joint)
@@ -75,8 +75,11 @@ def _within(gathered: Sequence[fx.Node], num_bytes: float) -> set[fx.Node]:
     return kept
 
 
-def _inside_regions(forward: Sequence[fx.Node], joint: JointGraph, remat: Remat) -> Iterator[fx.Node]:
-    """The nodes of regions whose values no other part of the forward takes."""
+def _inside_regions(forward: Sequence[fx.Node], joint: JointGraph, remat: Remat) -> set[fx.Node]:
+    """The nodes of regions whose values no other part of the forward takes.
+
+    But for items of a tuple that leaves its region by another item: the op runs once, and the tuple cannot be kept.
+    """
     results = {*returned(joint.module)[: len(joint.outputs)]}
     leaves: dict[fx.Node, bool] = {}
     for node in reversed(forward):
@@ -85,8 +88,12 @@ def _inside_regions(forward: Sequence[fx.Node], joint: JointGraph, remat: Remat)
         leaves[node] = node in results or any(
             leaves[user] if may_run_twice(user) else _region(user, remat) != own for user in readers
         )
-        if own is not None and not leaves[node]:
-            yield node
+    inside = set[fx.Node]()
+    for node in forward:
+        stays = _region(node, remat) is not None and not leaves[node]
+        if stays and all(operand in inside or can_be_kept(operand) for operand in node.all_input_nodes):
+            inside.add(node)
+    return inside
 
 
 def _region(node: fx.Node, remat: Remat) -> str | None:

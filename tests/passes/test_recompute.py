@@ -27,6 +27,7 @@ from tests.small_models import hf_gpt2
 from tests.stored_graphs import lay_out_stored
 
 aten = torch.ops.aten
+NORM = aten.native_layer_norm.default
 
 FULL, MIN_CUT = Remat("full"), Remat("min_cut")
 
@@ -98,6 +99,28 @@ def test_what_the_model_checkpoints_is_computed_again_from_what_enters_it(nested
     assert again == {"addmm", "addmm_4"}, "the last product of a region only leaves it"
     plain = joint_graph(Blocks(3), torch.randn(4, 8))
     assert saved_bytes(joint, Remat()) < saved_bytes(plain, Remat())
+
+
+class EndsInNorm(nn.Module):
+    """A checkpointed region that an op of several results ends, of which one leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(lambda z: self.norm(functional.gelu(self.up(z))), x, use_reentrant=False)
+        return self.down(y).square().mean()
+
+
+def test_an_op_whose_result_leaves_its_region_runs_once_and_its_other_results_are_kept() -> None:
+    joint = joint_graph(EndsInNorm(), torch.randn(4, 8))
+    parts = partition(joint)
+    check_bits(joint, parts)
+    assert parts.backward is not None
+    assert "addmm" in products(parts.backward)
+    norms = [len(part.graph.find_nodes(op="call_function", target=NORM)) for part in (parts.forward, parts.backward)]
+    assert norms == [1, 0]
 
 
 def test_full_recomputation_keeps_what_enters_the_layers_alone() -> None:
