@@ -50,10 +50,11 @@ class Pieces:
     def box(self, whole: Tensor, dim: int, part: int, chunk: Chunk) -> Tensor:
         """The view of a chunk in `whole`, whose `dim` has these pieces: (outer, ..., rows, ...), outer digits first."""
         dim %= whole.dim()
-        begin = sum(self.rows[:part]) + chunk.rows.start
-        digits: Tensor = whole.unflatten(dim, (self.outer, sum(self.rows)))
-        of_rows = digits.narrow(dim + 1, begin, len(chunk.rows))
-        return of_rows.narrow(dim, chunk.outer.start, len(chunk.outer)).movedim(dim, 0)
+        row, num_rows = whole.stride(dim), sum(self.rows)
+        begin = chunk.outer.start * num_rows + sum(self.rows[:part]) + chunk.rows.start
+        sizes, strides = [len(chunk.outer), *whole.shape], [num_rows * row, *whole.stride()]
+        sizes[dim + 1] = len(chunk.rows)
+        return whole.as_strided(sizes, strides, whole.storage_offset() + begin * row)
 
     def alone(self, part: int) -> Pieces:
         """The digits of the dim of a piece that lies by itself: it has but one part, 0."""

@@ -23,6 +23,7 @@ class SharedFactor:
 
     def __init__(self, right: Tensor) -> None:
         self._right = right
+        self._mkl = packed_sgemm() if _is_large_float(right) else None
         self._packed: dict[tuple[int, int], _Packed] = {}
 
     def multiply(self, out: Tensor, left: Tensor) -> None:
@@ -44,12 +45,12 @@ class SharedFactor:
 
     def _pack(self, out: Tensor, left: Tensor) -> _Packed | None:
         """This factor packed for such a product, where that is of use; MKL wants to know the number of rows."""
-        mkl, order = packed_sgemm(), _order(out)
-        if mkl is None or order is None or not _is_large_float(left, self._right):
+        order = _order(out)
+        if self._mkl is None or order is None or not _is_large_float(left):
             return None
         key = (order, len(left))
         if key not in self._packed:
-            self._packed[key] = _Packed(mkl, self._right, *key)
+            self._packed[key] = _Packed(self._mkl, self._right, *key)
         return self._packed[key]
 
 
@@ -86,14 +87,13 @@ class _Packed:
         )
 
 
-def _is_large_float(*factors: Tensor) -> bool:
-    """Whether packing these is worth it, and possible."""
-    return all(
+def _is_large_float(factor: Tensor) -> bool:
+    """Whether packing is possible with such a factor, and worth it."""
+    return (
         factor.dim() == 2
         and factor.dtype == torch.float32
         and min(factor.shape) >= _FEW_ROWS
         and _order(factor) is not None
-        for factor in factors
     )
 
 
