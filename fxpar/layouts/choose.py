@@ -4,7 +4,7 @@ Each operation is a one-hot vector over its strategies. Each use of a value is a
 value is given as placement p and needed as q; its row and column sums are the one-hots of producer and consumer,
 added up over strategies that agree on this value. In this form the relaxation is nearly always whole, so that the
 matrices may be continuous. A move that several uses need is one more variable, which bounds all their entries: it is
-paid once.
+paid once. Operations that are alike share a one-hot, and their uses matrices, whose costs count as often.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fxpar.layout import REPLICATE, Layout, Partial, Placement
 from fxpar.layouts.alike import alike
 from fxpar.layouts.beside import Beside
 from fxpar.layouts.border_prices import BorderPrices
+from fxpar.layouts.charge_moves import charge_moves
 from fxpar.layouts.dataflow import Border, Operation, Value, roots
 from fxpar.layouts.integer_program import IntegerProgram
 from fxpar.layouts.move_prices import MovePrices
@@ -32,9 +33,6 @@ from fxpar.rules.rule import Strategy
 
 _TIE_US = 1e-4
 """What each place down the list of an operation's strategies costs, so that among equals all ranks pick the same."""
-
-_WHOLE = {StepKind.REDUCE_SCATTER: StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL: StepKind.ALL_GATHER}
-"""The move that makes a value whole, after which the sharded form is a mere slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +51,6 @@ class Axis:
     done: Sequence[int]
     edges: EdgePrices
     ahead: Mapping[str, int] = field(default_factory=dict)
-
-
-class _Move(NamedTuple):
-    """A change of placement that several uses of a value can share."""
-
-    kind: StepKind
-    us: float
-    dst: Placement
 
 
 class _Source(NamedTuple):
@@ -255,48 +245,8 @@ class _Chooser:
         for value, uses in self._uses.items():
             used.setdefault((self._sources[value], tuple(map(id, uses))), []).append(value)
         for value, *others in used.values():
-            self._price_moves_of(value, self._uses[value], 1 + len(others))
-
-    def _price_moves_of(self, value: Value, uses: Sequence[_Use], times: int) -> None:
-        """Charge each move of `value` once, however many need it, and `times` times in all."""
-        layout = self._axis.beside.result(value)
-        groups: dict[_Move, dict[int, list[int]]] = {}
-        for number, use in enumerate(uses):
-            for (src, dst), entry in use.entries.items():
-                if src != dst:
-                    kind, us = self._prices.move(value, layout, src, dst)
-                    move = _Move(kind, us * times, dst)
-                    groups.setdefault(move, {}).setdefault(number, []).append(entry)
-        for move, members in groups.items():
-            if move.kind is StepKind.SLICE or len(uses) == 1:
-                for entry in (entry for entries in members.values() for entry in entries):
-                    self._ip.add_cost(entry, move.us)
-        if len(uses) > 1:
-            for whole in (StepKind.ALL_REDUCE, StepKind.ALL_GATHER):
-                self._share(groups, whole)
-
-    def _share(self, groups: Mapping[_Move, Mapping[int, list[int]]], whole: StepKind) -> None:
-        """Charge the moves `whole`, and those from the same placements to shards; these are free slices of it."""
-        slices: dict[int, list[int]] = {}
-        for move, members in groups.items():
-            if _WHOLE.get(move.kind) is whole:
-                made = self._ip.variable(move.us)
-                for use, entries in members.items():
-                    sliced = self._ip.variable()
-                    slices.setdefault(use, []).append(sliced)
-                    self._bound([made, sliced], entries)
-        made_whole: list[int] = []
-        needed_whole: dict[int, list[int]] = {}
-        for move, members in groups.items():
-            if move.kind is whole:
-                made_whole.append(self._ip.variable(move.us))
-                needed_whole.update(members)
-        for use in sorted({*needed_whole, *slices}):
-            self._bound(made_whole, [*needed_whole.get(use, ()), *slices.get(use, ())])
-
-    def _bound(self, made: Sequence[int], entries: Sequence[int]) -> None:
-        """Entries that need something are no more than what is made for them."""
-        self._ip.at_least([*((x, 1) for x in made), *((e, -1) for e in entries)], 0)
+            layout, matrices = self._axis.beside.result(value), [use.entries for use in self._uses[value]]
+            charge_moves(self._ip, self._prices, value, layout, matrices, times=1 + len(others))
 
     def _price_saved(self) -> None:
         """Charge what the backward reads of the forward, once per storage and size of the piece that is read."""
@@ -313,7 +263,7 @@ class _Chooser:
         for (num_bytes, members), count in times.items():
             saved = self._ip.variable(count * num_bytes * self._axis.prices.saved_us_per_byte)
             for member in members:
-                self._bound([saved], member)
+                self._ip.no_more_than([saved], member)
 
     def _by_size(self, value: Value, use: _Use) -> dict[float, list[int]]:
         layout = self._axis.beside.operand(use.reader, use.position, value)

@@ -46,6 +46,10 @@ class IntegerProgram:
         """The terms add up to `value` or more."""
         self._row(terms, value, inf)
 
+    def no_more_than(self, bounds: Iterable[int], variables: Iterable[int]) -> None:
+        """The `variables` add up to no more than the `bounds` do."""
+        self.at_least([*((x, 1) for x in bounds), *((x, -1) for x in variables)], 0)
+
     def _row(self, terms: Iterable[Term], lower: float, upper: float) -> None:
         row = len(self._lower)
         for column, coefficient in terms:

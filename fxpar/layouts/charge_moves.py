@@ -1,0 +1,76 @@
+"""Charge for the moves of a value in the integer program: what several uses need is moved once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fxpar.layout import Layout, Placement
+from fxpar.layouts.dataflow import Value
+from fxpar.layouts.integer_program import IntegerProgram
+from fxpar.layouts.move_prices import MovePrices
+from fxpar.passes.moves import StepKind
+
+_WHOLE = {StepKind.REDUCE_SCATTER: StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL: StepKind.ALL_GATHER}
+"""The move that makes a value whole, after which the sharded form is a mere slice."""
+
+
+class _Move(NamedTuple):
+    """A change of placement that several uses of a value can share."""
+
+    kind: StepKind
+    us: float
+    dst: Placement
+
+
+_Moves = Mapping[_Move, Mapping[int, Sequence[int]]]
+"""For each move the entries that need it, by the number of their use."""
+
+
+def charge_moves(
+    program: IntegerProgram,
+    prices: MovePrices,
+    value: Value,
+    layout: Layout,
+    uses: Sequence[Mapping[tuple[Placement, Placement], int]],
+    times: int,
+) -> None:
+    """Charge each move of `value` once, however many of its uses need it, and for `times` values that are alike.
+
+    Args:
+        layout: of the value along the axes that are settled.
+        uses: for each, the variables that are 1 where the value is given as the one and needed as the other.
+    """
+    moves: dict[_Move, dict[int, list[int]]] = {}
+    for number, entries in enumerate(uses):
+        for (src, dst), entry in entries.items():
+            if src != dst:
+                kind, us = prices.move(value, layout, src, dst)
+                moves.setdefault(_Move(kind, us * times, dst), {}).setdefault(number, []).append(entry)
+    for move, members in moves.items():
+        if move.kind is StepKind.SLICE or len(uses) == 1:
+            for entry in (entry for entries in members.values() for entry in entries):
+                program.add_cost(entry, move.us)
+    if len(uses) > 1:
+        for whole in (StepKind.ALL_REDUCE, StepKind.ALL_GATHER):
+            _share(program, moves, whole)
+
+
+def _share(program: IntegerProgram, moves: _Moves, whole: StepKind) -> None:
+    """Charge the moves `whole`, and those from the same placements to shards; these are free slices of it."""
+    slices: dict[int, list[int]] = {}
+    for move, members in moves.items():
+        if _WHOLE.get(move.kind) is whole:
+            made = program.variable(move.us)
+            for use, entries in members.items():
+                sliced = program.variable()
+                slices.setdefault(use, []).append(sliced)
+                program.no_more_than([made, sliced], entries)
+    made_whole: list[int] = []
+    needed_whole: dict[int, Sequence[int]] = {}
+    for move, members in moves.items():
+        if move.kind is whole:
+            made_whole.append(program.variable(move.us))
+            needed_whole.update(members)
+    for use in sorted({*needed_whole, *slices}):
+        program.no_more_than(made_whole, [*needed_whole.get(use, ()), *slices.get(use, ())])
