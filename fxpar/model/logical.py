@@ -18,7 +18,7 @@ from fxpar.model.distribution import Distribution, LogicalParameter
 _MARK = "_fxpar_distributed"
 
 _TRAINED, _FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
-"""What stands in for all parameters: one of its own for each would double the time of Dynamo, which guards them."""
+"""What stands in for all parameters: Dynamo would wrap and guard one of its own for each, which takes it long."""
 
 
 def is_distributed(model: nn.Module) -> bool:

@@ -75,15 +75,18 @@ class _Streams:
 
     def __init__(self, graph: fx.Graph, state: fx.Node, origin: fx.Node) -> None:
         self._graph, self._state, self._origin = graph, state, origin
-        self._items: dict[int, fx.Node] = {}
+        self._numbers: list[int] = []
+        self._items: list[fx.Node] = []
         first = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(first):
             self._call = graph.call_function(torch.ops.fxpar.streams.default)
 
     def add(self, number: int) -> fx.Node:
         """The stream of that number."""
-        with self._graph.inserting_after(next(reversed(self._items.values()), self._call)):
-            item = self._items[number] = self._graph.call_function(operator.getitem, (self._call, len(self._items)))
+        with self._graph.inserting_after(self._items[-1] if self._items else self._call):
+            item = self._graph.call_function(operator.getitem, (self._call, len(self._items)))
+        self._numbers.append(number)
+        self._items.append(item)
         with fake_mode_of(self._graph):
             (value,) = torch.ops.fxpar.streams(tensor(self._state), [number])
         self._note(item, value)
@@ -91,8 +94,8 @@ class _Streams:
 
     def close(self) -> None:
         """Let the call give the streams that were added."""
-        self._call.args = (self._state, list(self._items))
-        self._note(self._call, [tensor(item) for item in self._items.values()])
+        self._call.args = (self._state, self._numbers)
+        self._note(self._call, [tensor(item) for item in self._items])
 
     def _note(self, node: fx.Node, value: Any) -> None:
         set_value(node, value)

@@ -60,9 +60,9 @@ def test_every_bar_of_the_cases_is_met() -> None:
 
 
 def test_a_plan_is_timed_with_and_without_what_is_around_the_search() -> None:
-    row = time_plan(CROSSINGS[0], repeats=1)
+    row = time_plan(CROSSINGS[0])
     assert row["unit_tasks"] == 64
-    assert float(row["search_s"]) > 0 and float(row["plan_s"]) > 0
+    assert 0 < float(row["search_s"]) < float(row["plan_s"])
 
 
 @pytest.mark.parametrize("crossing", CROSSINGS[:6], ids=lambda case: f"{case.source.mesh} {case.destination.mesh}")
