@@ -11,7 +11,14 @@ import torch
 import torch._dynamo
 import torch.distributed._functional_collectives  # gives the collective ops their fakes
 from torch import Tensor, fx
-from torch._C._distributed_c10d import HashStore, Work, _register_work, _resolve_process_group
+from torch._C._distributed_c10d import (
+    HashStore,
+    PrefixStore,
+    Store,
+    Work,
+    _register_work,
+    _resolve_process_group,
+)
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -25,7 +32,7 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.distributed_c10d import GroupName, _get_default_store
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -50,7 +57,9 @@ __all__ = [
     "InputMutationAOTOutput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "PrefixStore",
     "ShapeEnv",
+    "Store",
     "StridedShard",
     "SymmetricMemory",
     "TangentAOTInput",
@@ -82,6 +91,7 @@ __all__ = [
     "symmetric_memory",
     "tag_activation_checkpoint",
     "tracing",
+    "world_store",
 ]
 
 
@@ -247,3 +257,12 @@ def join_imagined_world(num_ranks: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
+
+
+def world_store() -> Store | None:
+    """What all ranks of the world write to and read from; None if this process has no other real ranks beside it."""
+    dist = torch.distributed
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return None
+    store: Store = _get_default_store()
+    return store

@@ -21,6 +21,14 @@ class Beside:
     given: Mapping[Value, Layout] = field(default_factory=dict)
     needed: Mapping[tuple[int, int], Layout] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, program: Sequence[Operation], chosen: Mapping[str, Sequence[Strategy]]) -> Beside:
+        """What lies where if the operations of `program` have the `chosen` strategies, by axis."""
+        beside = cls()
+        for axis, strategies in chosen.items():
+            beside = beside.along(axis, program, strategies)
+        return beside
+
     def along(self, axis: str, program: Sequence[Operation], chosen: Sequence[Strategy]) -> Beside:
         """The same with one more axis, along which the operations of `program` have the `chosen` strategies."""
         given: dict[Value, Layout] = {}

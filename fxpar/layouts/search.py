@@ -25,6 +25,9 @@ from fxpar.planner.edge_prices import EdgePrices
 from fxpar.planner.prices import Prices
 from fxpar.rules.rule import Strategy
 
+Chosen = Mapping[str, Sequence[Strategy]]
+"""For each automatic axis that has several ranks: the strategies of all operations along it."""
+
 AUTOMATIC_AXES = ("x", "y")
 """The axes over which values are laid out by the compiler, in the order in which they are solved first."""
 
@@ -39,8 +42,8 @@ def search(
     prices: Prices,
     microbatches: int,
     edges: EdgePrices,
-) -> Beside:
-    """The cheapest layouts of everything that were found, along all automatic axes.
+) -> Chosen:
+    """The cheapest layouts of everything that were found.
 
     Raises:
         InfeasibleLayoutError: the pins cannot all be met.
@@ -49,10 +52,10 @@ def search(
 
 
 class _Found(NamedTuple):
-    """Where everything lies, and what it costs in microseconds."""
+    """What is chosen, and what it costs in microseconds."""
 
     us: float
-    beside: Beside
+    chosen: Chosen
 
 
 class _Search:
@@ -72,9 +75,9 @@ class _Search:
         self._weights = weights_of_products(program)
         self._sizes = {axis: mesh.sizes[axis] for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1}
 
-    def run(self) -> Beside:
+    def run(self) -> Chosen:
         if not self._sizes:
-            return Beside()
+            return {}
         started: list[tuple[_Found, Iterator[_Found]]] = []
         refused: list[InfeasibleLayoutError] = []
         for order in self._orders():
@@ -86,7 +89,7 @@ class _Search:
         if not started:
             raise refused[0]
         first, later = min(started, key=lambda start: start[0].us)
-        return min([first, *later], key=lambda found: found.us).beside
+        return min([first, *later], key=lambda found: found.us).chosen
 
     def _orders(self) -> list[tuple[str, ...]]:
         """The orders in which to solve the axes: one where nothing tells them apart, so that all find the same."""
@@ -111,22 +114,22 @@ class _Search:
             if chosen != before:
                 yield self._weighed(chosen)
 
-    def _axis(self, axis: str, others: Mapping[str, Sequence[Strategy]]) -> Axis:
+    def _axis(self, axis: str, others: Chosen) -> Axis:
         """What is given when `axis` is solved beside `others`."""
-        beside, shared_by = self._laid_out(others)
+        beside, shared_by = Beside.of(self._program, others), self._shared_by(others)
         ahead = {other: size for other, size in self._sizes.items() if other not in (axis, *others)}
         return Axis(axis, self._sizes[axis], self._prices, self._microbatches, beside, shared_by, self._edges, ahead)
 
-    def _laid_out(self, chosen: Mapping[str, Sequence[Strategy]]) -> tuple[Beside, list[int]]:
-        """The layouts along the chosen axes, and how many ranks share each operation's work."""
-        beside, shared_by = Beside(), [1] * len(self._program)
+    def _shared_by(self, chosen: Chosen) -> list[int]:
+        """How many ranks share each operation's work."""
+        shared_by = [1] * len(self._program)
         for axis, strategies in chosen.items():
-            beside = beside.along(axis, self._program, strategies)
             parts = self._sizes[axis]
             shared_by = [n * parts if s.divides_work else n for n, s in zip(shared_by, strategies, strict=True)]
-        return beside, shared_by
+        return shared_by
 
-    def _weighed(self, chosen: Mapping[str, Sequence[Strategy]]) -> _Found:
-        beside, shared_by = self._laid_out(chosen)
+    def _weighed(self, chosen: Chosen) -> _Found:
+        beside, shared_by = Beside.of(self._program, chosen), self._shared_by(chosen)
         border = BorderPrices(self._prices, self._sizes, self._microbatches, self._edges)
-        return _Found(total_us(self._program, beside, shared_by, self._prices, self._sizes, border), beside)
+        us = total_us(self._program, beside, shared_by, self._prices, self._sizes, border)
+        return _Found(us, dict(chosen))

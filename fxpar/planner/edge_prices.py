@@ -27,6 +27,11 @@ class EdgePrices:
         self._placement = range(len(earlier) + 1) if placement is None else placement
         self._known: dict[Crossing, float] = {}
 
+    @property
+    def given(self) -> str:
+        """All that the prices depend on but the mesh, as text."""
+        return f"{self._earlier} {self._network} {list(self._placement)}"
+
     def value_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
         """The time in which the value of an edge comes to lie as `layout`."""
         maker = self._maker(port)

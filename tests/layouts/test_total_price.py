@@ -32,7 +32,7 @@ def price_of(joint: JointGraph, beside: Beside | None, weighed: Prices) -> float
     """The total price of a choice, or of what the search finds."""
     program, mesh = operations(joint), Mesh(**SIZES)
     edges = EdgePrices((), mesh, weighed.network)
-    found = search(program, {}, mesh, weighed, 1, edges) if beside is None else beside
+    found = Beside.of(program, search(program, {}, mesh, weighed, 1, edges)) if beside is None else beside
     border = BorderPrices(weighed, SIZES, 1, edges)
     return total_us(program, found, [1] * len(program), weighed, SIZES, border)
 
