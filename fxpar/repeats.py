@@ -50,7 +50,10 @@ def _best_repeat(items: npt.NDArray[np.int64], costs: npt.NDArray[np.int64], sma
     best: Repeat | None = None
     num_saved = 0
     for period in range(smallest, len(items) // 2 + 1):
-        start, length = _longest_run(items[:-period] == items[period:])
+        same = items[:-period] == items[period:]
+        if np.count_nonzero(same) // period * period <= num_saved:
+            continue  # most of them, which need no closer look
+        start, length = _longest_run(same)
         if length // period * period > num_saved:
             num_saved = length // period * period
             best = _lay_cuts(start, start + length + period, period, costs)
