@@ -17,9 +17,9 @@ FXPAR_API void fxpar_philox_block(uint32_t out[4], const uint32_t counter[4], co
 FXPAR_API int fxpar_philox_uniform(float* out, uint64_t seed, uint32_t step, uint32_t op, int ndim,
                                    const int64_t* sizes, const int64_t* strides, int64_t offset);
 
-// out[i] = the sum of terms[t * stride + i] over t from 0 to `num_terms` - 1, in this order, for every i below `count`.
+// out[i] = the sum of terms[t][i] over t from 0 to `num_terms` - 1, in this order, for every i below `count`.
 // `num_terms` is 1 or more; `out` overlaps no term.
-FXPAR_API void fxpar_sum(float* out, const float* terms, int64_t num_terms, int64_t stride, int64_t count);
+FXPAR_API void fxpar_sum(float* out, const float* const* terms, int64_t num_terms, int64_t count);
 
 // The memory that ranks of one host share; on Linux alone.
 //

@@ -60,7 +60,7 @@ class _Reduction(Work):
         """Finish. `wait_tensor` calls it once, without a timeout."""
         self._exchange.wait()
         if self._reduction == "sum":
-            add_up(self._pieces, self._result)
+            add_up(self._pieces.unbind(), self._result)
         else:
             torch.amax(self._pieces, 0, out=self._result)
         return True

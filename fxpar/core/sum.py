@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -12,14 +13,15 @@ from torch import Tensor
 from fxpar.core.library import function
 
 
-def add_up(terms: Tensor, out: Tensor) -> None:
-    """Let `out` be the sum over the first dim of `terms`, one or more, in their order; halves are added up as floats.
+def add_up(terms: Sequence[Tensor], out: Tensor) -> None:
+    """Let `out` be the sum of `terms`, one or more, in their order; halves are added up as floats.
 
     Args:
-        terms: (terms, *out.shape), whatever its strides.
+        terms: each of the shape of `out`, whatever its strides.
     """
-    if _is_plain(out) and _is_plain(terms[0]):
-        _sum()(out.data_ptr(), terms.data_ptr(), len(terms), terms.stride(0), out.numel())
+    if all(map(_is_plain, (out, *terms))):
+        addresses = (c_void_p * len(terms))(*(term.data_ptr() for term in terms))
+        _sum()(out.data_ptr(), addresses, len(terms), out.numel())
         return
     total = total_of(out).copy_(terms[0])
     for term in terms[1:]:
@@ -29,9 +31,15 @@ def add_up(terms: Tensor, out: Tensor) -> None:
 
 
 def total_of(out: Tensor) -> Tensor:
-    """Where to keep what is to become the sum `out`: floats for halves, which would round at each term, or `out`."""
-    is_half = out.is_floating_point() and out.dtype.itemsize < torch.float32.itemsize
-    return torch.empty_like(out, dtype=torch.float32) if is_half else out
+    """Where to keep what is to become the sum `out`: `out` itself, or a tensor of its `total_dtype`."""
+    dtype = total_dtype(out.dtype)
+    return out if dtype == out.dtype else torch.empty_like(out, dtype=dtype)
+
+
+def total_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In what to keep sums: floats for halves, which would round at each term."""
+    is_half = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
+    return torch.float32 if is_half else dtype
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -40,4 +48,4 @@ def _is_plain(tensor: Tensor) -> bool:
 
 @cache
 def _sum() -> Any:
-    return function("fxpar_sum", None, c_void_p, c_void_p, c_int64, c_int64, c_int64)
+    return function("fxpar_sum", None, c_void_p, POINTER(c_void_p), c_int64, c_int64)

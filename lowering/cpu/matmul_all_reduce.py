@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from fxpar.lowering import ops
@@ -17,7 +19,7 @@ from fxpar.lowering.cpu.workspace import workspace_of
 
 @ops.matmul_all_reduce.register_kernel("cpu")
 def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
-    """See `fxpar.lowering.ops`. The terms of all ranks are added up in the order of ranks; halves as floats.
+    """See `fxpar.lowering.ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
 
     Raises:
         PeerLostError: a rank of the group has ended.
@@ -38,16 +40,15 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
         [(chunk, pieces.box(result, -2, part, chunk)) for chunk in pieces.chunks(part, ends)] for part in range(parts)
     ]
     room = Room(tuple(tuple(box.nbytes for _, box in of_part) for of_part in boxes))
-    scattered_bytes = Scattering.num_bytes(workspace.hosts, room)
+    scattered_bytes = Scattering.num_bytes(workspace.hosts, room, result.dtype)
     call = workspace.begin(scattered_bytes + Gathering.num_bytes(workspace.hosts, room))
-    scattering = Scattering(call, 0, room)
+    scattering = Scattering(call, 0, room, result.dtype)
     gathering = Gathering(call, scattered_bytes, room)
     for part in far_first(workspace.hosts, workspace.rank):
         for number, (chunk, box) in enumerate(boxes[part]):
-            terms.compute(part, chunk, as_box(scattering.term(part, number), box))
-            scattering.hand_over(part, number)
-    for number, (_, box) in enumerate(boxes[workspace.rank]):
-        scattering.total(number, as_box(gathering.own(number), box))
+            scattering.add(part, number, box, partial(terms.compute, part, chunk))
+    for number, (chunk, box) in enumerate(boxes[workspace.rank]):
+        scattering.total(number, as_box(gathering.own(number), box), partial(terms.compute, workspace.rank, chunk))
         gathering.publish(number)
     for part in [workspace.rank, *near_first(workspace.hosts, workspace.rank)]:
         for number, (_, box) in enumerate(boxes[part]):

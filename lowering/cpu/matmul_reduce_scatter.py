@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from fxpar.lowering import ops
 from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.multiply import product_shape
-from fxpar.lowering.cpu.pieces import Pieces, Room, as_box
+from fxpar.lowering.cpu.pieces import Pieces, Room
 from fxpar.lowering.cpu.ring import far_first
 from fxpar.lowering.cpu.scattering import Scattering
 from fxpar.lowering.cpu.terms import Terms
@@ -18,7 +20,7 @@ from fxpar.lowering.cpu.workspace import workspace_of
 def matmul_reduce_scatter(
     left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
 ) -> Tensor:
-    """See `fxpar.lowering.ops`. The terms of all ranks are added up in the order of ranks; halves as floats.
+    """See `fxpar.lowering.ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
 
     Raises:
         PeerLostError: a rank of the group has ended.
@@ -39,12 +41,12 @@ def matmul_reduce_scatter(
     chunks = own.chunks(0, scattered_ends(workspace.hosts, result, dim))
     boxes = [own.box(result, dim, 0, chunk) for chunk in chunks]
     room = Room((tuple(box.nbytes for box in boxes),) * parts)
-    scattering = Scattering(workspace.begin(Scattering.num_bytes(workspace.hosts, room)), 0, room)
+    num_bytes = Scattering.num_bytes(workspace.hosts, room, result.dtype)
+    scattering = Scattering(workspace.begin(num_bytes), 0, room, result.dtype)
     for part in far_first(workspace.hosts, workspace.rank):
         for number, (chunk, box) in enumerate(zip(chunks, boxes, strict=True)):
-            terms.compute(part, chunk, as_box(scattering.term(part, number), box))
-            scattering.hand_over(part, number)
-    for number, box in enumerate(boxes):
-        scattering.total(number, box)
+            scattering.add(part, number, box, partial(terms.compute, part, chunk))
+    for number, (chunk, box) in enumerate(zip(chunks, boxes, strict=True)):
+        scattering.total(number, box, partial(terms.compute, workspace.rank, chunk))
     workspace.wire.finish()
     return result

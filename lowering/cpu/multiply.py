@@ -14,20 +14,22 @@ def product_shape(left: Tensor, right: Tensor) -> list[int]:
     return [*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]]
 
 
-def multiply(out: Tensor, left: Tensor, right: Tensor | SharedFactor, bias: Tensor | None) -> None:
-    """out[i] = left[i] @ right[i] + bias[i] for every i.
+def multiply(
+    out: Tensor, left: Tensor, right: Tensor | SharedFactor, bias: Tensor | None, *, adds: bool = False
+) -> None:
+    """out[i] = left[i] @ right[i] + bias[i] for every i, or what is more than `out` where it `adds`.
 
     Args:
-        out: (outer, rows, n) or (outer, batch, rows, n), with any strides.
+        out: (outer, rows, n) or (outer, batch, rows, n), with any strides; halves may be multiplied to floats.
         left: (outer, rows, k), or with a batch.
         right: likewise, or one factor that all have in common; and then without a batch, too.
         bias: as `out`.
     """
     if isinstance(right, SharedFactor):
-        right.multiply(out, left)
+        right.multiply(out, left, adds=adds)
     else:
         for of_out, of_left, of_right in zip(out, left, right, strict=True):
-            multiply_one(of_out, of_left, of_right)
+            multiply_one(of_out, of_left, of_right, adds=adds)
     if bias is not None:
         out.add_(bias)
 
@@ -38,23 +40,12 @@ class SumOfProducts:
     def __init__(self, out: Tensor) -> None:
         self._out = out
         self._total = total_of(out)
-        self._is_begun = self._total is not out
-        if self._is_begun:
-            self._total.zero_()
+        self._is_begun = False
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """Add left @ right: (k, n), or with a batch."""
-        batch = self._out.shape[:-2]
-        left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
-        if not self._is_begun:
-            multiply_one(self._out, left, right)
-            self._is_begun = True
-        elif self._total is not self._out:
-            self._total += left @ right
-        elif self._out.dim() == 2:
-            self._out.addmm_(left, right)
-        else:
-            self._out.baddbmm_(left, right)
+        multiply_one(self._total, left, right, adds=self._is_begun)
+        self._is_begun = True
 
     def finish(self) -> None:
         """Let `out` be the sum."""

@@ -57,5 +57,16 @@ def near_first(hosts: Sequence[int], rank: int) -> list[int]:
 
 
 def far_first(hosts: Sequence[int], rank: int) -> list[int]:
-    """The order in which `rank` computes for others: what has to be sent, then what stays on its host, its own last."""
-    return [*sorted(after(rank, len(hosts)), key=lambda other: hosts[other] == hosts[rank]), rank]
+    """The order in which `rank` computes for others: what has to be sent, then what stays on its host."""
+    return sorted(after(rank, len(hosts)), key=lambda other: hosts[other] == hosts[rank])
+
+
+def adder_before(hosts: Sequence[int], owner: int, rank: int) -> int | None:
+    """Who adds to the piece of `owner` before `rank` does, of the owner's host; None if `rank` is the first there.
+
+    The first is the one before the owner, which is the last. So every rank adds to the piece of the next one first, and
+    each waits for the same other, which is one piece ahead of it.
+    """
+    here = [other for other, its in enumerate(hosts) if its == hosts[owner]]
+    before = here[(here.index(rank) + 1) % len(here)]
+    return None if before == owner else before

@@ -26,27 +26,27 @@ class SharedFactor:
         self._mkl = packed_sgemm() if _is_large_float(right) else None
         self._packed: dict[tuple[int, int], _Packed] = {}
 
-    def multiply(self, out: Tensor, left: Tensor) -> None:
-        """out[i] = left[i] @ right for every i.
+    def multiply(self, out: Tensor, left: Tensor, *, adds: bool = False) -> None:
+        """out[i] = left[i] @ right for every i, or what is more than `out` where it `adds`.
 
         Args:
-            out: (outer, rows, n) or (outer, batch, rows, n), with any strides.
+            out: (outer, rows, n) or (outer, batch, rows, n), with any strides; halves may be multiplied to floats.
             left: (outer, rows, k), or with the batch.
         """
         if out.dim() == 3 and len(out) > 1 and out.shape[-2] < _FEW_ROWS:
-            out.copy_(torch.mm(left.flatten(0, 1), self._right).view(out.shape))
+            _put(out, torch.mm(left.flatten(0, 1), self._right).view(out.shape), adds=adds)
             return
         for of_out, of_left in zip(out, left, strict=True):
             packed = self._pack(of_out, of_left)
             if packed is None:
-                multiply_one(of_out, of_left, self._right)
+                multiply_one(of_out, of_left, self._right, adds=adds)
             else:
-                packed.multiply(of_out, of_left)
+                packed.multiply(of_out, of_left, adds=adds)
 
     def _pack(self, out: Tensor, left: Tensor) -> _Packed | None:
         """This factor packed for such a product, where that is of use; MKL wants to know the number of rows."""
         order = _order(out)
-        if self._mkl is None or order is None or not _is_large_float(left):
+        if self._mkl is None or order is None or out.dtype != left.dtype or not _is_large_float(left):
             return None
         key = (order, len(left))
         if key not in self._packed:
@@ -54,13 +54,23 @@ class SharedFactor:
         return self._packed[key]
 
 
-def multiply_one(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """out = left @ right, matrices or batches of them."""
-    if out.dim() == 2:
-        torch.mm(left, right, out=out)
+def multiply_one(out: Tensor, left: Tensor, right: Tensor, *, adds: bool = False) -> None:
+    """out = left @ right, matrices or batches of them, or what is more than `out` where it `adds`."""
+    batch = out.shape[:-2]
+    left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
+    if out.dtype != left.dtype:
+        _put(out, left @ right, adds=adds)
+    elif out.dim() == 2:
+        torch.addmm(out, left, right, out=out) if adds else torch.mm(left, right, out=out)
     else:
-        batch = out.shape[:-2]
-        torch.bmm(left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:]), out=out)
+        torch.baddbmm(out, left, right, out=out) if adds else torch.bmm(left, right, out=out)
+
+
+def _put(out: Tensor, product: Tensor, *, adds: bool) -> None:
+    if adds:
+        out.add_(product)
+    else:
+        out.copy_(product)
 
 
 class _Packed:
@@ -77,13 +87,13 @@ class _Packed:
             *(ctypes.c_float(1), _pointer(right), stride, _pointer(self._memory)),
         )
 
-    def multiply(self, out: Tensor, left: Tensor) -> None:
-        """out = left @ right."""
+    def multiply(self, out: Tensor, left: Tensor, *, adds: bool) -> None:
+        """out = left @ right, or what is more than `out` where it `adds`."""
         transposed, stride = _as_stored(left, self._order)
         (_, of_out), n = _as_stored(out, self._order), self._sizes[1]
         self._mkl.cblas_sgemm_compute(
             *(self._order, transposed, _PACKED, *self._sizes),
-            *(_pointer(left), stride, _pointer(self._memory), n, ctypes.c_float(0), _pointer(out), of_out),
+            *(_pointer(left), stride, _pointer(self._memory), n, ctypes.c_float(adds), _pointer(out), of_out),
         )
 
 

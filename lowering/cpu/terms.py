@@ -23,13 +23,13 @@ class Terms:
         self._shared = None if self._has_matrices else SharedFactor(self._right)
         self._bias = None if bias is None else bias.expand(self.shape)
 
-    def compute(self, part: int, chunk: Chunk, out: Tensor) -> None:
-        """Let `out` be a chunk of the piece of `part`: (outer, ..., rows, ...)."""
+    def compute(self, part: int, chunk: Chunk, out: Tensor, *, adds: bool = False) -> None:
+        """Let `out` be a chunk of the piece of `part`, (outer, ..., rows, ...), or have it added where it `adds`."""
         dim = 0 if self._has_matrices else -2
         left = self.pieces.box(self._left, dim, part, chunk)
         right = self._shared or self.pieces.box(self._right, 0, part, chunk)
         bias = None if self._bias is None else self.pieces.box(self._bias, self.dim, part, chunk)
         if self._is_transposed:
-            multiply(out.mT, left, right, None if bias is None else bias.mT)
+            multiply(out.mT, left, right, None if bias is None else bias.mT, adds=adds)
         else:
-            multiply(out, left, right, bias)
+            multiply(out, left, right, bias, adds=adds)

@@ -98,7 +98,7 @@ class Workspace:
         """Sleep until a signal of `rank` is `at_least` or more.
 
         Raises:
-            PeerLostError: the rank's process has ended, or it has lost the rank that it receives from.
+            PeerLostError: the rank's process has ended, or it has lost one that it waited for itself.
         """
         signal, segment, deadline = self.signal(rank, number), self._segments[rank], time.monotonic() + _TIMEOUT_S
         if isinstance(segment, PeerSegment):
@@ -108,7 +108,7 @@ class Workspace:
                 if time.monotonic() >= deadline:
                     raise PeerLostError(awaited, rank, "nothing has come in time")
         if signal.value == _FAILED:
-            raise PeerLostError(awaited, None, f"rank {rank}, which receives it on this host, has lost the connection")
+            raise PeerLostError(awaited, None, f"rank {rank}, from which it comes on this host, has lost another one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Call:
     """A call of a fused op: `buffers` of all ranks of this host, by rank, and what has been signalled in it.
 
     Each rank has two signals for each part: one for pieces that others may read in its own buffer, and one for those
-    that it has written to the buffers of others.
+    that it has added its term to.
     """
 
     workspace: Workspace
@@ -127,21 +127,27 @@ class Call:
         """Let others read the first chunks of a piece in this rank's buffer."""
         self._set(part, num_chunks)
 
-    def tell_written(self, part: int, num_chunks: int) -> None:
-        """Let the rank `part` read the first chunks that this one has written for it."""
+    def tell_added(self, part: int, num_chunks: int) -> None:
+        """Let others add to the first chunks of the piece of `part`, to which this rank has."""
         self._set(len(self.workspace.hosts) + part, num_chunks)
 
     def tell_lost(self, part: int) -> None:
         """Let others know that the rest of a piece will never come."""
         self.workspace.signal(self.workspace.rank, part).set(_FAILED)
 
+    def tell_none_added(self) -> None:
+        """Let others know that this rank will add no more to any piece."""
+        num_ranks = len(self.workspace.hosts)
+        for part in range(num_ranks):
+            self.workspace.signal(self.workspace.rank, num_ranks + part).set(_FAILED)
+
     def wait_held(self, rank: int, part: int, num_chunks: int) -> None:
         """Until the first chunks of a piece are in the buffer of `rank`; raises as `Workspace.wait`."""
         self.workspace.wait(rank, part, self._value(num_chunks), f"the piece of rank {part} for a fused matmul")
 
-    def wait_written(self, rank: int, num_chunks: int) -> None:
-        """Until `rank` has written the first chunks for this one; raises as `Workspace.wait`."""
-        number = len(self.workspace.hosts) + self.workspace.rank
+    def wait_added(self, rank: int, part: int, num_chunks: int) -> None:
+        """Until `rank` has added to the first chunks of the piece of `part`; raises as `Workspace.wait`."""
+        number = len(self.workspace.hosts) + part
         self.workspace.wait(rank, number, self._value(num_chunks), f"what rank {rank} adds to a fused matmul")
 
     def _set(self, number: int, num_chunks: int) -> None:

@@ -12,7 +12,7 @@ from tests.lowering.cpu.run_fused import (
     run_back_to_back,
     run_delayed,
     run_with_everything_there,
-    sums_in_order_of_ranks,
+    sums_in_order_of_ring,
 )
 
 HOSTS = {"one host": "aaaa", "hosts of their own": "abcd", "two and two": "abab", "three and one": "aaba"}
@@ -47,8 +47,8 @@ def test_a_hundred_calls_of_varying_sizes_follow_each_other(hosts: str) -> None:
         assert wrong == []
 
 
-def test_terms_are_added_up_in_the_order_of_ranks() -> None:
-    for wrong in run_ranks(4, sums_in_order_of_ranks, timeout_s=60):
+def test_terms_are_added_up_around_the_ring() -> None:
+    for wrong in run_ranks(4, sums_in_order_of_ring, timeout_s=60):
         assert wrong == []
 
 
