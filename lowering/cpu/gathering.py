@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from fxpar.lowering.cpu.pieces import Room
 from fxpar.lowering.cpu.ring import held, holder, receiver, sender
 from fxpar.lowering.cpu.wire import FIRST_PIECE_TAG
 from fxpar.lowering.cpu.workspace import Call
+
+_KEPT = 1024
+"""Of how many calls of different sizes to remember where things lie."""
 
 _INTACT, _BROKEN = 0, 1  # what a seal says
 
@@ -35,10 +39,9 @@ class Gathering:
         self._receive()
 
     @staticmethod
-    def num_bytes(hosts: Sequence[int], room: Room) -> int:
+    def num_bytes(hosts: tuple[int, ...], room: Room) -> int:
         """What the buffer of any rank needs for it."""
-        sealed = _sealed(room)
-        return max(sum(sealed.piece_bytes(part) for part in held(hosts, rank)) for rank in range(len(hosts)))
+        return max(_begins(hosts, rank, _sealed(room))[None] for rank in range(len(hosts)))
 
     def own(self, chunk: int) -> Tensor:
         """The memory for a chunk of this rank's piece, bytes, until it is published."""
@@ -106,11 +109,19 @@ class Gathering:
 
     def _memory(self, rank: int, part: int, chunk: int) -> Tensor:
         """The bytes of a chunk in the buffer of `rank`, which holds it."""
-        parts = held(self._hosts, rank)
-        before = sum(self._room.piece_bytes(other) for other in parts[: parts.index(part)])
-        begin = self._begin + before + self._room.offset(part, chunk)
+        begin = self._begin + _begins(self._hosts, rank, self._room)[part] + self._room.offset(part, chunk)
         return self._call.buffers[rank][begin : begin + self._room.sizes[part][chunk]]
 
 
+# Every step makes the same calls.
+@lru_cache(_KEPT)
+def _begins(hosts: tuple[int, ...], rank: int, room: Room) -> Mapping[int | None, int]:
+    """Where each piece that `rank` holds begins in its buffer, and, by None, where the last of them ends."""
+    parts = held(hosts, rank)
+    begins = accumulate((room.piece_bytes(part) for part in parts), initial=0)
+    return dict(zip([*parts, None], begins, strict=True))
+
+
+@lru_cache(_KEPT)
 def _sealed(room: Room) -> Room:
     return Room(tuple((*sizes, 1) if sizes else () for sizes in room.sizes))

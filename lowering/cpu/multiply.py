@@ -11,7 +11,10 @@ from fxpar.lowering.cpu.shared_factor import SharedFactor, multiply_one
 
 def product_shape(left: Tensor, right: Tensor) -> list[int]:
     """The shape of left @ right, matrices or batches of them."""
-    return [*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]]
+    batches = left.shape[:-2], right.shape[:-2]
+    # Mostly there is none, and torch's function takes longer than all else here.
+    batch = torch.broadcast_shapes(*batches) if any(batches) else ()
+    return [*batch, left.shape[-2], right.shape[-1]]
 
 
 def multiply(
@@ -28,7 +31,7 @@ def multiply(
     if isinstance(right, SharedFactor):
         right.multiply(out, left, adds=adds)
     else:
-        for of_out, of_left, of_right in zip(out, left, right, strict=True):
+        for of_out, of_left, of_right in zip(out.unbind(), left.unbind(), right.unbind(), strict=True):
             multiply_one(of_out, of_left, of_right, adds=adds)
     if bias is not None:
         out.add_(bias)

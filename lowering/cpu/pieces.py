@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 from torch import Tensor
@@ -49,16 +50,26 @@ class Pieces:
 
     def box(self, whole: Tensor, dim: int, part: int, chunk: Chunk) -> Tensor:
         """The view of a chunk in `whole`, whose `dim` has these pieces: (outer, ..., rows, ...), outer digits first."""
-        dim %= whole.dim()
-        row, num_rows = whole.stride(dim), sum(self.rows)
-        begin = chunk.outer.start * num_rows + sum(self.rows[:part]) + chunk.rows.start
-        sizes, strides = [len(chunk.outer), *whole.shape], [num_rows * row, *whole.stride()]
-        sizes[dim + 1] = len(chunk.rows)
-        return whole.as_strided(sizes, strides, whole.storage_offset() + begin * row)
+        sizes, strides, offset = _box(self, whole.shape, whole.stride(), dim, part, chunk)
+        return whole.as_strided(sizes, strides, whole.storage_offset() + offset)
 
     def alone(self, part: int) -> Pieces:
         """The digits of the dim of a piece that lies by itself: it has but one part, 0."""
         return Pieces(self.outer, (self.rows[part],))
+
+
+# A step has its boxes of the step before.
+@lru_cache(4096)
+def _box(
+    pieces: Pieces, shape: tuple[int, ...], strides: tuple[int, ...], dim: int, part: int, chunk: Chunk
+) -> tuple[list[int], list[int], int]:
+    """The shape and strides of a box, and how many elements behind the whole's first it begins."""
+    dim %= len(shape)
+    row, num_rows = strides[dim], sum(pieces.rows)
+    begin = chunk.outer.start * num_rows + sum(pieces.rows[:part]) + chunk.rows.start
+    of_box = [len(chunk.outer), *shape]
+    of_box[dim + 1] = len(chunk.rows)
+    return of_box, [num_rows * row, *strides], begin * row
 
 
 def as_box(memory: Tensor, box: Tensor) -> Tensor:
@@ -74,14 +85,20 @@ def _ranges(size: int, ends: Sequence[float]) -> list[range]:
 _ALIGNMENT_BYTES = 64  # a cache line, so that what different ranks write lies apart
 
 
+@dataclass(frozen=True)
 class Room:
     """How the chunks of pieces lie in memory, one after another: `sizes[part][chunk]` bytes each."""
 
-    def __init__(self, sizes: Sequence[tuple[int, ...]]) -> None:
-        self.sizes = sizes
-        self._begins = {chunks: (0, *accumulate(map(_aligned, chunks))) for chunks in set(sizes)}
-        self.most_bytes = max(begins[-1] for begins in self._begins.values())
+    sizes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def most_bytes(self) -> int:
         """What the largest piece takes."""
+        return max(begins[-1] for begins in self._begins.values())
+
+    @cached_property
+    def _begins(self) -> Mapping[tuple[int, ...], tuple[int, ...]]:
+        return {chunks: (0, *accumulate(map(_aligned, chunks))) for chunks in set(self.sizes)}
 
     def piece_bytes(self, part: int) -> int:
         """What the piece of `part` takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 def after(rank: int, num_ranks: int) -> list[int]:
@@ -61,7 +62,8 @@ def far_first(hosts: Sequence[int], rank: int) -> list[int]:
     return sorted(after(rank, len(hosts)), key=lambda other: hosts[other] == hosts[rank])
 
 
-def adder_before(hosts: Sequence[int], owner: int, rank: int) -> int | None:
+@lru_cache(4096)
+def adder_before(hosts: tuple[int, ...], owner: int, rank: int) -> int | None:
     """Who adds to the piece of `owner` before `rank` does, of the owner's host; None if `rank` is the first there.
 
     The first is the one before the owner, which is the last. So every rank adds to the piece of the next one first, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class SharedFactor:
         if out.dim() == 3 and len(out) > 1 and out.shape[-2] < _FEW_ROWS:
             _put(out, torch.mm(left.flatten(0, 1), self._right).view(out.shape), adds=adds)
             return
-        for of_out, of_left in zip(out, left, strict=True):
+        for of_out, of_left in zip(out.unbind(), left.unbind(), strict=True):
             packed = self._pack(of_out, of_left)
             if packed is None:
                 multiply_one(of_out, of_left, self._right, adds=adds)
@@ -45,7 +46,7 @@ class SharedFactor:
 
     def _pack(self, out: Tensor, left: Tensor) -> _Packed | None:
         """This factor packed for such a product, where that is of use; MKL wants to know the number of rows."""
-        order = _order(out)
+        order = _order(out.stride())
         if self._mkl is None or order is None or out.dtype != left.dtype or not _is_large_float(left):
             return None
         key = (order, len(left))
@@ -81,7 +82,7 @@ class _Packed:
         self._order = order
         self._sizes = _longs(rows, right.shape[1], right.shape[0])
         self._memory = torch.empty(mkl.cblas_sgemm_pack_get_size(_RIGHT, *self._sizes), dtype=torch.uint8)
-        transposed, stride = _as_stored(right, order)
+        transposed, stride = _as_stored(right.stride(), order)
         mkl.cblas_sgemm_pack(
             *(order, _RIGHT, transposed, *self._sizes),
             *(ctypes.c_float(1), _pointer(right), stride, _pointer(self._memory)),
@@ -89,8 +90,8 @@ class _Packed:
 
     def multiply(self, out: Tensor, left: Tensor, *, adds: bool) -> None:
         """out = left @ right, or what is more than `out` where it `adds`."""
-        transposed, stride = _as_stored(left, self._order)
-        (_, of_out), n = _as_stored(out, self._order), self._sizes[1]
+        transposed, stride = _as_stored(left.stride(), self._order)
+        (_, of_out), n = _as_stored(out.stride(), self._order), self._sizes[1]
         self._mkl.cblas_sgemm_compute(
             *(self._order, transposed, _PACKED, *self._sizes),
             *(_pointer(left), stride, _pointer(self._memory), n, ctypes.c_float(adds), _pointer(out), of_out),
@@ -103,23 +104,25 @@ def _is_large_float(factor: Tensor) -> bool:
         factor.dim() == 2
         and factor.dtype == torch.float32
         and min(factor.shape) >= _FEW_ROWS
-        and _order(factor) is not None
+        and _order(factor.stride()) is not None
     )
 
 
-def _order(matrix: Tensor) -> int | None:
-    """How CBLAS calls the order in which the matrix lies in memory; None if neither its rows nor columns are dense."""
-    if matrix.dim() != 2 or 0 in matrix.stride():
+@lru_cache
+def _order(strides: tuple[int, ...]) -> int | None:
+    """How CBLAS calls the order in which a matrix lies in memory; None if neither its rows nor columns are dense."""
+    if len(strides) != 2 or 0 in strides:
         return None
-    if matrix.stride(1) == 1:
+    if strides[1] == 1:
         return _ROW_MAJOR
-    return _COLUMN_MAJOR if matrix.stride(0) == 1 else None
+    return _COLUMN_MAJOR if strides[0] == 1 else None
 
 
-def _as_stored(matrix: Tensor, order: int) -> tuple[int, ctypes.c_long]:
-    """Whether it is transposed where matrices lie in memory in `order`, and the stride of its rows or columns."""
-    own = _order(matrix)
-    return _AS_IT_IS if own == order else _TRANSPOSED, ctypes.c_long(matrix.stride(0 if own == _ROW_MAJOR else 1))
+@lru_cache
+def _as_stored(strides: tuple[int, ...], order: int) -> tuple[int, ctypes.c_long]:
+    """Whether a matrix is transposed where others lie in memory in `order`, and the stride of its rows or columns."""
+    own = _order(strides)
+    return _AS_IT_IS if own == order else _TRANSPOSED, ctypes.c_long(strides[0 if own == _ROW_MAJOR else 1])
 
 
 def _longs(*values: int) -> tuple[ctypes.c_long, ...]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fxpar.lowering.cpu.ring import adder_before, after, far_first, held, holder, near_first, receiver, sender
 
 hosts_of_ranks = st.lists(st.integers(0, 3), min_size=1, max_size=9).map(
-    lambda names: [list(dict.fromkeys(names)).index(name) for name in names]
+    lambda names: tuple(list(dict.fromkeys(names)).index(name) for name in names)
 )
 
 
@@ -18,7 +18,7 @@ def test_the_ring_begins_behind_the_own_rank() -> None:
 
 
 @given(hosts_of_ranks)
-def test_every_piece_goes_once_to_every_host_and_is_held_by_one_rank_there(hosts: list[int]) -> None:
+def test_every_piece_goes_once_to_every_host_and_is_held_by_one_rank_there(hosts: tuple[int, ...]) -> None:
     for part in range(len(hosts)):
         holders = {host: holder(hosts, part, host) for host in hosts}
         assert {rank for rank in range(len(hosts)) if part in held(hosts, rank)} == set(holders.values())
@@ -31,7 +31,7 @@ def test_every_piece_goes_once_to_every_host_and_is_held_by_one_rank_there(hosts
 
 
 @given(hosts_of_ranks)
-def test_two_ranks_expect_their_pieces_from_a_third_in_the_order_in_which_it_gets_them(hosts: list[int]) -> None:
+def test_two_ranks_expect_their_pieces_from_a_third_in_the_order_in_which_it_gets_them(hosts: tuple[int, ...]) -> None:
     for rank in range(len(hosts)):
         _, *parts = held(hosts, rank)
         for source in {sender(hosts, part, rank) for part in parts}:
@@ -40,7 +40,7 @@ def test_two_ranks_expect_their_pieces_from_a_third_in_the_order_in_which_it_get
 
 
 @given(hosts_of_ranks)
-def test_the_ranks_of_a_host_share_what_the_host_receives_evenly(hosts: list[int]) -> None:
+def test_the_ranks_of_a_host_share_what_the_host_receives_evenly(hosts: tuple[int, ...]) -> None:
     for host in set(hosts):
         numbers = [len(held(hosts, rank)) for rank, its in enumerate(hosts) if its == host]
         assert max(numbers) - min(numbers) <= 1
@@ -55,7 +55,7 @@ def test_the_own_host_comes_first_where_pieces_are_read_and_last_where_they_are_
 
 
 @given(hosts_of_ranks)
-def test_a_sum_goes_around_the_ranks_of_its_owners_host_and_comes_to_the_owner_last(hosts: list[int]) -> None:
+def test_a_sum_goes_around_the_ranks_of_its_owners_host_and_comes_to_the_owner_last(hosts: tuple[int, ...]) -> None:
     for owner in range(len(hosts)):
         here = [rank for rank, host in enumerate(hosts) if host == hosts[owner]]
         chain = [owner]
@@ -65,7 +65,7 @@ def test_a_sum_goes_around_the_ranks_of_its_owners_host_and_comes_to_the_owner_l
 
 
 def test_each_rank_waits_for_one_that_is_a_piece_ahead_of_it() -> None:
-    hosts = [0] * 4
+    hosts = (0,) * 4
     for rank in range(4):
         order = [*far_first(hosts, rank), rank]
         assert [adder_before(hosts, owner, rank) for owner in order] == [None, *[(rank + 1) % 4] * 3]
