@@ -160,6 +160,12 @@ def test_what_its_graphs_need_counts_too() -> None:
         plan(*on_meta(), CLUSTER, 2, axes=("data",), memory_bytes=weights * 1.01)
 
 
+def test_a_look_that_would_take_too_long_is_not_begun() -> None:
+    found = plan(*on_meta(), CLUSTER, 2, microbatches=[2], schedules=["1f1b"], seconds=1e-6)
+    assert len(found.ranked) == 1, "one at least"
+    assert "not looked at within 0 seconds" in found.left_out.values()
+
+
 def test_a_batch_that_no_mesh_divides_is_told() -> None:
     with pytest.raises(PlanningError, match="no mesh of 2 ranks divides a batch of 32"):
         plan(*on_meta(), CLUSTER, 2, microbatches=[5])
