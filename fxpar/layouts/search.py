@@ -6,6 +6,8 @@ Every order of the axes is tried for a round; the one that is cheapest then goes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 from typing import NamedTuple
 
@@ -35,22 +37,6 @@ ROUNDS = 2
 """How often each axis is solved in an order: at first beside those before it, then beside all others."""
 
 
-def search(
-    program: Sequence[Operation],
-    pins: Mapping[fx.Node, Pin],
-    mesh: Mesh,
-    prices: Prices,
-    microbatches: int,
-    edges: EdgePrices,
-) -> Chosen:
-    """The cheapest layouts of everything that were found.
-
-    Raises:
-        InfeasibleLayoutError: the pins cannot all be met.
-    """
-    return _Search(program, pins, mesh, prices, microbatches, edges).run()
-
-
 class _Found(NamedTuple):
     """What is chosen, and what it costs in microseconds."""
 
@@ -58,25 +44,33 @@ class _Found(NamedTuple):
     chosen: Chosen
 
 
-class _Search:
-    """What the solutions along the axes have in common."""
+@dataclass(frozen=True)
+class Search:
+    """What is to be laid out, and by what it is weighed."""
 
-    def __init__(
-        self,
-        program: Sequence[Operation],
-        pins: Mapping[fx.Node, Pin],
-        mesh: Mesh,
-        prices: Prices,
-        microbatches: int,
-        edges: EdgePrices,
-    ) -> None:
-        self._program, self._pins, self._mesh = program, pins, mesh
-        self._prices, self._microbatches, self._edges = prices, microbatches, edges
-        self._weights = weights_of_products(program)
-        self._sizes = {axis: mesh.sizes[axis] for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1}
+    program: Sequence[Operation]
+    pins: Mapping[fx.Node, Pin]
+    mesh: Mesh
+    prices: Prices
+    microbatches: int
+    edges: EdgePrices
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """The axes that there are to search along, and their sizes."""
+        return {axis: self.mesh.sizes[axis] for axis in AUTOMATIC_AXES if self.mesh.sizes[axis] > 1}
+
+    @cached_property
+    def _weights(self) -> Sequence[fx.Node]:
+        return weights_of_products(self.program)
 
     def run(self) -> Chosen:
-        if not self._sizes:
+        """The cheapest layouts of everything that were found.
+
+        Raises:
+            InfeasibleLayoutError: the pins cannot all be met.
+        """
+        if not self.sizes:
             return {}
         started: list[tuple[_Found, Iterator[_Found]]] = []
         refused: list[InfeasibleLayoutError] = []
@@ -93,10 +87,10 @@ class _Search:
 
     def _orders(self) -> list[tuple[str, ...]]:
         """The orders in which to solve the axes: one where nothing tells them apart, so that all find the same."""
-        orders = list(permutations(self._sizes))
-        kinds = {(size, self._prices.links[axis]) for axis, size in self._sizes.items()}
-        named = any(pin.shards for pin in self._pins.values())
-        alike = len(kinds) == 1 and not named and len(set(self._mesh.hosts)) == 1
+        orders = list(permutations(self.sizes))
+        kinds = {(size, self.prices.links[axis]) for axis, size in self.sizes.items()}
+        named = any(pin.shards for pin in self.pins.values())
+        alike = len(kinds) == 1 and not named and len(set(self.mesh.hosts)) == 1
         return orders[:1] if alike else orders
 
     def _in_order(self, order: Sequence[str]) -> Iterator[_Found]:
@@ -109,27 +103,27 @@ class _Search:
             for axis in order:
                 others = {other: found for other, found in chosen.items() if other != axis}
                 if solved_beside.get(axis) != others:  # beside the same, the same is found
-                    chosen[axis] = solve_axis(self._program, self._pins, wanted[axis], self._axis(axis, others))
+                    chosen[axis] = solve_axis(self.program, self.pins, wanted[axis], self._axis(axis, others))
                     solved_beside[axis] = others
             if chosen != before:
                 yield self._weighed(chosen)
 
     def _axis(self, axis: str, others: Chosen) -> Axis:
         """What is given when `axis` is solved beside `others`."""
-        beside, shared_by = Beside.of(self._program, others), self._shared_by(others)
-        ahead = {other: size for other, size in self._sizes.items() if other not in (axis, *others)}
-        return Axis(axis, self._sizes[axis], self._prices, self._microbatches, beside, shared_by, self._edges, ahead)
+        beside, shared_by = Beside.of(self.program, others), self._shared_by(others)
+        ahead = {other: size for other, size in self.sizes.items() if other not in (axis, *others)}
+        return Axis(axis, self.sizes[axis], self.prices, self.microbatches, beside, shared_by, self.edges, ahead)
 
     def _shared_by(self, chosen: Chosen) -> list[int]:
         """How many ranks share each operation's work."""
-        shared_by = [1] * len(self._program)
+        shared_by = [1] * len(self.program)
         for axis, strategies in chosen.items():
-            parts = self._sizes[axis]
+            parts = self.sizes[axis]
             shared_by = [n * parts if s.divides_work else n for n, s in zip(shared_by, strategies, strict=True)]
         return shared_by
 
     def _weighed(self, chosen: Chosen) -> _Found:
-        beside, shared_by = Beside.of(self._program, chosen), self._shared_by(chosen)
-        border = BorderPrices(self._prices, self._sizes, self._microbatches, self._edges)
-        us = total_us(self._program, beside, shared_by, self._prices, self._sizes, border)
+        beside, shared_by = Beside.of(self.program, chosen), self._shared_by(chosen)
+        border = BorderPrices(self.prices, self.sizes, self.microbatches, self.edges)
+        us = total_us(self.program, beside, shared_by, self.prices, self.sizes, border)
         return _Found(us, dict(chosen))

@@ -16,7 +16,7 @@ from fxpar.layout import REPLICATE, Layout
 from fxpar.layouts.beside import Beside
 from fxpar.layouts.dataflow import Border, Operation, operations
 from fxpar.layouts.pins import Pin, Pins
-from fxpar.layouts.search import AUTOMATIC_AXES
+from fxpar.layouts.search import AUTOMATIC_AXES, Search
 from fxpar.layouts.search_once import search_once
 from fxpar.layouts.weights import weights_of_products
 from fxpar.mesh import Mesh
@@ -63,7 +63,7 @@ def propagate_layouts(
     program = operations(joint)
     by_node = _pinned_nodes(program, pins)
     edges = EdgePrices(earlier, mesh, prices.network, placement)
-    beside = Beside.of(program, search_once(program, by_node, mesh, prices, microbatches, edges))
+    beside = Beside.of(program, search_once(Search(program, by_node, mesh, prices, microbatches, edges)))
     _warn_of_replicas(program, by_node, mesh, beside)
     _annotate(joint, program, beside)
     return _border(program, beside)

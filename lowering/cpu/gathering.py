@@ -8,13 +8,10 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from fxpar.lowering.cpu.pieces import Room
+from fxpar.lowering.cpu.pieces import KEPT, Room
 from fxpar.lowering.cpu.ring import held, holder, receiver, sender
 from fxpar.lowering.cpu.wire import FIRST_PIECE_TAG
 from fxpar.lowering.cpu.workspace import Call
-
-_KEPT = 1024
-"""Of how many calls of different sizes to remember where things lie."""
 
 _INTACT, _BROKEN = 0, 1  # what a seal says
 
@@ -113,8 +110,7 @@ class Gathering:
         return self._call.buffers[rank][begin : begin + self._room.sizes[part][chunk]]
 
 
-# Every step makes the same calls.
-@lru_cache(_KEPT)
+@lru_cache(KEPT)
 def _begins(hosts: tuple[int, ...], rank: int, room: Room) -> Mapping[int | None, int]:
     """Where each piece that `rank` holds begins in its buffer, and, by None, where the last of them ends."""
     parts = held(hosts, rank)
@@ -122,6 +118,6 @@ def _begins(hosts: tuple[int, ...], rank: int, room: Room) -> Mapping[int | None
     return dict(zip([*parts, None], begins, strict=True))
 
 
-@lru_cache(_KEPT)
+@lru_cache(KEPT)
 def _sealed(room: Room) -> Room:
     return Room(tuple((*sizes, 1) if sizes else () for sizes in room.sizes))

@@ -9,6 +9,9 @@ from itertools import accumulate, pairwise
 
 from torch import Tensor
 
+KEPT = 4096
+"""How much to remember of where things lie, by their sizes: every step makes the calls of the step before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -58,8 +61,7 @@ class Pieces:
         return Pieces(self.outer, (self.rows[part],))
 
 
-# A step has its boxes of the step before.
-@lru_cache(4096)
+@lru_cache(KEPT)
 def _box(
     pieces: Pieces, shape: tuple[int, ...], strides: tuple[int, ...], dim: int, part: int, chunk: Chunk
 ) -> tuple[list[int], list[int], int]:

@@ -62,7 +62,7 @@ def far_first(hosts: Sequence[int], rank: int) -> list[int]:
     return sorted(after(rank, len(hosts)), key=lambda other: hosts[other] == hosts[rank])
 
 
-@lru_cache(4096)
+@lru_cache
 def adder_before(hosts: tuple[int, ...], owner: int, rank: int) -> int | None:
     """Who adds to the piece of `owner` before `rank` does, of the owner's host; None if `rank` is the first there.
 

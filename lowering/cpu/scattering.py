@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fxpar.core.sum import add_up, total_dtype
 from fxpar.errors import PeerLostError
-from fxpar.lowering.cpu.pieces import Room, as_box
+from fxpar.lowering.cpu.pieces import KEPT, Room, as_box
 from fxpar.lowering.cpu.ring import adder_before, after
 from fxpar.lowering.cpu.wire import TERM_TAG, Arrival
 from fxpar.lowering.cpu.workspace import Call
@@ -114,6 +115,7 @@ class Scattering:
         return self._call.buffers[self._rank][begin : begin + self._room.sizes[owner][chunk]]
 
 
+@lru_cache(KEPT)
 def _of_sums(room: Room, dtype: torch.dtype) -> Room:
     """The room of sums of pieces of `dtype`."""
     factor = total_dtype(dtype).itemsize // dtype.itemsize

@@ -10,10 +10,9 @@ from torch import fx, nn
 
 from fxpar.hints import Spec
 from fxpar.launch import run_ranks
-from fxpar.layouts import search_once as module
 from fxpar.layouts.dataflow import operations
 from fxpar.layouts.pins import Pin
-from fxpar.layouts.search import Chosen, search
+from fxpar.layouts.search import Search
 from fxpar.layouts.search_once import search_once
 from fxpar.mesh import init_mesh
 from fxpar.planner.edge_prices import EdgePrices
@@ -36,13 +35,11 @@ def ask(hints_of_ranks: list[Spec]) -> Asked:
     pins: dict[fx.Node, Pin] = {weight: Pin.hinted(hints_of_ranks[mesh.rank])}
     edges = EdgePrices((), mesh, weighed.network)
 
-    def run() -> Chosen:
-        return search_once(program, pins, mesh, weighed, 1, edges)
-
-    with patch.object(module, "search", wraps=search) as searched:
-        found = run()
-        assert run() == found
-    return Asked(found == search(program, pins, mesh, weighed, 1, edges), searched.call_count)
+    search = Search(program, pins, mesh, weighed, 1, edges)
+    with patch.object(Search, "run", autospec=True, side_effect=Search.run) as run:
+        found = search_once(search)
+        assert search_once(search) == found
+    return Asked(found == search.run(), run.call_count)
 
 
 def test_one_searches_for_all() -> None:

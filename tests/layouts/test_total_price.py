@@ -13,7 +13,7 @@ from fxpar.layouts.beside import Beside
 from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.dataflow import operations
 from fxpar.layouts.pins import Pins
-from fxpar.layouts.search import search
+from fxpar.layouts.search import Search
 from fxpar.layouts.total_price import total_us
 from fxpar.mesh import Mesh
 from fxpar.passes.moves import StepKind
@@ -32,7 +32,7 @@ def price_of(joint: JointGraph, beside: Beside | None, weighed: Prices) -> float
     """The total price of a choice, or of what the search finds."""
     program, mesh = operations(joint), Mesh(**SIZES)
     edges = EdgePrices((), mesh, weighed.network)
-    found = Beside.of(program, search(program, {}, mesh, weighed, 1, edges)) if beside is None else beside
+    found = Beside.of(program, Search(program, {}, mesh, weighed, 1, edges).run()) if beside is None else beside
     border = BorderPrices(weighed, SIZES, 1, edges)
     return total_us(program, found, [1] * len(program), weighed, SIZES, border)
 
