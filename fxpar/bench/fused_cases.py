@@ -153,8 +153,8 @@ ON_THIS_MACHINE = (
 
 # So much to multiply that links which take as long are slow: what they cost the processors is little beside it.
 BETWEEN_HOSTS = (
-    Case("gather", 2048, 1024, 16384, Goals(efficiency=0.85), repeats=7),
-    Case("scatter", 2048, 16384, 1024, Goals(efficiency=0.85), repeats=7),
+    Case("gather", 2048, 1024, 49152, Goals(efficiency=0.85), repeats=7),
+    Case("scatter", 2048, 49152, 1024, Goals(efficiency=0.85), repeats=7),
 )
 CASES: Mapping[str, tuple[Case, ...]] = {"here": ON_THIS_MACHINE, "emulate": BETWEEN_HOSTS}
 """What each mode measures."""

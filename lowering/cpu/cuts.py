@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 _MOST_HALVINGS = 3
-_FEWEST_ROWS = 64
+_FEWEST_ROWS = 128
 # Messages of fewer bytes cost more than they bring.
 _FEWEST_BYTES = 1 << 15
 _MOST_SENT = 4

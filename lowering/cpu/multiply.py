@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fxpar.core.sum import total_of
-from fxpar.lowering.cpu.shared_factor import SharedFactor, multiply_one
+from fxpar.lowering.cpu.one_product import multiply_one
+from fxpar.lowering.cpu.shared_factor import SharedFactor
 
 
 def product_shape(left: Tensor, right: Tensor) -> list[int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
 from fxpar._torch import packed_sgemm
+from fxpar.lowering.cpu import packed, shared_factor
 from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
+from fxpar.lowering.cpu.one_product import multiply_one
 from fxpar.lowering.cpu.shared_factor import SharedFactor
 
 
@@ -43,11 +47,19 @@ def stored(rows: int, columns: int, order: str) -> Tensor:
 
 
 ORDERS = ["rows", "columns", "neither"]
+NEEDS_MKL = pytest.mark.skipif(packed_sgemm() is None, reason="this torch has no MKL")
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=NEEDS_MKL)], ids=["plain", "packed"])
+def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether factors are packed, on whatever processor this is."""
+    monkeypatch.setattr(shared_factor, "packing_mkl", packed_sgemm if request.param else lambda: None)
 
 
 @pytest.mark.parametrize("of_out", ORDERS)
 @pytest.mark.parametrize("of_left", ORDERS)
 @pytest.mark.parametrize("of_right", ORDERS)
+@pytest.mark.usefixtures("packs")
 def test_a_shared_factor_multiplies_however_matrices_lie_in_memory(of_out: str, of_left: str, of_right: str) -> None:
     factor = SharedFactor(right := stored(40, 36, of_right))
     for rows in (64, 33, 64):
@@ -56,8 +68,9 @@ def test_a_shared_factor_multiplies_however_matrices_lie_in_memory(of_out: str, 
         torch.testing.assert_close(out, left @ right)
 
 
-@pytest.mark.skipif(packed_sgemm() is None, reason="this torch has no MKL")
+@NEEDS_MKL
 def test_a_large_shared_factor_is_packed_once_for_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_factor, "packing_mkl", packed_sgemm)
     factor = SharedFactor(torch.randn(40, 36))
     out, left = torch.empty(4, 64, 36), torch.randn(4, 64, 40)
     factor.multiply(out[:1], left[:1])
@@ -65,6 +78,24 @@ def test_a_large_shared_factor_is_packed_once_for_as_many_rows(monkeypatch: pyte
     factor.multiply(out, left)
     with pytest.raises(TypeError):
         factor.multiply(out[:, 1:], left[:, 1:])
+
+
+@NEEDS_MKL
+@pytest.mark.parametrize(("of_packed", "of_plain", "packs"), [(1.0, 2.0, True), (1.0, 1.0, False), (2.0, 1.0, False)])
+def test_factors_are_packed_where_that_is_clearly_faster(
+    of_packed: float, of_plain: float, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.cycle([of_packed, of_plain])
+    monkeypatch.setattr(packed, "_seconds", lambda work: (work(), next(times))[1])
+    assert (packed.packing_mkl.__wrapped__() is not None) == packs
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_product_much_wider_than_high_is_computed_in_blocks_of_columns(adds: bool) -> None:
+    left, right, out = torch.randn(3, 2), torch.randn(2, 5000), torch.randn(3, 5000)
+    expected = left @ right + (out if adds else 0)
+    multiply_one(out, left, right, adds=adds)
+    torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
