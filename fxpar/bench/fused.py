@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fxpar.bench.allocator import prepare_memory
-from fxpar.bench.fused_cases import CASES, COLLECTIVES, FUSED, GLOO, MATMULS, RANKS, SEQUENCES, Case
+from fxpar.bench.fused_cases import CASES, COLLECTIVES, FUSED, GLOO, MATMULS, SEQUENCES, Case
 from fxpar.bench.link_rate import Halves, measure_at, measure_halves, rate_that_takes_half
 from fxpar.bench.pipeline_sleeping import MOST_OTHERS
 from fxpar.bench.report import Bar, Report, Row, Say, at_least, at_most
@@ -31,7 +31,7 @@ def run(say: Say, mode: str = "here") -> Report:
             say(f"{case}: how much it computes and sends")
             rate_mbit = rate_of_equals(case)
         say(f"{case} {'on emulated hosts' if mode == 'emulate' else 'on this machine'}")
-        turns = measure_at(rate_mbit, RANKS, run_ways, case)
+        turns = measure_at(rate_mbit, case.ranks, run_ways, case)
         times += time_rows(case, rate_mbit, turns)
         summary, found = summarise(case, turns)
         summaries.append(summary)
@@ -64,8 +64,8 @@ def rate_of_equals(case: Case) -> float:
 
     Messages take longer than their bytes do on a link: what they take at the rate by bytes corrects it.
     """
-    by_bytes = rate_that_takes_half(RANKS, halves_of, case)
-    turns = measure_at(by_bytes, RANKS, run_ways, case, (*MATMULS, *COLLECTIVES))
+    by_bytes = rate_that_takes_half(case.ranks, halves_of, case)
+    turns = measure_at(by_bytes, case.ranks, run_ways, case, (*MATMULS, *COLLECTIVES))
     matmul, collective = _fastest(MATMULS, turns), _fastest(COLLECTIVES, turns)
     return by_bytes * median_ratio(turns, collective, matmul, MOST_OTHERS)
 

@@ -1,4 +1,4 @@
-"""Products of matrices beside a collective, on four ranks, and the ways to compute them: in turn, and fused.
+"""Products of matrices beside a collective, on some ranks, and the ways to compute them: in turn, and fused.
 
 m, k and n are the rows, the inner dim and the columns of a product; p is the number of ranks.
 """
@@ -17,8 +17,6 @@ from fxpar._torch import c10d_functional
 from fxpar.bench.turns import Step
 from fxpar.lowering.cpu_collectives import exchange_and_reduce
 from fxpar.lowering.ops import all_gather_matmul, matmul_reduce_scatter
-
-RANKS = 4
 
 Way: TypeAlias = Callable[[], Tensor]
 """Computes something on this rank, together with all others."""
@@ -51,6 +49,7 @@ class Case:
             "scatter": each rank multiplies k/p columns by k/p rows, and has m/p rows of the sum of all products.
         calls: how often a step computes it; many of what is short, so that its time can be told.
         repeats: how many steps are timed.
+        ranks: p.
     """
 
     op: Literal["gather", "scatter"]
@@ -60,10 +59,11 @@ class Case:
     goals: Goals = Goals()
     calls: int = 1
     repeats: int = 15
+    ranks: int = 4
 
     def __str__(self) -> str:
         op = "all-gather, matmul" if self.op == "gather" else "matmul, reduce-scatter"
-        return f"{op}, m={self.m}, k={self.k}, n={self.n}"
+        return f"{op}, {self.ranks} ranks, m={self.m}, k={self.k}, n={self.n}"
 
     def ways(self) -> dict[str, Way]:
         """All of them, on this of all ranks. Whatever computes the same gives the same, but for rounding."""
@@ -152,9 +152,15 @@ ON_THIS_MACHINE = (
 )
 
 # So much to multiply that links which take as long are slow: what they cost the processors is little beside it.
+_WIDE = 49152
+_GATHER_BETWEEN_HOSTS = Case("gather", 2048, 1024, _WIDE, Goals(efficiency=0.85), repeats=7)
+_SCATTER_BETWEEN_HOSTS = Case("scatter", 2048, _WIDE, 1024, Goals(efficiency=0.85), repeats=7)
 BETWEEN_HOSTS = (
-    Case("gather", 2048, 1024, 49152, Goals(efficiency=0.85), repeats=7),
-    Case("scatter", 2048, 49152, 1024, Goals(efficiency=0.85), repeats=7),
+    _GATHER_BETWEEN_HOSTS,
+    _SCATTER_BETWEEN_HOSTS,
+    # Where four share two processors, each message that comes has them take turns, and thus fill their caches anew.
+    replace(_GATHER_BETWEEN_HOSTS, n=_WIDE // 2, ranks=2),
+    replace(_SCATTER_BETWEEN_HOSTS, k=_WIDE // 2, ranks=2),
 )
 CASES: Mapping[str, tuple[Case, ...]] = {"here": ON_THIS_MACHINE, "emulate": BETWEEN_HOSTS}
 """What each mode measures."""

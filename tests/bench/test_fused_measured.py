@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fxpar.bench.fused import gpu_bars, overlap_efficiency, summarise, time_rows
-from fxpar.bench.fused_cases import CASES, COLLECTIVES, FUSED, GLOO, MATMULS, RANKS, SEQUENCES, Case, Goals
+from fxpar.bench.fused_cases import CASES, COLLECTIVES, FUSED, GLOO, MATMULS, SEQUENCES, Case, Goals
 from fxpar.bench.turns import Turn, turns_of
 from fxpar.launch import run_ranks
 from tests.bench.run_fused import compute, run_small
@@ -79,7 +79,7 @@ def test_what_has_no_goals_has_no_bars() -> None:
 
 def test_all_cases_divide_by_their_ranks() -> None:
     for case in (case for cases in CASES.values() for case in cases):
-        assert not any(size % RANKS for size in (case.m, case.k, case.n)), case
+        assert not any(size % case.ranks for size in (case.m, case.k, case.n)), case
 
 
 def test_a_gpu_is_held_to_its_goals_where_products_are_large() -> None:
