@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from fxpar.lowering import ops
 from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import product_shape
-from fxpar.lowering.cpu.pieces import Pieces, Room, as_box
-from fxpar.lowering.cpu.ring import far_first, near_first
-from fxpar.lowering.cpu.scattering import Scattering
+from fxpar.lowering.cpu.pieces import Pieces, as_box
+from fxpar.lowering.cpu.ring import near_first
+from fxpar.lowering.cpu.scattering import Scattering, room_of
 from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
 
@@ -36,22 +34,20 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     workspace = workspace_of(group_name)
     largest = pieces.box(result, -2, parts - 1, pieces.whole(parts - 1))
     ends = scattered_ends(workspace.hosts, largest, -2)
-    boxes = [
+    cut = [
         [(chunk, pieces.box(result, -2, part, chunk)) for chunk in pieces.chunks(part, ends)] for part in range(parts)
     ]
-    room = Room(tuple(tuple(box.nbytes for _, box in of_part) for of_part in boxes))
+    room = room_of(cut)
     scattered_bytes = Scattering.num_bytes(workspace.hosts, room, result.dtype)
     call = workspace.begin(scattered_bytes + Gathering.num_bytes(workspace.hosts, room))
-    scattering = Scattering(call, 0, room, result.dtype)
+    scattering = Scattering(call, 0, cut, terms)
     gathering = Gathering(call, scattered_bytes, room)
-    for part in far_first(workspace.hosts, workspace.rank):
-        for number, (chunk, box) in enumerate(boxes[part]):
-            scattering.add(part, number, box, partial(terms.compute, part, chunk))
-    for number, (chunk, box) in enumerate(boxes[workspace.rank]):
-        scattering.total(number, as_box(gathering.own(number), box), partial(terms.compute, workspace.rank, chunk))
+    scattering.add_to_others()
+    for number, (_, box) in enumerate(cut[workspace.rank]):
+        scattering.total(number, as_box(gathering.own(number), box))
         gathering.publish(number)
     for part in [workspace.rank, *near_first(workspace.hosts, workspace.rank)]:
-        for number, (_, box) in enumerate(boxes[part]):
+        for number, (_, box) in enumerate(cut[part]):
             box.copy_(as_box(gathering.wait(part, number), box))
     workspace.wire.finish()
     return result

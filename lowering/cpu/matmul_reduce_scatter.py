@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from fxpar.lowering import ops
 from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.multiply import product_shape
-from fxpar.lowering.cpu.pieces import Pieces, Room
-from fxpar.lowering.cpu.ring import far_first
-from fxpar.lowering.cpu.scattering import Scattering
+from fxpar.lowering.cpu.pieces import Pieces
+from fxpar.lowering.cpu.scattering import Scattering, room_of
 from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
 
@@ -39,14 +36,11 @@ def matmul_reduce_scatter(
     workspace = workspace_of(group_name)
     own = terms.pieces.alone(0)
     chunks = own.chunks(0, scattered_ends(workspace.hosts, result, dim))
-    boxes = [own.box(result, dim, 0, chunk) for chunk in chunks]
-    room = Room((tuple(box.nbytes for box in boxes),) * parts)
-    num_bytes = Scattering.num_bytes(workspace.hosts, room, result.dtype)
-    scattering = Scattering(workspace.begin(num_bytes), 0, room, result.dtype)
-    for part in far_first(workspace.hosts, workspace.rank):
-        for number, (chunk, box) in enumerate(zip(chunks, boxes, strict=True)):
-            scattering.add(part, number, box, partial(terms.compute, part, chunk))
-    for number, (chunk, box) in enumerate(zip(chunks, boxes, strict=True)):
-        scattering.total(number, box, partial(terms.compute, workspace.rank, chunk))
+    cut = [[(chunk, own.box(result, dim, 0, chunk)) for chunk in chunks]] * parts
+    call = workspace.begin(Scattering.num_bytes(workspace.hosts, room_of(cut), result.dtype))
+    scattering = Scattering(call, 0, cut, terms)
+    scattering.add_to_others()
+    for number, (_, box) in enumerate(cut[workspace.rank]):
+        scattering.total(number, box)
     workspace.wire.finish()
     return result

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from fxpar.core.sum import add_up, total_dtype
 from fxpar.errors import PeerLostError
-from fxpar.lowering.cpu.pieces import KEPT, Room, as_box
-from fxpar.lowering.cpu.ring import adder_before, after
+from fxpar.lowering.cpu.pieces import KEPT, Chunk, Room, as_box
+from fxpar.lowering.cpu.ring import adder_before, after, far_first
+from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.wire import TERM_TAG, Arrival
 from fxpar.lowering.cpu.workspace import Call
 
+Cut: TypeAlias = Sequence[Sequence[tuple[Chunk, Tensor]]]
+"""The chunks of every rank's piece, each with a tensor of its shape and dtype."""
 
-class Compute(Protocol):
-    """Computes a term."""
 
-    def __call__(self, out: Tensor, *, adds: bool) -> None:
-        """Let `out` be the term, or have it added where it `adds`."""
+def room_of(cut: Cut) -> Room:
+    """The room of these chunks."""
+    return Room(tuple(tuple(like.nbytes for _, like in of_part) for of_part in cut))
 
 
 class Scattering:
@@ -34,20 +36,22 @@ class Scattering:
     Args:
         call: the call, of every rank of the group.
         begin: where in the buffers this may use `num_bytes`.
-        room: of the pieces of all ranks.
-        dtype: of the pieces.
+        cut: the chunks of the pieces of all ranks.
+        terms: those of this rank.
     """
 
-    def __init__(self, call: Call, begin: int, room: Room, dtype: torch.dtype) -> None:
+    def __init__(self, call: Call, begin: int, cut: Cut, terms: Terms) -> None:
         self._call = call
         self._begin = begin
-        self._room, self._sums = room, _of_sums(room, dtype)
+        self._cut, self._terms = cut, terms
+        room = self._room = room_of(cut)
+        self._sums = _of_sums(room, terms.dtype)
         self._hosts, self._rank = call.workspace.hosts, call.workspace.rank
         self._away = _away(self._hosts, self._rank)
         self._arrivals = {
-            (source, chunk): self._receive(source, chunk)
+            (source, number): self._receive(source, number)
             for source in reversed(self._away)
-            for chunk in range(len(room.sizes[self._rank]))
+            for number in range(len(cut[self._rank]))
         }
 
     @staticmethod
@@ -56,63 +60,70 @@ class Scattering:
         most_away = max(len(_away(hosts, rank)) for rank in range(len(hosts)))
         return _of_sums(room, dtype).most_bytes + 2 * most_away * room.most_bytes
 
-    def add(self, owner: int, chunk: int, like: Tensor, compute: Compute) -> None:
-        """Compute this rank's term of a chunk of another's piece where it belongs, and let who needs it have it.
-
-        The chunks before it must have been added. `like` is a tensor of the chunk's shape and dtype.
+    def add_to_others(self) -> None:
+        """Compute this rank's terms of all other pieces where they belong, and let who needs them have them.
 
         Raises:
-            PeerLostError: a rank that adds to it before has ended.
+            PeerLostError: a rank that adds to one of them before has ended.
         """
-        if owner in self._away:
-            memory = self._memory(len(self._away) + self._away.index(owner), owner, chunk)
-            compute(as_box(memory, like), adds=False)
-            self._call.workspace.wire.send(memory, owner, TERM_TAG)
-        else:
-            added, is_begun = self._wait_for_turn(owner, chunk, like)
-            compute(added, adds=is_begun)
-            self._call.tell_added(owner, chunk + 1)
+        for owner in far_first(self._hosts, self._rank):
+            for number in range(len(self._cut[owner])):
+                self._add(owner, number)
 
-    def total(self, chunk: int, out: Tensor, compute: Compute) -> None:
+    def total(self, number: int, out: Tensor) -> None:
         """Let `out`, of any strides, be a chunk of this rank's piece, with its own term: the last on its host.
 
         Raises:
             PeerLostError: a rank has ended before its term was there.
         """
-        added, is_begun = self._wait_for_turn(self._rank, chunk, out)
+        chunk, _ = self._cut[self._rank][number]
+        added, is_begun = self._wait_for_turn(self._rank, number)
         if not self._away and added.dtype == out.dtype:
             if is_begun:
                 out.copy_(added)
-            compute(out, adds=is_begun)
+            self._terms.compute(self._rank, chunk, out, adds=is_begun)
             return
-        compute(added, adds=is_begun)
-        add_up([added, *(self._arrived(source, chunk, out) for source in sorted(self._away))], out)
+        self._terms.compute(self._rank, chunk, added, adds=is_begun)
+        add_up([added, *(self._arrived(source, number, out) for source in sorted(self._away))], out)
 
-    def _wait_for_turn(self, owner: int, chunk: int, like: Tensor) -> tuple[Tensor, bool]:
+    def _add(self, owner: int, number: int) -> None:
+        """Those before it must have been added."""
+        chunk, like = self._cut[owner][number]
+        if owner in self._away:
+            memory = self._memory(len(self._away) + self._away.index(owner), owner, number)
+            self._terms.compute(owner, chunk, as_box(memory, like))
+            self._call.workspace.wire.send(memory, owner, TERM_TAG)
+        else:
+            added, is_begun = self._wait_for_turn(owner, number)
+            self._terms.compute(owner, chunk, added, adds=is_begun)
+            self._call.tell_added(owner, number + 1)
+
+    def _wait_for_turn(self, owner: int, number: int) -> tuple[Tensor, bool]:
         """What was added to a chunk by the ranks of its owner's host before this one, and whether there are such."""
         before = adder_before(self._hosts, owner, self._rank)
         if before is not None:
             try:
-                self._call.wait_added(before, owner, chunk + 1)
+                self._call.wait_added(before, owner, number + 1)
             except PeerLostError:
                 self._call.tell_none_added()
                 raise
-        begin = self._begin + self._sums.offset(owner, chunk)
-        memory = self._call.buffers[owner][begin : begin + self._sums.sizes[owner][chunk]]
+        _, like = self._cut[owner][number]
+        begin = self._begin + self._sums.offset(owner, number)
+        memory = self._call.buffers[owner][begin : begin + self._sums.sizes[owner][number]]
         return memory.view(total_dtype(like.dtype)).view(like.shape), before is not None
 
-    def _arrived(self, source: int, chunk: int, like: Tensor) -> Tensor:
-        self._arrivals[source, chunk].wait()
-        return as_box(self._memory(self._away.index(source), self._rank, chunk), like)
+    def _arrived(self, source: int, number: int, like: Tensor) -> Tensor:
+        self._arrivals[source, number].wait()
+        return as_box(self._memory(self._away.index(source), self._rank, number), like)
 
-    def _receive(self, source: int, chunk: int) -> Arrival:
-        memory = self._memory(self._away.index(source), self._rank, chunk)
+    def _receive(self, source: int, number: int) -> Arrival:
+        memory = self._memory(self._away.index(source), self._rank, number)
         return self._call.workspace.wire.receive(memory, source, TERM_TAG)
 
-    def _memory(self, slot: int, owner: int, chunk: int) -> Tensor:
+    def _memory(self, slot: int, owner: int, number: int) -> Tensor:
         """The bytes of a chunk of the owner's piece in a slot behind the sum in this rank's buffer."""
-        begin = self._begin + self._sums.most_bytes + slot * self._room.most_bytes + self._room.offset(owner, chunk)
-        return self._call.buffers[self._rank][begin : begin + self._room.sizes[owner][chunk]]
+        begin = self._begin + self._sums.most_bytes + slot * self._room.most_bytes + self._room.offset(owner, number)
+        return self._call.buffers[self._rank][begin : begin + self._room.sizes[owner][number]]
 
 
 @lru_cache(KEPT)

@@ -17,6 +17,7 @@ class Terms:
         self.pieces = pieces
         self.dim = ops.SCATTERED_DIM[form]
         self.shape = product_shape(left, right)
+        self.dtype = left.dtype
         self._is_transposed = form == "columns"
         self._has_matrices = form == "matrices"
         self._left, self._right = (right.mT, left.mT) if self._is_transposed else (left, right)

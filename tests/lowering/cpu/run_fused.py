@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from fxpar.errors import PeerLostError
 from fxpar.lowering import ops
 from fxpar.lowering.cpu.gathering import Gathering
-from fxpar.lowering.cpu.scattering import Scattering
+from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
 from tests.lowering.cpu.fused_cases import Case, all_cases, arguments
 
@@ -82,15 +82,15 @@ def delays(seed: int) -> Iterator[None]:
     chance = random.Random(1000 * seed + dist.get_rank())
 
     def lingering(method: Callable[..., None]) -> Callable[..., None]:
-        def linger(*args: Any) -> None:
+        def linger(*args: Any, **keywords: Any) -> None:
             time.sleep(chance.choice((0.0, 0.0, 0.002, 0.01)))
-            method(*args)
+            method(*args, **keywords)
 
         return linger
 
     with (
         patch.object(Gathering, "publish", lingering(Gathering.publish)),
-        patch.object(Scattering, "add", lingering(Scattering.add)),
+        patch.object(Terms, "compute", lingering(Terms.compute)),
     ):
         yield
 
