@@ -10,7 +10,7 @@ from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import product_shape
 from fxpar.lowering.cpu.pieces import Pieces, as_box
 from fxpar.lowering.cpu.ring import near_first
-from fxpar.lowering.cpu.scattering import Scattering, room_of
+from fxpar.lowering.cpu.scattering import Cut, Scattering
 from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
 
@@ -34,20 +34,19 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     workspace = workspace_of(group_name)
     largest = pieces.box(result, -2, parts - 1, pieces.whole(parts - 1))
     ends = scattered_ends(workspace.hosts, largest, -2)
-    cut = [
-        [(chunk, pieces.box(result, -2, part, chunk)) for chunk in pieces.chunks(part, ends)] for part in range(parts)
-    ]
-    room = room_of(cut)
-    scattered_bytes = Scattering.num_bytes(workspace.hosts, room, result.dtype)
-    call = workspace.begin(scattered_bytes + Gathering.num_bytes(workspace.hosts, room))
+    cut = Cut(
+        [[(chunk, pieces.box(result, -2, part, chunk)) for chunk in pieces.chunks(part, ends)] for part in range(parts)]
+    )
+    scattered_bytes = Scattering.num_bytes(workspace.hosts, cut.room, result.dtype)
+    call = workspace.begin(scattered_bytes + Gathering.num_bytes(workspace.hosts, cut.room))
     scattering = Scattering(call, 0, cut, terms)
-    gathering = Gathering(call, scattered_bytes, room)
+    gathering = Gathering(call, scattered_bytes, cut.room)
     scattering.add_to_others()
-    for number, (_, box) in enumerate(cut[workspace.rank]):
+    for number, (_, box) in enumerate(cut.pieces[workspace.rank]):
         scattering.total(number, as_box(gathering.own(number), box))
         gathering.publish(number)
     for part in [workspace.rank, *near_first(workspace.hosts, workspace.rank)]:
-        for number, (_, box) in enumerate(cut[part]):
+        for number, (_, box) in enumerate(cut.pieces[part]):
             box.copy_(as_box(gathering.wait(part, number), box))
     workspace.wire.finish()
     return result

@@ -8,7 +8,7 @@ from fxpar.lowering import ops
 from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.multiply import product_shape
 from fxpar.lowering.cpu.pieces import Pieces
-from fxpar.lowering.cpu.scattering import Scattering, room_of
+from fxpar.lowering.cpu.scattering import Cut, Scattering
 from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
 
@@ -36,11 +36,11 @@ def matmul_reduce_scatter(
     workspace = workspace_of(group_name)
     own = terms.pieces.alone(0)
     chunks = own.chunks(0, scattered_ends(workspace.hosts, result, dim))
-    cut = [[(chunk, own.box(result, dim, 0, chunk)) for chunk in chunks]] * parts
-    call = workspace.begin(Scattering.num_bytes(workspace.hosts, room_of(cut), result.dtype))
+    cut = Cut([[(chunk, own.box(result, dim, 0, chunk)) for chunk in chunks]] * parts)
+    call = workspace.begin(Scattering.num_bytes(workspace.hosts, cut.room, result.dtype))
     scattering = Scattering(call, 0, cut, terms)
     scattering.add_to_others()
-    for number, (_, box) in enumerate(cut[workspace.rank]):
+    for number, (_, box) in enumerate(cut.pieces[workspace.rank]):
         scattering.total(number, box)
     workspace.wire.finish()
     return result

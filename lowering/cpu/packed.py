@@ -27,17 +27,16 @@ _CLEARLY_LESS = 0.9
 
 
 class Packed:
-    """A right factor (k, n) as MKL wants it for products of so many rows that are written like `out`."""
+    """A right factor (k, n) as MKL wants it for products of so many rows that are written in this order."""
 
-    def __init__(self, mkl: ctypes.CDLL, right: Tensor, out: Tensor) -> None:
+    def __init__(self, mkl: ctypes.CDLL, right: Tensor, order: int, rows: int) -> None:
         self._mkl = mkl
-        self._order = _order(out.stride())
-        assert self._order is not None, f"strides {out.stride()}"
-        self._sizes = _longs(len(out), right.shape[1], right.shape[0])
+        self._order = order
+        self._sizes = _longs(rows, right.shape[1], right.shape[0])
         self._memory = torch.empty(mkl.cblas_sgemm_pack_get_size(_RIGHT, *self._sizes), dtype=torch.uint8)
-        transposed, stride = _as_stored(right.stride(), self._order)
+        transposed, stride = _as_stored(right.stride(), order)
         mkl.cblas_sgemm_pack(
-            *(self._order, _RIGHT, transposed, *self._sizes),
+            *(order, _RIGHT, transposed, *self._sizes),
             *(ctypes.c_float(1), _pointer(right), stride, _pointer(self._memory)),
         )
 
@@ -51,33 +50,39 @@ class Packed:
         )
 
 
+@lru_cache
+def order_of(strides: tuple[int, ...]) -> int | None:
+    """How CBLAS calls the order in which a matrix lies in memory; None if neither its rows nor columns are dense."""
+    if len(strides) != 2 or 0 in strides:
+        return None
+    if strides[1] == 1:
+        return _ROW_MAJOR
+    return _COLUMN_MAJOR if strides[0] == 1 else None
+
+
 def can_multiply(factor: Tensor) -> bool:
     """Whether MKL multiplies such a factor by, or as, a packed one, and it is large enough to be worth it."""
     return (
         factor.dim() == 2
         and factor.dtype == torch.float32
         and min(factor.shape) >= FEW_ROWS
-        and _order(factor.stride()) is not None
+        and order_of(factor.stride()) is not None
     )
-
-
-def packs_for(out: Tensor) -> int | None:
-    """How CBLAS calls the order in which `out` lies in memory, for which a factor is packed; None if it cannot be."""
-    return _order(out.stride()) if out.dtype == torch.float32 else None
 
 
 @cache
 def packing_mkl() -> ctypes.CDLL | None:
     """MKL, if torch has it and products of packed factors take clearly less time here; it depends on the processor.
 
-    The first time, this takes some milliseconds: it tries both.
+    The first time, this takes some milliseconds: it tries both. Their products differ by rounding errors, but a process
+    computes all of its own in the way that it found.
     """
     mkl = packed_sgemm()
     if mkl is None:
         return None
     left, right = torch.ones(_TRIAL_ROWS, _TRIAL_SUM), torch.ones(_TRIAL_COLUMNS, _TRIAL_SUM).t()
     out = left.new_empty(_TRIAL_ROWS, _TRIAL_COLUMNS)
-    packed = Packed(mkl, right, out)
+    packed = Packed(mkl, right, _ROW_MAJOR, _TRIAL_ROWS)
     trials = [
         (_seconds(lambda: packed.multiply(out, left)), _seconds(lambda: torch.mm(left, right, out=out)))
         for _ in range(_TRIALS)
@@ -93,19 +98,9 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 @lru_cache
-def _order(strides: tuple[int, ...]) -> int | None:
-    """How CBLAS calls the order in which a matrix lies in memory; None if neither its rows nor columns are dense."""
-    if len(strides) != 2 or 0 in strides:
-        return None
-    if strides[1] == 1:
-        return _ROW_MAJOR
-    return _COLUMN_MAJOR if strides[0] == 1 else None
-
-
-@lru_cache
 def _as_stored(strides: tuple[int, ...], order: int) -> tuple[int, ctypes.c_long]:
     """Whether a matrix is transposed where others lie in memory in `order`, and the stride of its rows or columns."""
-    own = _order(strides)
+    own = order_of(strides)
     return _AS_IT_IS if own == order else _TRANSPOSED, ctypes.c_long(strides[0 if own == _ROW_MAJOR else 1])
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -17,13 +17,17 @@ from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.wire import TERM_TAG, Arrival
 from fxpar.lowering.cpu.workspace import Call
 
-Cut: TypeAlias = Sequence[Sequence[tuple[Chunk, Tensor]]]
-"""The chunks of every rank's piece, each with a tensor of its shape and dtype."""
 
+@dataclass(frozen=True)
+class Cut:
+    """The chunks of every rank's piece, each with a tensor of its shape and dtype."""
 
-def room_of(cut: Cut) -> Room:
-    """The room of these chunks."""
-    return Room(tuple(tuple(like.nbytes for _, like in of_part) for of_part in cut))
+    pieces: Sequence[Sequence[tuple[Chunk, Tensor]]]
+
+    @cached_property
+    def room(self) -> Room:
+        """What they take in memory."""
+        return Room(tuple(tuple(like.nbytes for _, like in piece) for piece in self.pieces))
 
 
 class Scattering:
@@ -44,14 +48,13 @@ class Scattering:
         self._call = call
         self._begin = begin
         self._cut, self._terms = cut, terms
-        room = self._room = room_of(cut)
-        self._sums = _of_sums(room, terms.dtype)
+        self._room, self._sums = cut.room, _of_sums(cut.room, terms.dtype)
         self._hosts, self._rank = call.workspace.hosts, call.workspace.rank
         self._away = _away(self._hosts, self._rank)
         self._arrivals = {
             (source, number): self._receive(source, number)
             for source in reversed(self._away)
-            for number in range(len(cut[self._rank]))
+            for number in range(len(cut.pieces[self._rank]))
         }
 
     @staticmethod
@@ -67,7 +70,7 @@ class Scattering:
             PeerLostError: a rank that adds to one of them before has ended.
         """
         for owner in far_first(self._hosts, self._rank):
-            for number in range(len(self._cut[owner])):
+            for number in range(len(self._cut.pieces[owner])):
                 self._add(owner, number)
 
     def total(self, number: int, out: Tensor) -> None:
@@ -76,7 +79,7 @@ class Scattering:
         Raises:
             PeerLostError: a rank has ended before its term was there.
         """
-        chunk, _ = self._cut[self._rank][number]
+        chunk, _ = self._cut.pieces[self._rank][number]
         added, is_begun = self._wait_for_turn(self._rank, number)
         if not self._away and added.dtype == out.dtype:
             if is_begun:
@@ -88,7 +91,7 @@ class Scattering:
 
     def _add(self, owner: int, number: int) -> None:
         """Those before it must have been added."""
-        chunk, like = self._cut[owner][number]
+        chunk, like = self._cut.pieces[owner][number]
         if owner in self._away:
             memory = self._memory(len(self._away) + self._away.index(owner), owner, number)
             self._terms.compute(owner, chunk, as_box(memory, like))
@@ -107,7 +110,7 @@ class Scattering:
             except PeerLostError:
                 self._call.tell_none_added()
                 raise
-        _, like = self._cut[owner][number]
+        _, like = self._cut.pieces[owner][number]
         begin = self._begin + self._sums.offset(owner, number)
         memory = self._call.buffers[owner][begin : begin + self._sums.sizes[owner][number]]
         return memory.view(total_dtype(like.dtype)).view(like.shape), before is not None

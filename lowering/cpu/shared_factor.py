@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fxpar.lowering.cpu.one_product import multiply_one, put
-from fxpar.lowering.cpu.packed import FEW_ROWS, Packed, can_multiply, packing_mkl, packs_for
+from fxpar.lowering.cpu.packed import FEW_ROWS, Packed, can_multiply, order_of, packing_mkl
 
 
 class SharedFactor:
@@ -36,12 +36,10 @@ class SharedFactor:
 
     def _pack(self, out: Tensor, left: Tensor) -> Packed | None:
         """This factor packed for such a product, where that is of use; MKL wants to know the number of rows."""
-        if self._mkl is None or not can_multiply(left):
-            return None
-        order = packs_for(out)
-        if order is None:
+        order = order_of(out.stride())
+        if self._mkl is None or order is None or out.dtype != left.dtype or not can_multiply(left):
             return None
         key = (order, len(left))
         if key not in self._packed:
-            self._packed[key] = Packed(self._mkl, self._right, out)
+            self._packed[key] = Packed(self._mkl, self._right, *key)
         return self._packed[key]
