@@ -112,6 +112,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0},
         loss,
     )
+    check_collectives(executor.gradient_sums)
     results = _result_specs(capture, stages)
     return Step(capture, loss, distribution, executor, results, options.timeline, with_backward=with_backward)
 

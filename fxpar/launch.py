@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import multiprocessing
 import os
 import pickle
+import signal
+import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -20,11 +21,15 @@ import torch
 import torch.distributed as dist
 
 from fxpar._torch import HashStore
+from fxpar.rank_servers import RankServers
 
 T = TypeVar("T")
 
 # Modules that ranks find imported; what heavier work imports can be added before the first call of `run_ranks`.
 PRELOADED = ["fxpar.backend"]
+
+# How long ranks that have returned their results may take to end.
+_ENDING_S = 10.0
 
 
 class RankFailedError(RuntimeError):
@@ -61,58 +66,76 @@ def run_ranks(
     """Run `work(*args)` in `num_ranks` processes that form a gloo process group; gives what each rank returned.
 
     `work` is a function of an importable module; it, its arguments and its results travel pickled. Each process has one
-    thread, sets `environment`, and calls `enter(rank)`, which may bring it to another place, before it joins the group.
-    The processes are forked from a server that has imported torch once and never ran it, so they start in a moment,
-    whatever the caller's process did before. None outlives the call. Ranks that are `doomed` are to end without a
-    result, as if they had crashed, and none is given for them.
+    thread and the caller's folder, search path and standard streams. It sets `environment`, and calls `enter(rank)`,
+    which may bring it to another place, before it joins the group. The processes are forked from servers that have
+    imported torch once, one for each rank, so they start in a moment, and each has a hash seed of its own. None
+    outlives the call. Ranks that are `doomed` are to end without a result, as if they had crashed, and none is given
+    for them.
 
     Raises:
         RankFailedError: a rank raised, ended early, or was not done after `timeout_s`, when it prints all its stacks.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    job = pickle.dumps((work, args))
+    job = pickle.dumps((work, args, environment or {}, enter))
     with ExitStack() as running:
         store = f"file://{running.enter_context(TemporaryDirectory())}/store"
         lines, processes = [], []
         for rank in range(num_ranks):
-            line, theirs = context.Pipe()
-            group = (store, rank, num_ranks)
-            process = context.Process(target=_run_rank, args=(job, theirs, group, environment or {}, enter, timeout_s))
-            process.start()
-            running.callback(_end, process)
-            theirs.close()
-            lines.append(running.enter_context(line))
-            processes.append(process)
+            line = running.enter_context(_rank_servers().fork(rank, PRELOADED))
+            line.send((os.getcwd(), sys.path, timeout_s, (store, rank, num_ranks)))
+            line.send_bytes(job)
+            lines.append(line)
+        for rank, line in enumerate(lines):
+            processes.append(_process_of(rank, line))
+            running.callback(_kill, processes[-1])
         results = _collect(lines, doomed)
         for line in lines:
             line.close()  # each rank waits for this, so that none leaves while others still talk to it
-        for process in processes:
-            process.join(timeout=10)
+        _await_end(processes)
     return results
 
 
-def _run_rank(
-    job: bytes,
-    line: Connection,
-    group: tuple[str, int, int],
-    environment: Mapping[str, str],
-    enter: Callable[[int], None] | None,
-    timeout_s: float,
-) -> None:
+def use_rank_servers(servers: RankServers) -> None:
+    """Fork ranks from `servers`, which another process owns; to be called before the first `run_ranks`."""
+    _servers.append(servers)
+
+
+def _rank_servers() -> RankServers:
+    if not _servers:
+        _servers.append(RankServers.own())
+    return _servers[0]
+
+
+_servers: list[RankServers] = []
+"""What this process forks ranks from, once it does."""
+
+
+def _process_of(rank: int, line: Connection) -> int:
+    try:
+        pid: int = line.recv()
+    except (EOFError, OSError) as error:
+        raise RankFailedError(rank, "it did not start; the process that it is forked from says why") from error
+    return pid
+
+
+def run_rank(line: Connection) -> None:
+    """Be the rank that `run_ranks` describes over `line`, in a process of its own."""
     gc.freeze()  # what the server made lives as long as this process: collections would only copy its shared pages
+    line.send(os.getpid())
+    folder, sys.path[:], timeout_s, group = line.recv()
+    job = line.recv_bytes()
     is_done = Event()
     watch = Thread(target=_end_with_caller, args=(line, is_done), daemon=True)
     watch.start()
     faulthandler.dump_traceback_later(timeout_s, exit=True)
-    os.environ.update(environment)
     torch.set_num_threads(1)
     store, rank, num_ranks = group
     try:
+        os.chdir(folder)
+        work, args, environment, enter = pickle.loads(job)
+        os.environ.update(environment)
         if enter is not None:
             enter(rank)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
-        work, args = pickle.loads(job)
         outcome = pickle.dumps((work(*args), None))
     except Exception:
         outcome = pickle.dumps((None, traceback.format_exc()))
@@ -147,6 +170,23 @@ def _collect(lines: Sequence[Connection], doomed: Collection[int]) -> list[Any]:
     return [results[rank] for rank in expected]
 
 
-def _end(process: BaseProcess) -> None:
-    process.kill()
-    process.join()
+def _await_end(processes: Sequence[int]) -> None:
+    deadline = time.monotonic() + _ENDING_S
+    while any(_runs(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _kill(process: int) -> None:
+    """End a process, and wait for that."""
+    while _runs(process):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        time.sleep(0.001)

@@ -1,7 +1,11 @@
 """Every test process, and each rank that it starts, runs one thread and prints only what matters."""
 
+from __future__ import annotations
+
+import functools
 import os
 import sys
+from typing import TYPE_CHECKING
 
 # Before torch and transformers are imported: they read these then.
 os.environ.update(
@@ -13,16 +17,40 @@ os.environ.update(
     DIFFUSERS_VERBOSITY="error",
 )
 
+from pathlib import Path
+
 import hypothesis
+import pytest
 import torch
 
-from fxpar.launch import PRELOADED
+from fxpar.launch import PRELOADED, use_rank_servers
+from fxpar.rank_servers import RankServers
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 torch.set_num_threads(1)
 
 # The same examples on every run, and no time limit per example: a test's verdict is about the code alone.
 hypothesis.settings.register_profile("fxpar", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fxpar")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes that tests run in share what ranks are forked from: each server takes seconds to start."""
+    if hasattr(config, "workerinput"):  # one of several processes that pytest-xdist runs tests in
+        use_rank_servers(RankServers(Path(config.workerinput["rank_servers"])))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tell a process of pytest-xdist, from the one that starts them all, where the servers are."""
+    node.workerinput["rank_servers"] = str(_shared_rank_servers().folder)
+
+
+@functools.cache
+def _shared_rank_servers() -> RankServers:
+    return RankServers.own()
 
 
 def pytest_collection_finish() -> None:

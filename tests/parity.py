@@ -31,7 +31,7 @@ from fxpar.hints import Entry
 from fxpar.overlap import Fuse
 from fxpar.schedule import SCHEDULE_NAMES
 from tests.small_models import hf_gpt2, hf_llama
-from tests.uneven_chain import UnevenChain, chain_batch
+from tests.uneven_chain import SharedEmbedder, UnevenChain, chain_batch
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from gpt import GPT, Config  # the example's model: it is no package
@@ -111,6 +111,7 @@ SUBJECTS = {
         functools.partial(token_batch, ("input_ids", "labels")),
     ),
     "chain": Subject(lambda stages: UnevenChain(), {}, CHAIN_OPENERS.__getitem__, chain_batch),
+    "shared embedder": Subject(lambda stages: SharedEmbedder(), {}, CHAIN_OPENERS.__getitem__, chain_batch),
     "unet": Subject(
         small_unet,
         {

@@ -16,6 +16,10 @@ def sum_of_ranks(offset: int) -> tuple[int, int, int]:
     return int(total), torch.get_num_threads(), os.getpid()
 
 
+def order_of_strings() -> list[str]:
+    return list({str(number) for number in range(20)})
+
+
 def fail_on_rank_1_while_rank_0_waits() -> None:
     if dist.get_rank() == 1:
         raise ValueError("no such thing")
@@ -64,6 +68,12 @@ def test_ranks_form_one_group_have_one_thread_each_and_are_gone_afterwards() -> 
     for _, _, pid in results:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_each_rank_orders_sets_in_its_own_way_as_those_of_a_launcher_do() -> None:
+    orders = run_ranks(4, order_of_strings)
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
 
 
 def test_a_failure_ends_the_ranks_that_wait_and_shows_the_traceback() -> None:

@@ -129,6 +129,11 @@ def test_training_equals_one_process_where_weights_are_stored_in_shards(case: st
     run_ranks(math.prod(STORED[case].mesh.values()), check_runs, [STORED[case]])
 
 
+@pytest.mark.parametrize("axis", ["data", "z"])
+def test_training_equals_one_process_where_stages_share_several_parameters(axis: str) -> None:
+    run_ranks(4, check_runs, [Run("shared embedder", {"pipe": 2, axis: 2}, 2, schedules=("eager-1f1b", "zb-h1"))])
+
+
 PLANES = {
     "y and x": [
         Run("llama", {"y": 2, "x": 2}, 2, schedules=("gpipe",), steps=1, hinted=False),

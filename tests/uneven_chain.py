@@ -27,3 +27,19 @@ class UnevenChain(nn.Module):
 def chain_batch(size: int) -> dict[str, Tensor]:
     """Random inputs and targets."""
     return {"inputs": torch.randn(size, 10), "targets": torch.randn(size, 5)}
+
+
+class SharedEmbedder(nn.Module):
+    """The last layers call a module that the first stage calls, too, as in DiT: several parameters have two users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedder = nn.Sequential(nn.Linear(10, 8), nn.SiLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss."""
+        x = self.layers[0](self.embedder(inputs)).relu()
+        x = self.layers[1](x).relu()
+        return F.mse_loss(self.out(x * self.embedder(inputs.flip(1))), targets)

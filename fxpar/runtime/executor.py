@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.mesh import Mesh
-from fxpar.runtime.gradients import BatchReduction, summed_over_z
+from fxpar.runtime.gradients import AxisReductions, AxisSums, sums_over_batch
 from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
-from fxpar.runtime.stage_reduction import StageReduction
+from fxpar.runtime.stage_reduction import ReductionPlan, StageReduction
 from fxpar.runtime.stage_runner import StageRunner
 from fxpar.runtime.stage_way import StageWay
 from fxpar.runtime.step_state import StepState
@@ -83,11 +84,23 @@ class Executor:
         self._runners = {stage.index: StageRunner(stage, returned[stage.index], weight) for stage in stages}
         self._num_readers = Counter(edge for runner in self._runners.values() for edge in runner.edges_read)
         uses = Counter(name for runner in self._runners.values() for name in runner.parameters)
-        self._shared = {name for name, count in uses.items() if count > 1} | self._lending.names
-        layouts = {port.name: layout for stage in stages for port, layout in stage.border.gradients.items()}
-        self._summed = summed_over_z(layouts | self._lending.layouts)
+        shared = {name for name, count in uses.items() if count > 1} | self._lending.names
+        self._plans = {stage.index: ReductionPlan.of(stage, shared, mesh) for stage in stages}
+        own = {each.name: each for plan in self._plans.values() for each in plan.shared}
+        self._shared_sums = sums_over_batch(self._lending.settled(own, mesh), mesh)
         self._code = [(instruction, self._bind(instruction)) for instruction in program.instructions]
         self._clear()
+
+    @property
+    def gradient_sums(self) -> dict[str, list[str]]:
+        """What is added up over axes of the mesh, in order; by a name that all ranks of a group have for it."""
+        of_axes: defaultdict[str, list[str]] = defaultdict(list)
+        planned = [(f"stage {stage}", sums) for stage, plan in self._plans.items() for sums in plan.all_sums]
+        planned += [("parameters of several stages", sums) for sums in self._shared_sums]
+        for whose, sums in planned:
+            ranks = ", ".join(map(str, dist.get_process_group_ranks(self._mesh.group(sums.axis))))
+            of_axes[f"gradients of {whose} over {sums.axis}, ranks {ranks}"] += sums.describe()
+        return dict(of_axes)
 
     def run(
         self,
@@ -205,7 +218,7 @@ class Executor:
     def _reduce(self, runner: StageRunner) -> None:
         """Begin to add up the stage's gradients over all that share its parameters."""
         sums = dict(zip(runner.parameters, self._state.sums.pop(runner.stage.index), strict=True))
-        self._reductions.append(StageReduction(sums, runner.stage, self._shared, self._mesh))
+        self._reductions.append(StageReduction(sums, self._plans[runner.stage.index], self._mesh))
 
     def _finish_gradients(self) -> dict[str, Tensor]:
         """Give back what was borrowed, add up its batch shards, and wait for all others."""
@@ -215,7 +228,7 @@ class Executor:
             for name, gradient in reduction.shared.items():
                 shared[name] = shared[name] + gradient if name in shared else gradient
         self._lending.settle(shared)
-        of_shared = BatchReduction(shared, self._mesh, self._summed)
+        of_shared = AxisReductions(shared, self._shared_sums, self._mesh)
         finished = [*(reduction.finish() for reduction in self._reductions), of_shared.finish()]
         return {name: gradient for gradients in finished for name, gradient in gradients.items()}
 

@@ -1,8 +1,10 @@
-"""Finish a step's gradients: reduce what is partial, once per step, in flat buckets."""
+"""Finish a step's gradients: reduce what is partial, once per step, in flat buckets that are planned before it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -32,49 +34,99 @@ def partial_axes(layout: Layout) -> tuple[str, ...]:
     return tuple(axis for axis, placement in layout.axes if isinstance(placement, Partial))
 
 
-def reduce_partial(gradients: dict[str, Tensor], layouts: Mapping[str, Layout], mesh: Mesh) -> None:
-    """Sum every gradient over the axes on which its layout is partial, in place of the old one."""
-    for axis in ("y", "x"):
-        names = [name for name in gradients if axis in partial_axes(layouts[name])]
-        if mesh.sizes[axis] > 1 and names:
-            step = _AllReduce(gradients, axis, mesh)
-            step.begin(names)
-            step.finish()
-
-
 def summed_over_z(layouts: Mapping[str, Layout]) -> set[str]:
     """The gradients that are in shards over z, and so are sums over it."""
     return {name for name, layout in layouts.items() if isinstance(layout.placement("z"), Shard)}
 
 
-class BatchReduction:
-    """Sums of gradients over the batch shards, on their way from when this is made; they take the place of `gradients`.
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What is known of a gradient before any step: its layout, and this rank's piece of it."""
 
-    Along the second axis they go when they are finished along the first.
+    name: str
+    layout: Layout
+    num_elements: int
+    dtype: torch.dtype
 
-    Args:
-        summed: those that are sums along z already: this rank has its shard of each.
+    @classmethod
+    def of(cls, name: str, layout: Layout, dtype: torch.dtype, mesh: Mesh) -> Gradient:
+        """The gradient of the parameter `name` as this rank of `mesh` holds it."""
+        return cls(name, layout, math.prod(layout.local_shape(mesh.coordinate)), dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of this rank's piece."""
+        return self.num_elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSums:
+    """Sums of gradients over one axis: an all-reduce for each bucket, in this order.
+
+    The ranks of a group add up whatever stands at the same place of a bucket, so all must have the same buckets.
     """
 
-    def __init__(self, gradients: Mapping[str, Tensor], mesh: Mesh, summed: Collection[str] = ()) -> None:
-        self._gradients = dict(gradients)
-        whole = [name for name in gradients if name not in summed]
-        wanted = {"data": list(gradients), "z": whole}
-        self._steps = [
-            (_AllReduce(self._gradients, axis, mesh), wanted[axis]) for axis in mesh.batch_axes if mesh.sizes[axis] > 1
+    axis: str
+    buckets: tuple[tuple[Gradient, ...], ...]
+
+    def describe(self) -> list[str]:
+        """What each bucket holds, in order; the same on all ranks of a group."""
+        return [
+            f"all_reduce of {', '.join(f'{each.name} ({each.num_elements} {each.dtype})' for each in bucket)}"
+            for bucket in self.buckets
         ]
-        for step, names in self._steps[:1]:
-            step.begin(names)
+
+
+def sums_of_partial(gradients: Sequence[Gradient], mesh: Mesh) -> list[AxisSums]:
+    """How gradients become whole that are partial sums over y and x."""
+    wanted = {axis: [each for each in gradients if axis in partial_axes(each.layout)] for axis in ("y", "x")}
+    return _sums(wanted, mesh)
+
+
+def sums_over_batch(gradients: Sequence[Gradient], mesh: Mesh) -> list[AxisSums]:
+    """How gradients are summed over the batch shards; those in shards over z are sums over it already."""
+    whole = [each for each in gradients if not isinstance(each.layout.placement("z"), Shard)]
+    return _sums({"data": gradients, "z": whole}, mesh)
+
+
+def _sums(wanted: Mapping[str, Sequence[Gradient]], mesh: Mesh) -> list[AxisSums]:
+    return [AxisSums(axis, _buckets(each)) for axis, each in wanted.items() if mesh.sizes[axis] > 1 and each]
+
+
+def _buckets(gradients: Iterable[Gradient]) -> tuple[tuple[Gradient, ...], ...]:
+    """Gradients in order, cut where the dtype changes or a bucket is full."""
+    buckets: list[list[Gradient]] = []
+    held = 0
+    for gradient in sorted(gradients, key=lambda each: str(each.dtype)):
+        if not buckets or held + gradient.num_bytes > BUCKET_BYTES or buckets[-1][-1].dtype != gradient.dtype:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(gradient)
+        held += gradient.num_bytes
+    return tuple(map(tuple, buckets))
+
+
+class AxisReductions:
+    """Sums over axes, one axis after another, on their way from when this is made; they take the place of `gradients`.
+
+    Along the second axis they go when they are finished along the first.
+    """
+
+    def __init__(self, gradients: Mapping[str, Tensor], sums: Sequence[AxisSums], mesh: Mesh) -> None:
+        self._gradients = dict(gradients)
+        self._steps = [_AllReduce(self._gradients, each, mesh) for each in sums]
+        for step in self._steps[:1]:
+            step.begin()
 
     def finish(self) -> dict[str, Tensor]:
-        """The sums, once all shards are in.
+        """The sums, once the terms of all ranks are in.
 
         Raises:
             PeerLostError: another rank died.
         """
-        for number, (step, names) in enumerate(self._steps):
+        for number, step in enumerate(self._steps):
             if number > 0:
-                step.begin(names)
+                step.begin()
             step.finish()
         return self._gradients
 
@@ -82,32 +134,20 @@ class BatchReduction:
 class _AllReduce:
     """Sums over one axis, bucket by bucket, in place of the terms."""
 
-    def __init__(self, gradients: dict[str, Tensor], axis: str, mesh: Mesh) -> None:
-        self._gradients, self._axis, self._group = gradients, axis, mesh.group(axis)
-        self._under_way: list[tuple[list[str], Tensor, dist.Work]] = []
+    def __init__(self, gradients: dict[str, Tensor], sums: AxisSums, mesh: Mesh) -> None:
+        self._gradients, self._sums, self._group = gradients, sums, mesh.group(sums.axis)
+        self._under_way: list[tuple[Tensor, dist.Work]] = []
 
-    def begin(self, names: Sequence[str]) -> None:
-        for bucket in _buckets(self._gradients, names):
-            flat = torch.cat([self._gradients[name].reshape(-1) for name in bucket])
-            self._under_way.append((bucket, flat, dist.all_reduce(flat, group=self._group, async_op=True)))
+    def begin(self) -> None:
+        for bucket in self._sums.buckets:
+            flat = torch.cat([self._gradients[each.name].reshape(-1) for each in bucket])
+            planned = sum(each.num_elements for each in bucket), bucket[0].dtype
+            assert (flat.numel(), flat.dtype) == planned, f"{bucket}: {planned} is planned, not {flat.shape}"
+            self._under_way.append((flat, dist.all_reduce(flat, group=self._group, async_op=True)))
 
     def finish(self) -> None:
-        for bucket, flat, work in self._under_way:
-            complete(work, f"gradients to their sum over axis {self._axis}")
-            pieces = flat.split([self._gradients[name].numel() for name in bucket])
-            for name, piece in zip(bucket, pieces, strict=True):
-                self._gradients[name] = piece.view(self._gradients[name].shape)
-
-
-def _buckets(gradients: Mapping[str, Tensor], names: Iterable[str]) -> list[list[str]]:
-    """Names in order, cut where the dtype changes or a bucket is full; the same on every rank of a group."""
-    buckets: list[list[str]] = []
-    held = 0
-    for name in sorted(names, key=lambda name: str(gradients[name].dtype)):
-        gradient = gradients[name]
-        if not buckets or held + gradient.nbytes > BUCKET_BYTES or gradients[buckets[-1][-1]].dtype != gradient.dtype:
-            buckets.append([])
-            held = 0
-        buckets[-1].append(name)
-        held += gradient.nbytes
-    return buckets
+        for bucket, (flat, work) in zip(self._sums.buckets, self._under_way, strict=True):
+            complete(work, f"gradients to their sum over axis {self._sums.axis}")
+            pieces = flat.split([each.num_elements for each in bucket])
+            for each, piece in zip(bucket, pieces, strict=True):
+                self._gradients[each.name] = piece.view(self._gradients[each.name].shape)

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fxpar.layout import Layout
 from fxpar.mesh import Mesh
 from fxpar.pipeline import Crossing
+from fxpar.runtime.gradients import Gradient
 from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.stage_way import StageWay
 from fxpar.stage import Port
@@ -20,12 +22,13 @@ from fxpar.stage import Port
 class Loan:
     """One parameter on loan from its owner's ranks to those of other stages, seen from one of them.
 
-    `layout` is how its owner stores it. `there` takes it to all borrowers. `back` are the ways of gradients that this
+    `layout` is how its owner stores it, in `dtype`. `there` takes it to all borrowers. `back` are the ways of gradients that this
     rank returns or gets: a borrower has one, if it has a gradient, and the owner has those of all borrowers.
     """
 
     name: str
     layout: Layout
+    dtype: torch.dtype
     is_borrower: bool
     there: StageWay | HandOver
     back: tuple[StageWay | HandOver, ...]
@@ -47,7 +50,10 @@ class Lending:
                 back[crossing.port].append(way)
         there = [(crossing, way) for crossing, way in ways if not crossing.is_gradient]
         return cls(
-            [Loan(c.port.name, c.source_layout, pipe != c.source_pipe, way, tuple(back[c.port])) for c, way in there]
+            [
+                Loan(c.port.name, c.source_layout, c.dtype, pipe != c.source_pipe, way, tuple(back[c.port]))
+                for c, way in there
+            ]
         )
 
     @property
@@ -55,10 +61,16 @@ class Lending:
         """The parameters that this rank lends or borrows."""
         return {loan.name for loan in self._loans}
 
-    @property
-    def layouts(self) -> dict[str, Layout]:
-        """How they are stored by their owners."""
-        return {loan.name: loan.layout for loan in self._loans}
+    def settled(self, own: Mapping[str, Gradient], mesh: Mesh) -> list[Gradient]:
+        """What `settle` leaves of gradients that are `own` at first, by name; in the order of their names."""
+        returned = {loan.name for loan in self._loans if loan.is_borrower and loan.back}
+        received = {
+            loan.name: Gradient.of(loan.name, loan.layout, loan.dtype, mesh)
+            for loan in self._loans
+            if loan.back and not loan.is_borrower
+        }
+        left = {name: gradient for name, gradient in own.items() if name not in returned} | received
+        return [left[name] for name in sorted(left)]
 
     def exchange(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hand out what is lent; the borrowed pieces by name.

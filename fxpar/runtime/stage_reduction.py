@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
 from fxpar.mesh import Mesh
-from fxpar.runtime.gradients import BatchReduction, reduce_partial, summed_over_z
-from fxpar.stage import CompiledReductions, CompiledStage
+from fxpar.runtime.gradients import AxisReductions, AxisSums, Gradient, sums_of_partial, sums_over_batch
+from fxpar.stage import CompiledReductions, CompiledStage, PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSums:
+    """Over which axes gradients that are there at one time are summed: where they are partial, then over the batch.
+
+    `shared` are those that other stages have a part in, too: here they are only summed where they are partial.
+    """
+
+    of_partial: Sequence[AxisSums]
+    over_batch: Sequence[AxisSums]
+    shared: tuple[Gradient, ...]
+
+    @classmethod
+    def of(cls, gradients: Sequence[Gradient], shared: Collection[str], mesh: Mesh) -> GradientSums:
+        """The sums of this rank's `gradients`."""
+        own = [each for each in gradients if each.name not in shared]
+        parts = tuple(each for each in gradients if each.name in shared)
+        return cls(sums_of_partial(gradients, mesh), sums_over_batch(own, mesh), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionPlan:
+    """What becomes of a stage's gradients: `direct` of most, `scattered` of those that are scattered over z first."""
+
+    stage: int
+    direct: GradientSums
+    scattered: GradientSums
+    reductions: CompiledReductions | None
+
+    @classmethod
+    def of(cls, stage: CompiledStage, shared: Collection[str], mesh: Mesh) -> ReductionPlan:
+        """The plan of this rank's `stage`; `shared` are the parameters that other stages use, too."""
+        dtypes = {port: piece.dtype for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)}
+        gradients = {
+            port.name: Gradient.of(port.name, stage.border.gradients[port], dtypes[port], mesh)
+            for port in stage.gradients
+            if port.kind is not PortKind.EDGE
+        }
+        names = () if stage.reductions is None else stage.reductions.names
+        direct = [each for name, each in gradients.items() if name not in names]
+        scattered = [gradients[name] for name in names]
+        sums = [GradientSums.of(each, shared, mesh) for each in (direct, scattered)]
+        return cls(stage.index, sums[0], sums[1], stage.reductions)
+
+    @property
+    def shared(self) -> list[Gradient]:
+        """The gradients that other stages have a part in."""
+        return [*self.direct.shared, *self.scattered.shared]
+
+    @property
+    def all_sums(self) -> list[AxisSums]:
+        """All sums over axes, in the order in which they start."""
+        return [sums for each in (self.direct, self.scattered) for sums in (*each.of_partial, *each.over_batch)]
 
 
 class StageReduction:
@@ -19,19 +74,17 @@ class StageReduction:
     other stages, once it is not partial over y and x any more.
 
     Args:
-        sums: by parameter.
-        stage: whose gradients they are.
-        shared: those that other stages have a part in; they are reduced as far as the stage itself can.
+        sums: over the microbatches, by parameter.
+        plan: of the stage.
     """
 
-    def __init__(self, sums: Mapping[str, Tensor], stage: CompiledStage, shared: Collection[str], mesh: Mesh) -> None:
-        self._shared, self._mesh = set(shared), mesh
-        self._layouts = {port.name: layout for port, layout in stage.border.gradients.items()}
-        self._scattering = None if stage.reductions is None else _Scattering(sums, stage.reductions)
-        names = () if stage.reductions is None else stage.reductions.names
-        self._reductions: list[BatchReduction] = []
+    def __init__(self, sums: Mapping[str, Tensor], plan: ReductionPlan, mesh: Mesh) -> None:
+        self._plan, self._mesh = plan, mesh
+        self._scattering = None if plan.reductions is None else _Scattering(sums, plan.reductions)
+        names = () if plan.reductions is None else plan.reductions.names
+        self._reductions: list[AxisReductions] = []
         self.shared: dict[str, Tensor] = {}
-        self._reduce({name: gradient for name, gradient in sums.items() if name not in names})
+        self._reduce({name: gradient for name, gradient in sums.items() if name not in names}, plan.direct)
 
     def scattered(self) -> None:
         """Wait for what is scattered over z, and start the rest of its way.
@@ -40,7 +93,7 @@ class StageReduction:
             PeerLostError: another rank died.
         """
         if self._scattering is not None:
-            self._reduce(self._scattering.finish())
+            self._reduce(self._scattering.finish(), self._plan.scattered)
 
     def finish(self) -> dict[str, Tensor]:
         """All that is not shared, once all shards of the batch are in. `scattered` must have been called.
@@ -50,10 +103,10 @@ class StageReduction:
         """
         return {name: gradient for reduction in self._reductions for name, gradient in reduction.finish().items()}
 
-    def _reduce(self, gradients: dict[str, Tensor]) -> None:
-        reduce_partial(gradients, self._layouts, self._mesh)
-        self.shared |= {name: gradients.pop(name) for name in self._shared & gradients.keys()}
-        self._reductions.append(BatchReduction(gradients, self._mesh, summed_over_z(self._layouts)))
+    def _reduce(self, gradients: Mapping[str, Tensor], sums: GradientSums) -> None:
+        whole = AxisReductions(gradients, sums.of_partial, self._mesh).finish()
+        self.shared |= {each.name: whole.pop(each.name) for each in sums.shared}
+        self._reductions.append(AxisReductions(whole, sums.over_batch, self._mesh))
 
 
 class _Scattering:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fxpar.errors import PeerLostError
 from fxpar.layout import Layout, Partial
-from fxpar.mesh import init_mesh
+from fxpar.mesh import Mesh, init_mesh
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
-from fxpar.runtime.gradients import BatchReduction, reduce_partial
+from fxpar.runtime.gradients import AxisReductions, Gradient, sums_of_partial, sums_over_batch
 
 PARTIAL_X = (("x", Partial()),)
 LAYOUTS = {
@@ -36,8 +36,15 @@ def reduce_all(sizes: dict[str, int]) -> dict[str, Tensor]:
     """Both reductions, in the order of the executor."""
     mesh = init_mesh(**sizes)
     gradients = gradients_of(mesh.rank)
-    reduce_partial(gradients, LAYOUTS, mesh)
-    return BatchReduction(gradients, mesh).finish()
+    known = [Gradient.of(name, layout, gradients[name].dtype, mesh) for name, layout in LAYOUTS.items()]
+    whole = AxisReductions(gradients, sums_of_partial(known, mesh), mesh).finish()
+    return AxisReductions(whole, sums_over_batch(known, mesh), mesh).finish()
+
+
+def sum_over_batch(gradients: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
+    """The sums of gradients that are replicated over all other axes."""
+    known = [Gradient.of(name, Layout(each.shape), each.dtype, mesh) for name, each in gradients.items()]
+    return AxisReductions(gradients, sums_over_batch(known, mesh), mesh).finish()
 
 
 def messages_for(sizes_mb: list[int]) -> tuple[list[int], bool]:
@@ -46,7 +53,7 @@ def messages_for(sizes_mb: list[int]) -> tuple[list[int], bool]:
     gradients = {str(i): torch.ones(size * 2**18) for i, size in enumerate(sizes_mb)}
     sent: list[int] = []
     dist.all_reduce = _counting(dist.all_reduce, sent)
-    gradients = BatchReduction(gradients, mesh).finish()
+    gradients = sum_over_batch(gradients, mesh)
     assert max(sent) <= BUCKET_BYTES
     return sent, all(bool((gradient == 2).all()) for gradient in gradients.values())
 
@@ -66,7 +73,7 @@ def lose_a_rank() -> str:
         dist.destroy_process_group()
         return ""
     try:
-        BatchReduction({"weight": torch.ones(3)}, mesh).finish()
+        sum_over_batch({"weight": torch.ones(3)}, mesh)
     except PeerLostError as error:
         return str(error)
     return "reduced"
