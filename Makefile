@@ -7,6 +7,8 @@ STAMP := .venv/installed
 # One thread per process: the ranks share the machine's cores.
 export OMP_NUM_THREADS := 1
 export TORCH_CPP_LOG_LEVEL := ERROR
+# Each of the many processes of a test run would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test format clean
 

@@ -25,6 +25,7 @@ import torch
 
 from fxpar.launch import PRELOADED, use_rank_servers
 from fxpar.rank_servers import RankServers
+from tests.garbage import collect_garbage_seldom
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -55,6 +56,7 @@ def _shared_rank_servers() -> RankServers:
 
 def pytest_collection_finish() -> None:
     """Where models are to be trained, what that needs first is done once, and not by each rank: it takes seconds."""
+    collect_garbage_seldom()
     if "tests.parity" in sys.modules:
         PRELOADED.extend(
             [

@@ -19,6 +19,7 @@ from fxpar.overlap import Overlap
 from fxpar.planner.storage import Storage
 from fxpar.schedule import build_schedule
 from tests.fake_mesh import fake_mesh
+from tests.garbage import collect_garbage_seldom
 from tests.lowering.graphs import traced
 
 
@@ -54,3 +55,4 @@ def _compile() -> None:
 
 
 _compile()
+collect_garbage_seldom()

@@ -1,0 +1,12 @@
+"""Tracing makes millions of objects, nearly all of which live on: looking for garbage among them takes its time."""
+
+from __future__ import annotations
+
+import gc
+
+
+def collect_garbage_seldom() -> None:
+    """Never look at what was imported; look at the rest after so many objects that it is a small part of the work."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
