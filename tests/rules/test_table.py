@@ -62,6 +62,7 @@ def written_samples() -> list[Call]:
     """Calls of what PyTorch's samples leave out, and of dims of many divisors."""
     torch.manual_seed(0)
     x, row, weight = torch.randn(4, 6, 8), torch.randn(4, 6, 1), torch.randn(8)
+    apart = torch.randn(4, 6, 8, 6)  # two of its dims are indexed, which are not neighbours
     return [
         Call(*call, {})
         for call in (
@@ -99,10 +100,17 @@ def written_samples() -> list[Call]:
             (aten.scatter.value, (torch.randn(4, 6), 1, torch.randint(6, (4, 2)), 1.5)),
             (aten.index.Tensor, (x, [None, torch.randint(6, (4, 1)), torch.randint(8, (1, 2))])),
             (aten.index.Tensor, (x, [torch.randint(4, (6,)), None, torch.randint(8, (6,))])),
+            (aten.index.Tensor, (apart, [None, torch.randint(6, (6,)), None, torch.randint(6, (6,))])),
             (aten._unsafe_index.Tensor, (x, [None, None, torch.randint(8, (16,))])),
             (aten._unsafe_index_put.default, (x, [None, None, torch.tensor([0, 3, 3])], torch.randn(4, 6, 3), True)),
             (aten._unsafe_index_put.default, (x, [torch.tensor([[2], [1]]), torch.tensor([5, 2])], torch.randn(8))),
             (aten.index_put.default, (x, [None, torch.tensor([5, 2])], torch.randn(4, 1, 8), True)),
+            (aten.index_put.default, (apart, [None, torch.arange(6), None, torch.arange(6)], torch.randn(6, 4, 8))),
+            (aten.gather.default, (x, 1, torch.randint(6, (2, 4, 8)))),
+            (
+                aten.embedding_dense_backward.default,
+                (torch.randn(4, 6, 8), torch.arange(24).view(4, 6) % 8, 8, 0, False),
+            ),
             (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
             *_convolutions(),
             *_norms(x, row, weight),
