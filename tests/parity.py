@@ -127,6 +127,11 @@ SUBJECTS = {
 # Norms and residuals have a part of the sequence on each rank; that of a sequence that does not divide is uneven.
 SUBJECTS |= {
     "gpt of two layers": replace(SUBJECTS["gpt"], build=lambda stages: SUBJECTS["gpt"].build(4)),
+    "llama of two layers": replace(
+        SUBJECTS["llama"],
+        build=lambda stages: SUBJECTS["llama"].build(4),
+        openers=lambda stages: ["model.layers.1"][: stages - 1],
+    ),
     "gpt, sequence": replace(SUBJECTS["gpt"], hints=GPT_SEQUENCE_HINTS),
     "gpt, uneven sequence": replace(
         SUBJECTS["gpt"],

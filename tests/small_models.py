@@ -65,7 +65,15 @@ class GPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-def hf_gpt2(*, vocabulary: int = 96, width: int = 24, heads: int = 4, length: int = 12, layers: int = 2) -> nn.Module:
+def hf_gpt2(
+    *,
+    vocabulary: int = 96,
+    width: int = 24,
+    heads: int = 4,
+    length: int = 12,
+    layers: int = 2,
+    dropout: float = 0.0,
+) -> nn.Module:
     """transformers' GPT-2, randomly initialised."""
     config = transformers.GPT2Config(
         vocab_size=vocabulary,
@@ -73,9 +81,9 @@ def hf_gpt2(*, vocabulary: int = 96, width: int = 24, heads: int = 4, length: in
         n_embd=width,
         n_layer=layers,
         n_head=heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
         use_cache=False,
         bos_token_id=None,
         eos_token_id=None,

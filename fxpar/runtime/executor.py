@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.mesh import Mesh
-from fxpar.runtime.gradients import AxisReductions, AxisSums, sums_over_batch
+from fxpar.runtime.gradients import AxisReductions, sums_over_batch
 from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
 from fxpar.runtime.stage_reduction import ReductionPlan, StageReduction

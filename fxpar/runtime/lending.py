@@ -22,8 +22,8 @@ from fxpar.stage import Port
 class Loan:
     """One parameter on loan from its owner's ranks to those of other stages, seen from one of them.
 
-    `layout` is how its owner stores it, in `dtype`. `there` takes it to all borrowers. `back` are the ways of gradients that this
-    rank returns or gets: a borrower has one, if it has a gradient, and the owner has those of all borrowers.
+    `layout` is how its owner stores it, in `dtype`. `there` takes it to all borrowers. `back` are the ways of gradients
+    that this rank returns or gets: a borrower has one, if it has a gradient, and the owner has those of all borrowers.
     """
 
     name: str
