@@ -44,9 +44,9 @@ def test_train_gpt_on_one_process_fails_when_the_loss_does_not_fall(tmp_path: Pa
     assert "the loss did not fall" in done.stderr
 
 
-def test_train_unet_in_two_stages_has_the_losses_of_one_process(tmp_path: Path) -> None:
+def test_train_unet_in_four_stages_has_the_losses_of_one_process(tmp_path: Path) -> None:
     small = ("--image", "8", "--channels", "8", "16", "--batch", "8", "--microbatches", "4", "--lowering", "aten")
-    run_on_ranks(2, "train_unet.py", *small, "--steps", "4", folder=tmp_path)
+    run_on_ranks(4, "train_unet.py", *small, "--steps", "4", folder=tmp_path)
     report = json.loads((tmp_path / "dump" / "unet.json").read_text())
     assert report["max_loss_diff"] < 1e-5
     assert report["images_per_s"] > 0

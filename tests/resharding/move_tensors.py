@@ -20,6 +20,7 @@ from fxpar.agreement import check_agreement
 from fxpar.errors import FxparError
 from fxpar.resharding import tensors
 from fxpar.resharding.request import make_request
+from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import STRATEGIES
 from fxpar.resharding.tile import tiles_of_placements
 from tests.resharding.pieces import taken
@@ -64,7 +65,7 @@ def _random_placement(generator: random.Random, shape: tuple[int, ...]) -> Place
 
 
 def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
-    """Reshard `count` random tensors by every strategy, and check this rank's pieces; how many were not empty."""
+    """Reshard `count` random tensors by every strategy, in orders of all algorithms, and check this rank's pieces; how many were not empty."""
     live_on(dist.get_rank() // ranks_per_host)
     generator = random.Random(seed)
     num_checked = 0
@@ -81,10 +82,11 @@ def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
         # Where the network is slow, transfers are cut into chunks, and the ranks of a host take turns.
         network = generator.choice([None, fxpar.Network(bytes_per_us=1e-4, chunk_us=1e4)])
         for strategy in STRATEGIES:
-            moved = fxpar.reshard(tensor, *ends[1], strategy=strategy, network=network, timeout_s=30)
+            how = {"strategy": strategy, "algorithm": generator.choice(ALGORITHMS), "network": network}
+            moved = fxpar.reshard(tensor, *ends[1], **how, timeout_s=30)
             assert moved.shape == whole.shape and moved.dtype == whole.dtype and moved.placements == ends[1][1]
             if needed is not None:
-                assert torch.equal(moved.to_local(), taken(whole, needed)), f"{case}, {strategy}"
+                assert torch.equal(moved.to_local(), taken(whole, needed)), f"{case}, {how}"
                 num_checked += moved.to_local().numel() > 0
     return num_checked
 

@@ -161,8 +161,16 @@ def run_with_everything_there() -> list[str]:
 
 
 def run_back_to_back(hosts: Sequence[str], num_calls: int) -> list[int]:
-    """The calls with wrong results, of many with whole numbers, one after another, that vary in size."""
+    """The calls with wrong results, of many with whole numbers, one after another, that vary in size.
+
+    Ranks linger at random between what they do, so that each is now early, now late.
+    """
     live_on(hosts)
+    with delays(seed=num_calls):
+        return _wrong_calls(num_calls)
+
+
+def _wrong_calls(num_calls: int) -> list[int]:
     rank, parts, name = dist.get_rank(), dist.get_world_size(), dist.group.WORLD.group_name
     wrong = []
     for call in range(num_calls):
