@@ -41,7 +41,11 @@ class RankFailedError(RuntimeError):
 
 
 def join_world() -> torch.device:
-    """Form the world of the ranks that torchrun started, or of this process alone; gives the device of this rank."""
+    """Form the world of the ranks that torchrun started, or of this process alone; gives the device of this rank.
+
+    A rank that dies of a fault, such as a corrupt heap, prints the stacks of all its threads.
+    """
+    faulthandler.enable()
     if not dist.is_torchelastic_launched():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -73,7 +77,8 @@ def run_ranks(
     for them.
 
     Raises:
-        RankFailedError: a rank raised, ended early, or was not done after `timeout_s`, when it prints all its stacks.
+        RankFailedError: a rank raised, ended early, or was not done after `timeout_s`. One that runs out of time, or
+            dies of a fault such as a corrupt heap, prints the stacks of all its threads.
     """
     job = pickle.dumps((work, args, environment or {}, enter))
     with ExitStack() as running:
@@ -126,6 +131,7 @@ def run_rank(line: Connection) -> None:
     is_done = Event()
     watch = Thread(target=_end_with_caller, args=(line, is_done), daemon=True)
     watch.start()
+    faulthandler.enable()
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     torch.set_num_threads(1)
     store, rank, num_ranks = group

@@ -1,6 +1,8 @@
 """Ranks started by `run_ranks` talk, return, fail with their traceback, and never outlive the call."""
 
 import os
+from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -28,6 +30,19 @@ def fail_on_rank_1_while_rank_0_waits() -> None:
 
 def end_without_a_word() -> None:
     os._exit(3)
+
+
+def wait_beside(is_there: Event) -> None:
+    is_there.set()
+    Event().wait()
+
+
+def die_of_a_fault(errors: Path) -> None:
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    is_there = Event()
+    Thread(target=wait_beside, args=[is_there], daemon=True).start()
+    is_there.wait()
+    os.abort()  # as the C library does where it finds the heap corrupt
 
 
 def read_variable(name: str) -> str:
@@ -84,6 +99,14 @@ def test_a_failure_ends_the_ranks_that_wait_and_shows_the_traceback() -> None:
 def test_a_rank_that_ends_early_is_named() -> None:
     with pytest.raises(RankFailedError, match="rank 0 failed:\nit ended without a result"):
         run_ranks(1, end_without_a_word)
+
+
+def test_a_rank_that_dies_of_a_fault_prints_the_stacks_of_all_its_threads(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with pytest.raises(RankFailedError, match="it ended without a result"):
+        run_ranks(1, die_of_a_fault, errors)
+    for printed in ("Fatal Python error: Aborted", "in die_of_a_fault", "in wait_beside"):
+        assert printed in errors.read_text()
 
 
 def test_ranks_see_the_given_environment() -> None:
