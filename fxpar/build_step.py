@@ -51,6 +51,7 @@ from fxpar.schedule import (
     Schedule,
     check_memory,
     check_programs,
+    check_trains,
     few_microbatches_warning,
     forward_only,
     lower,
@@ -160,7 +161,10 @@ def _schedule(distribution: Distribution, options: Options, costs: Costs, *, wit
     plan = distribution.final_plan
     schedule = choose_schedule(options.schedule or plan.schedule, costs, distribution.mesh, plan.microbatches)
     check_placement(schedule, distribution.placement)
-    return schedule if with_backward else forward_only(schedule)
+    if with_backward:
+        check_trains(schedule)
+        return schedule
+    return forward_only(schedule)
 
 
 def _budget(options: Options, mesh: Mesh) -> float:

@@ -17,6 +17,7 @@ import fxpar
 from fxpar.errors import (
     GraphBreakError,
     InvalidOptionError,
+    InvalidScheduleError,
     MicrobatchError,
     NoLossError,
     UnknownAlgorithmError,
@@ -165,6 +166,15 @@ def test_a_batch_that_microbatches_do_not_divide_is_an_error(mesh: fxpar.Mesh) -
     step = torch.compile(distributed(mesh, microbatches=4), backend="fxpar", options=ATEN)
     with pytest.raises(MicrobatchError, match=r"batch of 6, which 4 microbatches do not divide.*multiple of 4"):
         step(*batch(6))
+
+
+def test_a_schedule_of_forwards_evaluates_but_does_not_train(mesh: fxpar.Mesh) -> None:
+    options = {**ATEN, "schedule": [["0F0", "0F1"]]}
+    step = torch.compile(distributed(mesh, microbatches=2), backend="fxpar", options=options)
+    with torch.no_grad():
+        assert torch.isfinite(step(*batch(4))["loss"])
+    with pytest.raises(InvalidScheduleError, match="rank 0: 0B0 is missing"):
+        step(*batch(4))
 
 
 @pytest.mark.parametrize(

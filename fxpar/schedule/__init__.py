@@ -11,7 +11,7 @@ from fxpar.schedule.message import Message, Messages
 from fxpar.schedule.peak_memory import peak_memory
 from fxpar.schedule.program import Program, lower
 from fxpar.schedule.read_schedule import GivenSchedule, check_fits, read_schedule, schedule_text
-from fxpar.schedule.schedule import Schedule, forward_only, peak_in_flight
+from fxpar.schedule.schedule import Schedule, check_trains, forward_only, peak_in_flight
 from fxpar.schedule.simulator import simulate
 from fxpar.schedule.timeline import Span, Timeline
 from fxpar.schedule.torch_csv import read_csv, write_csv
@@ -52,6 +52,7 @@ __all__ = [
     "check_fits",
     "check_memory",
     "check_programs",
+    "check_trains",
     "few_microbatches_warning",
     "forward_only",
     "lower",

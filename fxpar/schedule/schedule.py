@@ -99,6 +99,24 @@ def forward_only(schedule: Schedule) -> Schedule:
     return Schedule(f"{schedule.name}, forward only", schedule.num_stages, schedule.num_microbatches, ranks)
 
 
+def check_trains(schedule: Schedule) -> None:
+    """Refuse a schedule without a backward for a step with gradients.
+
+    Raises:
+        InvalidScheduleError: names the first backward that is missing. A schedule that misses some of its backwards does
+            not exist.
+    """
+    if schedule.has_backward:
+        return
+    missing = Action(0, "B", 0)
+    rank = schedule.placement[0]
+    raise InvalidScheduleError(
+        f"{schedule.name}, rank {rank}: {missing} is missing, and so is every other backward: the schedule runs forwards "
+        "alone, but grad is enabled; add the actions B, or I and W, of every stage and microbatch, or call the model under "
+        f"torch.no_grad()\n  {_gap(schedule.ranks[rank], missing)}"
+    )
+
+
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     """Per rank, the most forwards, of any stage, that have begun and whose microbatch's last action has not ended."""
     last_kinds: tuple[Kind, ...] = ("B", "W") if schedule.has_backward else ("F",)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpar.errors import InvalidScheduleError
-from fxpar.schedule import SCHEDULE_NAMES, Schedule, build_schedule, forward_only, peak_in_flight
+from fxpar.schedule import SCHEDULE_NAMES, Schedule, build_schedule, check_trains, forward_only, peak_in_flight
 
 built = st.builds(build_schedule, st.sampled_from(SCHEDULE_NAMES), st.integers(1, 8), st.integers(1, 32))
 
@@ -104,3 +104,9 @@ def test_a_rank_may_have_several_stages() -> None:
     assert [schedule.splits(stage) for stage in range(3)] == [False, False, True]
     assert [schedule.runs_whole(stage) for stage in range(3)] == [True, True, False]
     assert peak_in_flight(schedule) == (2, 1)
+
+
+def test_a_schedule_without_backwards_does_not_train() -> None:
+    check_trains(Schedule.parse("0F0 0I0 0W0\n1F0 1B0"))
+    with pytest.raises(InvalidScheduleError, match=r"rank 0: 0B0 is missing.*B, or I and W.*no_grad\(\)\n  0F0 --> 0B0"):
+        check_trains(Schedule.parse("0F0\n1F0"))
