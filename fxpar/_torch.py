@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _get_default_store
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+D = TypeVar("D", bound=DTensor)
 
 c10d_functional = torch.ops._c10d_functional
 """The functional collectives: each returns a tensor that is ready after `wait_tensor`."""
@@ -68,6 +70,7 @@ __all__ = [
     "Work",
     "add_to_each",
     "aot_export_joint_with_descriptors",
+    "as_dtensor_subclass",
     "c10d_functional",
     "compile_single_device",
     "device_mesh_without_groups",
@@ -76,6 +79,7 @@ __all__ = [
     "inductor_cache",
     "inductor_compile",
     "inductor_decompositions",
+    "is_connection_error",
     "is_shared",
     "join_imagined_world",
     "make_fx",
@@ -84,6 +88,7 @@ __all__ = [
     "packed_sgemm",
     "pipeline_schedule_of_csv",
     "process_group_named",
+    "recompile_limit",
     "register_work",
     "rename_placeholder",
     "schema",
@@ -102,6 +107,12 @@ def is_shared(tensor: Tensor) -> bool:
     return bool(torch._C._storage_Use_Count(storage._cdata) > held_here)
 
 
+def is_connection_error(error: RuntimeError) -> bool:
+    """Whether c10d, or gloo under it, says by `error` that a connection broke or that a time was over."""
+    # Of what gloo raises, the place in its sources is all that sets it apart.
+    return isinstance(error, torch.distributed.DistError) or "/gloo/transport/" in str(error)
+
+
 def ignore_logging_calls() -> None:
     """Let Dynamo trace past calls of loggers, which would break the graph (libraries add methods to `Logger`, too)."""
     methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
@@ -118,6 +129,12 @@ def never_compiled(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, and all that it calls, always run as plain Python."""
     disabled: Callable[P, T] = torch._dynamo.disable(function)
     return disabled
+
+
+def recompile_limit() -> int:
+    """How often Dynamo compiles one function before it runs it as plain Python."""
+    config = torch._dynamo.config
+    return int(min(config.recompile_limit, config.accumulated_recompile_limit))
 
 
 def mark_static(tensor: torch.Tensor) -> None:
@@ -166,6 +183,12 @@ def process_group_named(name: str) -> ProcessGroup:
 def register_work(result: Tensor, work: Work) -> None:
     """Let `wait_tensor(result)` wait for `work`, as for what a functional collective started."""
     _register_work(result, work)
+
+
+def as_dtensor_subclass(cls: type[D], tensor: DTensor) -> D:
+    """A DTensor of the subclass `cls` with the local tensor, mesh and placements of `tensor`; it requires no grad."""
+    made: D = cls(tensor._local_tensor, tensor._spec, requires_grad=False)
+    return made
 
 
 def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[str]) -> DeviceMesh:

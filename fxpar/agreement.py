@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from fxpar.errors import PlanMismatchError
+from fxpar.lost_peers import naming_lost_peers
 
 T = TypeVar("T")
 
@@ -72,9 +73,14 @@ def _digest(text: str) -> str:
 
 
 def of_all_ranks(own: T) -> list[T]:
-    """What every rank has; a collective of all ranks."""
+    """What every rank has; a collective of all ranks.
+
+    Raises:
+        PeerLostError: another rank has ended, or died.
+    """
     of_ranks = [own] * dist.get_world_size()
     if len(of_ranks) == 1:
         return of_ranks
-    dist.all_gather_object(of_ranks, own)
+    with naming_lost_peers("what all ranks compare before they run a step"):
+        dist.all_gather_object(of_ranks, own)
     return of_ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,11 @@ from torch import Tensor, fx
 from fxpar._torch import compile_single_device
 from fxpar.build_step import build_step
 from fxpar.capture import belongs_to_distributed_model, read_capture
-from fxpar.config import Options, read_options
-from fxpar.errors import FxparError
+from fxpar.config import Options, is_first_rank, read_options
+from fxpar.errors import FxparError, NotDistributedError
+from fxpar.lost_peers import naming_lost_peers
+from fxpar.mesh import mesh_of_this_world
+from fxpar.model.distribution import any_model_is_distributed
 
 
 def fxpar(
@@ -33,8 +37,30 @@ def fxpar(
 
 def _compile(module: fx.GraphModule, example_inputs: Sequence[Tensor], options: Options) -> Callable[..., Any]:
     if not belongs_to_distributed_model(module):
+        _check_not_forgotten(example_inputs)
         return compile_single_device(module, example_inputs, options.lowering)
-    return build_step(read_capture(module), options, with_backward=torch.is_grad_enabled())
+    with naming_lost_peers("what ranks tell each other while they compile a step"):
+        return build_step(read_capture(module), options, with_backward=torch.is_grad_enabled())
+
+
+def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:
+    """Notice a model that would be trained by every rank alone, although a mesh was made for it.
+
+    That is certain where the mesh divides models and none was distributed. Otherwise it may be a second model, or one
+    that the user runs under DistributedDataParallel.
+
+    Raises:
+        NotDistributedError: it is certain.
+    """
+    mesh = mesh_of_this_world()
+    trains = torch.is_grad_enabled() and any(given.requires_grad and given.is_leaf for given in example_inputs)
+    if mesh is None or mesh.num_ranks == 1 or not trains:
+        return
+    error = NotDistributedError(str(mesh))
+    if mesh.num_ranks > mesh.data and not any_model_is_distributed():
+        raise error
+    if is_first_rank():
+        warnings.warn(str(error), stacklevel=2)
 
 
 def _raising(error: FxparError) -> Callable[..., Any]:

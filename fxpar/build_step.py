@@ -20,11 +20,11 @@ from fxpar.compiler import (
     overlap_stage,
     plan_stages,
 )
-from fxpar.config import SLEEP, Options, is_first_rank
+from fxpar.config import ALL_STAGES, SLEEP, Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lowering import lower as lowering_named
-from fxpar.mesh import Mesh
+from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.passes.fusion_costs import FusionCost, dearest
@@ -39,6 +39,7 @@ from fxpar.planner.storage import storage_choices
 from fxpar.random import RANDOM_STATE
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
+from fxpar.runtime.input_check import InputCheck
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.results import ResultSpec
@@ -115,7 +116,27 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     )
     check_collectives(executor.gradient_sums)
     results = _result_specs(capture, stages)
-    return Step(capture, loss, distribution, executor, results, options.timeline, with_backward=with_backward)
+    distribution.num_compiles += 1
+    return Step(
+        capture,
+        loss,
+        distribution,
+        executor,
+        results,
+        options.timeline,
+        with_backward=with_backward,
+        results_on_all_stages=options.results == ALL_STAGES,
+        check_inputs=_input_check(capture, distribution, options),
+    )
+
+
+def _input_check(capture: Capture, distribution: Distribution, options: Options) -> InputCheck | None:
+    """What compares the inputs of ranks that share a batch shard, if there are such ranks."""
+    mesh = distribution.mesh
+    if not options.check_inputs or mesh.num_ranks == num_batch_shards(mesh):
+        return None
+    inputs = [port.name for port in capture.arguments if port.kind is PortKind.INPUT]
+    return InputCheck({name: distribution.argument_name(int(name)) for name in inputs}, mesh)
 
 
 def _fused(graphs: Sequence[StageGraphs], model: GraphModel, options: Options, dump: Dump) -> list[StageGraphs]:
@@ -223,6 +244,7 @@ def _facts(
         "the mesh": str(distribution.mesh),
         "the hosts of ranks": str(distribution.mesh.hosts),
         "the cluster": str(cluster_of(distribution.mesh)),
+        "the arguments of the forward": _arguments(capture, distribution),
         "the captured forward": capture.signature(),
         "the plan": str(distribution.final_plan),
         "the layouts between stages": "\n".join(str(stage.border) for stage in stages),
@@ -230,9 +252,19 @@ def _facts(
             f"{reshard.crossing} {reshard.plan.digest}" for reshard in pipeline.reshards
         ),
         "the schedule": str(schedule),
+        "the options of results": f"{options.results} {options.check_inputs}",
         "the options of memory": f"{options.memory_bytes} {options.gather_weights} {options.reduce_gradients} "
         f"{options.remat} {options.gathered_bytes}",
     }
+
+
+def _arguments(capture: Capture, distribution: Distribution) -> str:
+    """The tensors that the forward is called with, by name, and what one microbatch takes of them."""
+    entering = [(port, node) for node, port in capture.sources.items() if port.kind is PortKind.INPUT]
+    return "\n".join(
+        f"{distribution.argument_name(int(port.name))}: {example(node).dtype} {tuple(example(node).shape)}"
+        for port, node in entering
+    )
 
 
 def _result_specs(capture: Capture, stages: Sequence[PlannedStage]) -> list[ResultSpec]:
@@ -241,5 +273,7 @@ def _result_specs(capture: Capture, stages: Sequence[PlannedStage]) -> list[Resu
     for position, node in enumerate(capture.results):
         layout = layouts[Port(PortKind.RESULT, str(position))]
         batched = len(layout.shape) > 0 and layout.shape[0] == capture.microbatch_size
-        specs.append(ResultSpec(layout, example(node).dtype, batched))
+        value = example(node)
+        name = f"result {position} of the forward ({value.dtype}, shape {tuple(value.shape)} for each microbatch)"
+        specs.append(ResultSpec(layout, value.dtype, batched, value.requires_grad, name))
     return specs

@@ -21,27 +21,32 @@ class Capture:
     """A whole forward in torch IR, in logical shapes of one microbatch.
 
     `sources` are the nodes at which values enter, with their ports; `results` the nodes that leave, in output
-    order; `arguments` the position of each input and buffer among the compiled function's arguments; `batch_dims` along
-    which dim each split input is cut into microbatches of `microbatch_size` rows.
+    order, of which the forward calls `named_loss` "loss"; `arguments` the position of each input and buffer among the
+    compiled function's arguments; `batch_dims` along which dim each split input is cut into microbatches of
+    `microbatch_size` rows.
     """
 
     module: fx.GraphModule
     model: int
     sources: Mapping[fx.Node, Port]
     results: Sequence[fx.Node]
+    named_loss: int | None
     arguments: Mapping[Port, int]
     batch_dims: Mapping[Port, int]
     microbatch_size: int | None
 
     @property
     def loss(self) -> int | None:
-        """The position of the loss: the first scalar result that requires grad."""
-        return next((i for i in self._scalars if example(self.results[i]).requires_grad), None)
+        """The position of the loss: of the scalar results that require grad, the one called "loss", else the first."""
+        return self._chosen([i for i in self._scalars if example(self.results[i]).requires_grad])
 
     @property
     def first_scalar(self) -> int | None:
-        """What stands for the loss where nothing requires grad."""
-        return next(iter(self._scalars), None)
+        """What stands for the loss where nothing requires grad: likewise of all scalar results."""
+        return self._chosen(self._scalars)
+
+    def _chosen(self, positions: Sequence[int]) -> int | None:
+        return self.named_loss if self.named_loss in positions else next(iter(positions), None)
 
     @property
     def _scalars(self) -> list[int]:
@@ -105,13 +110,15 @@ def read_capture(module: fx.GraphModule) -> Capture:
         for node, port in sources.items()
         if port.kind is not PortKind.PARAMETER
     }
-    results = [_result(node) for node in _output_nodes(module)]
+    leaving = _output_nodes(module)
+    results = [_result(node) for node in leaving]
+    named_loss = next((position for position, node in enumerate(leaving) if node.args[1] is True), None)
     entered = [node for node in nodes if is_marker(node, "enter") and node.args[2] != PLAIN]
     batch_dims = {sources[node]: int(str(node.args[2])) for node in entered}
     microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
-    handle = exits[0].args[1]
+    handle = exits[0].args[2]
     assert isinstance(handle, int), f"{exits[0]} names no model"
-    return Capture(module, handle, sources, results, arguments, batch_dims, microbatch_size)
+    return Capture(module, handle, sources, results, named_loss, arguments, batch_dims, microbatch_size)
 
 
 def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:

@@ -24,6 +24,7 @@ from fxpar.schedule import schedule_text
 
 SLEEP = "sleep"
 LOWERINGS = ("inductor", "aten", SLEEP)
+LAST_STAGE, ALL_STAGES = "last_stage", "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class Options:
         running them beside other computation; "always", wherever it can be; or False. Fused ops may round otherwise.
     gather_ahead_bytes: how many bytes of gathered weights a graph may hold before their first use (default: those of
         one layer, whatever it has).
+    results: which ranks get the results of the forward besides the loss, which all ranks have: "last_stage", those of
+        the last stage, while on others a result has a shape but no values; or "all", every rank, as a DTensor on the
+        mesh of its own stage, by a broadcast over the pipe axis.
+    check_inputs: whether ranks that must be given the same inputs (those that differ only along pipe, y and x) compare
+        checksums of them: in steps 1, 2, 4, 8 and so on of every compiled shape, then in every 1024th.
     transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
         it, until a PeerLostError says which. The death of a rank is noticed at once.
     """
@@ -78,6 +84,8 @@ class Options:
     overlap: bool | Collection[str] = True
     fuse: Fuse = True
     gather_ahead_bytes: float = math.inf
+    results: str = LAST_STAGE
+    check_inputs: bool = True
     transfer_timeout_s: float = 1800.0
 
     @property
@@ -109,8 +117,9 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
         values["schedule"] = schedule_text(values["schedule"])
     options = Options(**values)
     _check_names(options)
-    if not isinstance(options.profile, bool):
-        raise InvalidOptionError("profile", options.profile, "True or False")
+    for name, flag in (("profile", options.profile), ("check_inputs", options.check_inputs)):
+        if not isinstance(flag, bool):
+            raise InvalidOptionError(name, flag, "True or False")
     gathered = options.gathered_bytes
     if not (isinstance(gathered, int | float) and gathered >= 0):
         raise InvalidOptionError("gathered_bytes", gathered, "bytes")
@@ -141,6 +150,8 @@ def _check_names(options: Options) -> None:
     if options.lowering not in LOWERINGS:
         raise UnknownLoweringError(str(options.lowering), LOWERINGS)
     strategy_named(str(options.strategy))
+    if options.results not in (LAST_STAGE, ALL_STAGES):
+        raise InvalidOptionError("results", options.results, f"{LAST_STAGE!r} or {ALL_STAGES!r}")
     if options.algorithm not in ALGORITHMS:
         raise UnknownAlgorithmError(str(options.algorithm), ALGORITHMS)
     if options.remat not in POLICIES:

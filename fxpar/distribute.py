@@ -11,10 +11,11 @@ from fxpar.errors import AlreadyDistributedError, InvalidOptionError
 from fxpar.hints import Entry
 from fxpar.mesh import Mesh
 from fxpar.model.checkpoint import install_state_dict_hooks
-from fxpar.model.distribution import Distribution
+from fxpar.model.distribution import Distribution, whole_parameters
 from fxpar.model.logical import install, is_distributed
 from fxpar.model.make_plan import make_plan
 from fxpar.model.parameters import shard_parameters
+from fxpar.model.stale_optimizers import watch_optimizers
 from fxpar.plan import Plan
 from fxpar.schedule import GivenSchedule, schedule_text
 
@@ -71,6 +72,7 @@ def distribute(
     if plan is not None:
         distribution.placement = plan.placement
     distribution.plan = plan or make_plan(distribution, stages, chosen, example_inputs)
+    watch_optimizers(whole_parameters(distribution))
     shard_parameters(distribution, init_weights)
     install_state_dict_hooks(distribution)
     return model

@@ -129,6 +129,19 @@ class MicrobatchError(FxparError):
         )
 
 
+class InputMismatchError(FxparError):
+    """Ranks that work on the same batch shard were given different inputs."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(
+            f"ranks that differ only along the axes pipe, y and x must be given the same inputs, but argument "
+            f"{'; argument '.join(problems)}. Each of them reads the batch shard of its place on data and z: "
+            "DistributedSampler(dataset, num_replicas=fxpar.num_batch_shards(mesh), rank=fxpar.batch_rank(mesh)), with "
+            'one seed on all ranks wherever data are shuffled or augmented. options={"check_inputs": False} turns this '
+            "check off, for inputs that differ by rounding alone"
+        )
+
+
 class GraphBreakError(FxparError):
     """The model's forward did not trace into one graph."""
 
@@ -149,6 +162,29 @@ class NoLossError(FxparError):
         )
 
 
+class NotTheLossError(FxparError):
+    """A backward reached a result of the forward that is not its loss."""
+
+    def __init__(self, result: str, loss: str) -> None:
+        super().__init__(
+            f"{result} has no gradient: expected a backward through the loss alone, which is {loss}, since a step "
+            "computes the gradients of its loss before it returns. Add up inside the forward what is to be "
+            'differentiated, and return the sum as the loss (under the name "loss", or as the first scalar); detach() '
+            "what is only to be looked at"
+        )
+
+
+class RemoteResultError(FxparError):
+    """The values of a result were used on a rank that does not hold them."""
+
+    def __init__(self, result: str, ranks: Sequence[int]) -> None:
+        held = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        super().__init__(
+            f"{result} is held by {held}, of the last stage, and its values are not on this rank: use them there, or "
+            'compile with options={"results": "all"}, by which every rank gets all results'
+        )
+
+
 class NotCompiledError(FxparError):
     """The distributed model was called without being compiled."""
 
@@ -156,6 +192,53 @@ class NotCompiledError(FxparError):
         super().__init__(
             "a distributed model only runs compiled, because its parameters are shards: "
             'call torch.compile(model, backend="fxpar") and run what that returns'
+        )
+
+
+class RecompileLimitError(NotCompiledError):
+    """torch stopped compiling the distributed model for further shapes of its arguments."""
+
+    def __init__(self, num_compiles: int, limit: int) -> None:
+        FxparError.__init__(
+            self,
+            f"the distributed model was compiled {num_compiles} times, once for each combination of argument shapes "
+            f"and modes (train or eval, with or without grad), and torch's recompile limit is {limit}: expected fewer "
+            "combinations, or a higher limit. Set torch._dynamo.config.recompile_limit (and, beyond 256, "
+            "torch._dynamo.config.accumulated_recompile_limit) before the first step, or pad batches and sequences to "
+            "a few sizes",
+        )
+
+
+class WrongBackendError(FxparError):
+    """The distributed model was compiled by another backend."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a distributed model was compiled by another backend, which cannot run it, because its parameters are "
+            'shards: expected torch.compile(model, backend="fxpar"); torch.compile without backend= takes "inductor"'
+        )
+
+
+class NotDistributedError(FxparError):
+    """A model would be trained on one device by each of several ranks, none of which knows of the others."""
+
+    def __init__(self, mesh: str) -> None:
+        super().__init__(
+            f'backend="fxpar" was given a model to train that is not distributed, after init_mesh made {mesh}: each '
+            "rank would train a copy of its own. Call fxpar.distribute(model, mesh, ...) before torch.compile and "
+            'before the optimizer is made; a model that is to be trained without the mesh can have backend="inductor"'
+        )
+
+
+class StaleOptimizerError(FxparError):
+    """An optimizer was made of parameters that `distribute` has replaced."""
+
+    def __init__(self, optimizer: str, names: Sequence[str], num_stale: int) -> None:
+        others = f" and {num_stale - len(names)} others" if num_stale > len(names) else ""
+        super().__init__(
+            f"{optimizer} updates parameters that are not the model's any more ({', '.join(names)}{others}): "
+            "fxpar.distribute replaced them by shards, so that this step would train nothing. Make the optimizer of "
+            "model.parameters() after fxpar.distribute"
         )
 
 

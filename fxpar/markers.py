@@ -1,6 +1,7 @@
 """The ops that mark a traced program: where a parameter is read, a batch enters, a result leaves, a layout is hinted.
 
-Their fakes give the *logical* shapes of one microbatch, so that tracing sees the single-device program; they never run.
+Their fakes give the *logical* shapes of one microbatch, so that tracing sees the single-device program. Only a graph
+that another backend compiled would run them.
 Every marker carries `model`, the handle of the distributed model it belongs to.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpar.errors import InvalidHintError, NotCompiledError
+from fxpar.errors import InvalidHintError, WrongBackendError
 from fxpar.layout import AXES
 
 PLAIN = -1
@@ -22,7 +23,7 @@ PLAIN = -1
 @torch.library.custom_op("fxpar::param", mutates_args=())
 def param(stand_in: Tensor, shape: list[int], dtype: torch.dtype, device: str, fqn: str, model: int) -> Tensor:
     """The parameter `fqn` in its logical `shape`; it requires gradients if `stand_in` does."""
-    raise NotCompiledError
+    raise WrongBackendError
 
 
 @param.register_fake
@@ -33,7 +34,7 @@ def _param_fake(stand_in: Tensor, shape: list[int], dtype: torch.dtype, device: 
 @torch.library.custom_op("fxpar::enter", mutates_args=())
 def enter(x: Tensor, microbatches: int, batch_dim: int, position: int, model: int) -> Tensor:
     """One microbatch of the forward's tensor argument number `position`, which holds this batch shard's rows."""
-    raise NotCompiledError
+    raise WrongBackendError
 
 
 @enter.register_fake
@@ -45,9 +46,9 @@ def _enter_fake(x: Tensor, microbatches: int, batch_dim: int, position: int, mod
 
 
 @torch.library.custom_op("fxpar::exit", mutates_args=())
-def exit(x: Tensor, model: int) -> Tensor:
-    """A result of the forward, as one microbatch computes it."""
-    raise NotCompiledError
+def exit(x: Tensor, is_named_loss: bool, model: int) -> Tensor:
+    """A result of the forward, as one microbatch computes it, and whether the forward calls it "loss"."""
+    raise WrongBackendError
 
 
 @torch.library.custom_op("fxpar::shard", mutates_args=())
@@ -74,14 +75,18 @@ def _save_hint(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.hint = inputs[1]
 
 
+def _not_compiled_by_fxpar(ctx: Any, gradient: Tensor) -> Any:
+    """fxpar takes a parameter's gradient with respect to the marker's output; another backend would go through it."""
+    raise WrongBackendError
+
+
 exit.register_fake(_identity_fake)
 shard_marker.register_fake(_identity_fake)
 border.register_fake(_identity_fake)
-exit.register_autograd(lambda ctx, gradient: (gradient, None))
+exit.register_autograd(lambda ctx, gradient: (gradient, None, None))
 border.register_autograd(lambda ctx, gradient: gradient)
 shard_marker.register_autograd(_shard_backward, setup_context=_save_hint)
-# A parameter's gradient is taken with respect to the marker's output, never through it.
-param.register_autograd(lambda ctx, gradient: (None, None, None, None))
+param.register_autograd(_not_compiled_by_fxpar)
 
 
 def shard(x: Tensor, spec: Sequence[str | None]) -> Tensor:

@@ -16,6 +16,7 @@ from fxpar._torch import HashStore
 from fxpar.errors import InvalidMeshError, MeshSizeError
 from fxpar.hosts import discover_hosts
 from fxpar.layout import AXES
+from fxpar.lost_peers import naming_lost_peers
 from fxpar.planner.cluster import Cluster, read_cluster
 
 STAGE_AXES = ("data", "y", "x", "z")
@@ -152,7 +153,23 @@ def init_mesh(
     if shape.num_ranks != dist.get_world_size():
         raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
     device_mesh = make_device_mesh(shape, device_type)
-    return Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, discover_hosts(), known)
+    with naming_lost_peers("the hosts of all ranks"):
+        hosts = discover_hosts()
+    mesh = Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, hosts, known)
+    _latest[:] = [mesh]
+    return mesh
+
+
+_latest: list[Mesh] = []
+"""The mesh that `init_mesh` made last."""
+
+
+def mesh_of_this_world() -> Mesh | None:
+    """The mesh that `init_mesh` made last of the processes that are running, if it did."""
+    for mesh in _latest:
+        if dist.is_initialized() and dist.get_world_size() == mesh.num_ranks:
+            return mesh
+    return None
 
 
 def make_device_mesh(shape: Mesh, device_type: str) -> DeviceMesh:

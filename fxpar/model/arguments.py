@@ -67,12 +67,15 @@ def prepare_arguments(
             )
     dims = split_dim(args, kwargs, distribution.batch_dims)
     leaves, structure = pytree.tree_flatten((args, kwargs))
+    distribution.arguments = structure
     leaves = [_localize(leaf, dim, distribution.mesh) for leaf, dim in zip(leaves, dims, strict=True)]
     for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
             mark_static(leaf)
         if dim is not None and leaf.shape[dim] % distribution.microbatches:
-            raise MicrobatchError(str(position), leaf.shape[dim], distribution.microbatches)
+            raise MicrobatchError(
+                repr(distribution.argument_name(position)), leaf.shape[dim], distribution.microbatches
+            )
     args, kwargs = pytree.tree_unflatten(leaves, structure)
     return args, kwargs
 

@@ -11,14 +11,22 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
 from fxpar.hints import Entry, Hints, resolve_hints
+from fxpar.lost_peers import naming_lost_peers
 from fxpar.mesh import Mesh
+from fxpar.model.argument_names import argument_names
 from fxpar.plan import Plan
 from fxpar.stage import JointGraph, PlannedStage
 
 _handles = itertools.count()
 _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
+
+
+def any_model_is_distributed() -> bool:
+    """Whether this process has a distributed model."""
+    return len(_by_handle) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class Distribution:
     the signature of the capture, for a compile of the same program, and `localized` their local graphs, by the graphs
     that they were made of: schedules differ in neither. `seed` and `num_steps`, the steps that ran with
     grad, decide which random numbers a step draws. `placement` is the place of each stage on the pipe axis.
+    `num_compiles` counts the steps that were compiled; `arguments` is how those of the latest call nest.
     """
 
     def __init__(
@@ -82,6 +91,8 @@ class Distribution:
         self.localized: WeakKeyDictionary[fx.GraphModule, JointGraph] = WeakKeyDictionary()
         self.seed = common_seed()
         self.num_steps = 0
+        self.num_compiles = 0
+        self.arguments: pytree.TreeSpec | None = None
         self.handle = next(_handles)
         _by_handle[self.handle] = self
 
@@ -104,6 +115,12 @@ class Distribution:
         hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
         return cls(model, mesh, hints, parameters, microbatches, batch_dims or {})
 
+    def argument_name(self, position: int) -> str:
+        """What messages call the tensor at `position` among all leaves of the latest call's arguments."""
+        if self.arguments is None:
+            return f"argument {position}"
+        return argument_names(type(self.model).mro()[1], self.arguments)[position]
+
     @property
     def final_plan(self) -> Plan:
         """The plan, once `distribute` is done."""
@@ -122,11 +139,23 @@ class Distribution:
         return found
 
 
+def whole_parameters(distribution: Distribution) -> dict[str, nn.Parameter]:
+    """The parameters of the model that was given to `distribute`, by name, until shards replace them."""
+    found: dict[str, nn.Parameter] = {}
+    for fqn, parameter in distribution.parameters.items():
+        module, attribute = parameter.homes[0]
+        whole = module._parameters[attribute]
+        assert whole is not None, f"parameter {fqn} was there when the distribution was made"
+        found[fqn] = whole
+    return found
+
+
 def common_seed() -> int:
     """Rank 0's seed, so that every rank draws the same numbers."""
     seeds = [torch.initial_seed() % 2**63]  # a tensor of int64 carries it; unseeded, torch draws one of 64 bits
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast_object_list(seeds, src=0)
+        with naming_lost_peers("the seed of random numbers"):
+            dist.broadcast_object_list(seeds, src=0)
     return seeds[0]
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import ignore_logging_calls, skip_frame
+from fxpar._torch import ignore_logging_calls, recompile_limit, skip_frame
+from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.markers import PLAIN, shard
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution, LogicalParameter
+from fxpar.model.named_loss import named_loss
 
 _MARK = "_fxpar_distributed"
 
@@ -82,6 +84,8 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
     microbatches, handle, batch_dims = distribution.microbatches, distribution.handle, distribution.batch_dims
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            raise _not_compiled(distribution)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         dims = split_dim(args, kwargs, batch_dims)
         entered = [
@@ -92,10 +96,19 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
         ]
         args, kwargs = pytree.tree_unflatten(entered, structure)
         output = inner(self, *args, **kwargs)
-        return pytree.tree_map_only(torch.Tensor, lambda result: torch.ops.fxpar.exit(result, handle), output)
+        loss = named_loss(output)
+        return pytree.tree_map_only(
+            torch.Tensor, lambda result: torch.ops.fxpar.exit(result, result is loss, handle), output
+        )
 
     assert isinstance(forward, FunctionType)
     return forward
+
+
+def _not_compiled(distribution: Distribution) -> NotCompiledError:
+    """Why the forward runs as plain Python."""
+    num_compiles, limit = distribution.num_compiles, recompile_limit()
+    return NotCompiledError() if num_compiles < limit else RecompileLimitError(num_compiles, limit)
 
 
 def _own_code(function: FunctionType, name: str) -> FunctionType:

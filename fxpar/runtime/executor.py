@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
+from fxpar.lost_peers import naming_lost_peers
 from fxpar.mesh import Mesh
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
 from fxpar.runtime.hand_over import HandOver
@@ -118,7 +119,8 @@ class Executor:
             held = {**parameters, **self._lending.exchange(parameters)}
             self._state = StepState(held, buffers, self._split(inputs))
             for runner in self._runners.values():
-                runner.gather(self._state)
+                with naming_lost_peers(f"the weights of stage {runner.stage.index}"):
+                    runner.gather(self._state)
             for instruction, run in self._code:
                 if observe is None:
                     run()
@@ -139,8 +141,9 @@ class Executor:
         """What the step gives, once all that this rank sends or passes on has left."""
         state = self._state
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
-        loss = self._begin_loss(results)
-        gradients = self._finish_gradients()
+        with naming_lost_peers("the loss, or gradients to their sums"):
+            loss = self._begin_loss(results)
+            gradients = self._finish_gradients()
         # Every rank has a part in the loss once it has received all that others sent, which may not answer.
         mean = None if loss is None else loss.value()
         for transfer, shipment in state.sent.items():
@@ -204,7 +207,8 @@ class Executor:
         way.complete(self._state.sent.pop(transfer))
 
     def _compute(self, action: Action, runner: StageRunner) -> None:
-        runner.run(action.kind, action.microbatch, self._state)
+        with naming_lost_peers(f"values of {action} among the ranks of stage {action.stage}"):
+            runner.run(action.kind, action.microbatch, self._state)
 
     def _free(self, action: Action, runner: StageRunner) -> None:
         runner.free(action.kind, action.microbatch, self._state)
@@ -216,9 +220,14 @@ class Executor:
                     del self._unread[key], self._state.values[key]
 
     def _reduce(self, runner: StageRunner) -> None:
-        """Begin to add up the stage's gradients over all that share its parameters."""
+        """Begin to add up the stage's gradients over all that share its parameters.
+
+        Raises:
+            PeerLostError: another rank died.
+        """
         sums = dict(zip(runner.parameters, self._state.sums.pop(runner.stage.index), strict=True))
-        self._reductions.append(StageReduction(sums, self._plans[runner.stage.index], self._mesh))
+        with naming_lost_peers(f"gradients of stage {runner.stage.index} to their sums"):
+            self._reductions.append(StageReduction(sums, self._plans[runner.stage.index], self._mesh))
 
     def _finish_gradients(self) -> dict[str, Tensor]:
         """Give back what was borrowed, add up its batch shards, and wait for all others."""

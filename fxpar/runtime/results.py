@@ -1,4 +1,4 @@
-"""Put the microbatches of a result together, as a DTensor on the last stage's ranks."""
+"""Put the microbatches of a result together, as a DTensor on the last stage's ranks, or on those of every stage."""
 
 from __future__ import annotations
 
@@ -14,27 +14,46 @@ from torch.distributed.tensor import DTensor
 from fxpar._torch import device_mesh_without_groups
 from fxpar.dtensor import from_local
 from fxpar.layout import Layout, Shard
+from fxpar.lost_peers import naming_lost_peers
 from fxpar.mesh import Mesh, num_batch_shards
+from fxpar.runtime.remote_result import RemoteResult
 
 
 @dataclass(frozen=True, slots=True)
 class ResultSpec:
-    """A result of the forward: its layout for one microbatch, its dtype, and whether its dim 0 is the batch."""
+    """A result of the forward: its layout for one microbatch, its dtype, and whether its dim 0 is the batch.
+
+    `requires_grad` is of the model as it was written. `name` is for messages.
+    """
 
     layout: Layout
     dtype: torch.dtype
     batched: bool
+    requires_grad: bool = False
+    name: str = "the result"
 
 
 def gather_result(
-    pieces: Sequence[Tensor] | None, spec: ResultSpec, mesh: Mesh, microbatches: int, pipe: int
+    pieces: Sequence[Tensor] | None,
+    spec: ResultSpec,
+    mesh: Mesh,
+    microbatches: int,
+    pipe: int,
+    *,
+    on_all_stages: bool = False,
 ) -> DTensor:
     """The result of a step, from this rank's pieces, one per microbatch; None on the ranks of other stages.
 
-    `pipe` is the place of its stage on the pipe axis.
-
     With a batch dim, the microbatches and batch shards stand one after another along it. A floating-point scalar is
     the mean over both; any other result without a batch dim is the last microbatch's.
+
+    Args:
+        pipe: the place of its stage on the pipe axis.
+        on_all_stages: whether the ranks of each stage get it, as a DTensor on their own mesh, by a broadcast over the
+            pipe axis. Otherwise it is one on the ranks of its stage, and a RemoteResult on all others.
+
+    Raises:
+        PeerLostError: another rank died.
     """
     layout = spec.layout
     if spec.batched and layout.is_ragged(0):  # pieces of microbatches would not make up a piece of the whole batch
@@ -43,7 +62,22 @@ def gather_result(
     if spec.batched:
         layout = _stacked(layout, mesh, microbatches * num_batch_shards(mesh))
     local = torch.empty(0, dtype=spec.dtype, device=mesh.device_type) if pieces is None else _join(pieces, spec, mesh)
-    return from_local(local, layout, _mesh_at(pipe, mesh))
+    if on_all_stages and mesh.pipe > 1:
+        local = _broadcast(local, layout.local_shape(mesh.coordinate), pipe, spec.name, mesh)
+        return from_local(local, layout, mesh.stage_mesh)
+    result = from_local(local, layout, _mesh_at(pipe, mesh))
+    return RemoteResult.of(result, spec.name) if pieces is None else result
+
+
+def _broadcast(local: Tensor, shape: Sequence[int], pipe: int, name: str, mesh: Mesh) -> Tensor:
+    """What the rank at place `pipe` of the pipe axis has in `local`, on all ranks along that axis."""
+    if mesh.coordinate["pipe"] != pipe:
+        local = local.new_empty(shape)
+    local = local.contiguous()
+    bytes_of_all = local.reshape(-1).view(torch.uint8)  # gloo knows few dtypes
+    with naming_lost_peers(name):
+        dist.broadcast(bytes_of_all, group=mesh.group("pipe"), group_src=pipe)
+    return local
 
 
 def _stacked(layout: Layout, mesh: Mesh, count: int) -> Layout:
@@ -69,7 +103,8 @@ def _join(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh) -> Tensor:
     mean = torch.stack(list(pieces)).mean()
     for axis in mesh.batch_axes:
         if mesh.sizes[axis] > 1:
-            dist.all_reduce(mean, group=mesh.group(axis))
+            with naming_lost_peers(spec.name):
+                dist.all_reduce(mean, group=mesh.group(axis))
             mean /= mesh.sizes[axis]
     return mean
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fxpar.model.distribution import Distribution
 from fxpar.random import RANDOM_STATE, random_state
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
+from fxpar.runtime.not_the_loss import refuse_backward
 from fxpar.runtime.recorder import Recorder
 from fxpar.runtime.results import ResultSpec, gather_result
 from fxpar.stage import PortKind
@@ -34,40 +35,47 @@ class Step:
         timeline: Path | None = None,
         *,
         with_backward: bool,
+        results_on_all_stages: bool = False,
+        check_inputs: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> None:
         self._distribution = distribution
         self._executor = executor
         self._results = results
         self._timeline = timeline
         self._loss = None if loss is None else loss.position
+        # The forward may return its loss at several places.
+        self._is_loss = [loss is not None and node is capture.results[loss.position] for node in capture.results]
+        self._results_on_all_stages = results_on_all_stages
+        self._check_inputs = check_inputs
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
         # Stays a leaf of the loss on a rank that holds no parameter, where nothing else would require grad.
         self._anchor = torch.zeros((), requires_grad=True)
 
-    def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *args: Tensor) -> tuple[Tensor | None, ...]:
         """Run a step on Dynamo's arguments; the results of the forward, in its order."""
         held = self._distribution.own_parameters()
         parameters = {name: parameter.to_local().detach() for name, parameter in held.items()}
         buffers = {name: args[position] for name, position in self._buffers.items()}
-        inputs = {name: args[position] for name, position in self._inputs.items()} | {RANDOM_STATE.name: self._draw()}
+        inputs = {name: args[position] for name, position in self._inputs.items()}
+        if self._check_inputs is not None:
+            self._check_inputs(inputs)
+        inputs[RANDOM_STATE.name] = self._draw()
         with torch.no_grad():
             if self._timeline is not None and self._speaks_for_its_stage:
                 done = self._record(self._timeline, (parameters, buffers, inputs))
             else:
                 done = self._executor.run(parameters, buffers, inputs)
-        results = [self._result(position, done.results.get(position)) for position in range(len(self._results))]
+        loss = done.loss
         if self._with_backward:
-            assert self._loss is not None, "a step with a backward has a loss"
             leaves = {name: held[name] for name in done.gradients if held[name].requires_grad}
             gradients = _Gradients(done.gradients, leaves, self._distribution)
-            results[self._loss] = _HandOver.apply(  # type: ignore[no-untyped-call]
-                done.loss, gradients, self._anchor, *leaves.values()
-            )
-        elif self._loss is not None:
-            results[self._loss] = done.loss
-        return tuple(results)
+            loss = _HandOver.apply(loss, gradients, self._anchor, *leaves.values())  # type: ignore[no-untyped-call]
+        return tuple(
+            loss if is_loss else self._result(position, done.results.get(position))
+            for position, is_loss in enumerate(self._is_loss)
+        )
 
     @property
     def _speaks_for_its_stage(self) -> bool:
@@ -93,12 +101,16 @@ class Step:
         distribution.num_steps += self._with_backward
         return state
 
-    def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Any:
-        if position == self._loss:
-            return None  # filled in by the caller
-        held_by = self._distribution.placement[-1]
+    def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Tensor:
+        """A result other than the loss, which nothing can be differentiated through."""
+        held_by, on_all_stages = self._distribution.placement[-1], self._results_on_all_stages
         spec, mesh, microbatches = self._results[position], self._distribution.mesh, self._distribution.microbatches
-        return gather_result(pieces, spec, mesh, microbatches, held_by)
+        with torch.no_grad():
+            result = gather_result(pieces, spec, mesh, microbatches, held_by, on_all_stages=on_all_stages)
+        if not (self._with_backward and spec.requires_grad):
+            return result
+        assert self._loss is not None, "a step with a backward has a loss"
+        return refuse_backward(result, spec.name, self._results[self._loss].name)
 
 
 class _Gradients:

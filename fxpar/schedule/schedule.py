@@ -103,17 +103,16 @@ def check_trains(schedule: Schedule) -> None:
     """Refuse a schedule without a backward for a step with gradients.
 
     Raises:
-        InvalidScheduleError: names the first backward that is missing. A schedule that misses some of its backwards does
-            not exist.
+        InvalidScheduleError: names the first backward that is missing; a schedule cannot lack some of them only.
     """
     if schedule.has_backward:
         return
     missing = Action(0, "B", 0)
     rank = schedule.placement[0]
     raise InvalidScheduleError(
-        f"{schedule.name}, rank {rank}: {missing} is missing, and so is every other backward: the schedule runs forwards "
-        "alone, but grad is enabled; add the actions B, or I and W, of every stage and microbatch, or call the model under "
-        f"torch.no_grad()\n  {_gap(schedule.ranks[rank], missing)}"
+        f"{schedule.name}, rank {rank}: {missing} is missing, and so is every other backward: the schedule only runs "
+        "forwards, but grad is enabled; add the actions B, or I and W, of every stage and microbatch, or call the "
+        f"model under torch.no_grad()\n  {_gap(schedule.ranks[rank], missing)}"
     )
 
 

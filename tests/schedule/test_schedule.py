@@ -108,5 +108,7 @@ def test_a_rank_may_have_several_stages() -> None:
 
 def test_a_schedule_without_backwards_does_not_train() -> None:
     check_trains(Schedule.parse("0F0 0I0 0W0\n1F0 1B0"))
-    with pytest.raises(InvalidScheduleError, match=r"rank 0: 0B0 is missing.*B, or I and W.*no_grad\(\)\n  0F0 --> 0B0"):
+    with pytest.raises(
+        InvalidScheduleError, match=r"rank 0: 0B0 is missing.*B, or I and W.*no_grad\(\)\n  0F0 --> 0B0"
+    ):
         check_trains(Schedule.parse("0F0\n1F0"))

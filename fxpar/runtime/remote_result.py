@@ -1,0 +1,74 @@
+"""Results of the forward on ranks that hold no part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from fxpar._torch import as_dtensor_subclass
+from fxpar.errors import RemoteResultError
+
+_METADATA_OPS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+class RemoteResult(DTensor):
+    """A DTensor on the ranks of another stage: its shape, dtype, mesh and placements are known here, but no values.
+
+    `fxpar.reshard` takes it like any other. Ops on it, and what would read its values, raise RemoteResultError.
+    """
+
+    _name: str
+
+    @classmethod
+    def of(cls, tensor: DTensor, name: str) -> RemoteResult:
+        """`tensor`, of which this rank holds no part, as a result that messages call `name`."""
+        remote = as_dtensor_subclass(cls, tensor)
+        remote._name = name
+        return remote
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # as of DTensor
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _METADATA_OPS:
+            return cls.of(args[0], args[0]._name)
+        values = [*args, *(kwargs or {}).values()]
+        given = [value for entry in values for value in (entry if isinstance(entry, list | tuple) else (entry,))]
+        raise next(value for value in given if isinstance(value, RemoteResult))._error()
+
+    def to_local(self, **unused: Any) -> Any:
+        """Raise RemoteResultError."""
+        raise self._error()
+
+    def full_tensor(self, **unused: Any) -> Any:
+        """Raise RemoteResultError."""
+        raise self._error()
+
+    def redistribute(self, *unused_args: Any, **unused: Any) -> Any:
+        """Raise RemoteResultError."""
+        raise self._error()
+
+    def numpy(self, *unused_args: Any, **unused: Any) -> Any:
+        """Raise RemoteResultError."""
+        raise self._error()
+
+    def tolist(self) -> Any:
+        """Raise RemoteResultError."""
+        raise self._error()
+
+    def item(self) -> Any:
+        """Raise RemoteResultError."""
+        raise self._error()
+
+    def __repr__(self, **unused: Any) -> str:  # type: ignore[override]  # as of DTensor
+        return f"RemoteResult({self._error()})"
+
+    def _error(self) -> RemoteResultError:
+        return RemoteResultError(self._name, self.device_mesh.mesh.flatten().tolist())
