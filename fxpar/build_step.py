@@ -23,6 +23,7 @@ from fxpar.compiler import (
 from fxpar.config import ALL_STAGES, SLEEP, Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
+from fxpar.lost_peers import warning_of_a_long_wait
 from fxpar.lowering import lower as lowering_named
 from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.model.choose_schedule import check_placement, choose_schedule
@@ -60,6 +61,11 @@ from fxpar.schedule import (
 )
 from fxpar.stage import PlannedStage, Port, PortKind
 
+_ALL_RANKS_COMPILE = """all other ranks to compile the model, too, for one microbatch of these arguments:
+{}
+A rank that is called with arguments of other shapes may run a step that it has compiled before: then this rank and that
+one wait for each other. Expected the same shapes on all ranks in every step (drop_last=True for uneven last batches)"""
+
 
 def build_step(capture: Capture, options: Options, *, with_backward: bool) -> Step:
     """The callable that runs a whole step of the distributed model that `capture` belongs to.
@@ -83,7 +89,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)
     if with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
         warnings.warn(warning, stacklevel=2)
-    check_agreement(_facts(distribution, capture, stages, pipeline, schedule, options))
+    with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(_arguments(capture, distribution))):
+        check_agreement(_facts(distribution, capture, stages, pipeline, schedule, options))
     graphs, costs, programs = _divide(stages, pipeline, distribution, schedule, costs, options)
     model = GraphModel(mesh, prices_of(mesh))
     graphs = [overlap_stage(each, options.overlapping, dump) for each in _fused(graphs, model, options, dump)]

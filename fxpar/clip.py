@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from fxpar.dtensor import layout_of
 from fxpar.layout import Shard
+from fxpar.lost_peers import naming_lost_peers
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -19,6 +20,9 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm
 
     Like `torch.nn.utils.clip_grad_norm_`, but each rank passes the parameters it holds, and all ranks must call it. One
     all-reduce. Returns the norm before clipping, the same number on every rank.
+
+    Raises:
+        PeerLostError: another rank has ended, or died.
     """
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
@@ -31,7 +35,8 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm
         else:
             total += local.norm(norm_type).pow(norm_type) / _copies(gradient)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(total, dist.ReduceOp.MAX if norm_type == math.inf else dist.ReduceOp.SUM)
+        with naming_lost_peers("the norm of all gradients"):
+            dist.all_reduce(total, dist.ReduceOp.MAX if norm_type == math.inf else dist.ReduceOp.SUM)
     norm = total if norm_type == math.inf else total.pow(1.0 / norm_type)
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for local in locals_:

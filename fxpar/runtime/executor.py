@@ -116,17 +116,17 @@ class Executor:
             PeerLostError: another rank died.
         """
         try:
-            held = {**parameters, **self._lending.exchange(parameters)}
-            self._state = StepState(held, buffers, self._split(inputs))
-            for runner in self._runners.values():
-                with naming_lost_peers(f"the weights of stage {runner.stage.index}"):
+            with naming_lost_peers("the parameters, gradients or loss of a step"):
+                held = {**parameters, **self._lending.exchange(parameters)}
+                self._state = StepState(held, buffers, self._split(inputs))
+                for runner in self._runners.values():
                     runner.gather(self._state)
-            for instruction, run in self._code:
-                if observe is None:
-                    run()
-                else:
-                    observe(instruction, self._state, run)
-            return self._finish()
+                for instruction, run in self._code:
+                    if observe is None:
+                        run()
+                    else:
+                        observe(instruction, self._state, run)
+                return self._finish()
         finally:
             self._clear()  # also of a step that failed, nothing is kept
 
@@ -141,9 +141,8 @@ class Executor:
         """What the step gives, once all that this rank sends or passes on has left."""
         state = self._state
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
-        with naming_lost_peers("the loss, or gradients to their sums"):
-            loss = self._begin_loss(results)
-            gradients = self._finish_gradients()
+        loss = self._begin_loss(results)
+        gradients = self._finish_gradients()
         # Every rank has a part in the loss once it has received all that others sent, which may not answer.
         mean = None if loss is None else loss.value()
         for transfer, shipment in state.sent.items():
