@@ -16,7 +16,7 @@ from fxpar.config import Options, is_first_rank, read_options
 from fxpar.errors import FxparError, NotDistributedError
 from fxpar.lost_peers import naming_lost_peers
 from fxpar.mesh import mesh_of_this_world
-from fxpar.model.distribution import any_model_is_distributed
+from fxpar.model.distribution import has_distributed_model
 
 
 def fxpar(
@@ -57,7 +57,7 @@ def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:
     if mesh is None or mesh.num_ranks == 1 or not trains:
         return
     error = NotDistributedError(str(mesh))
-    if mesh.num_ranks > mesh.data and not any_model_is_distributed():
+    if mesh.num_ranks > mesh.data and not has_distributed_model(mesh):
         raise error
     if is_first_rank():
         warnings.warn(str(error), stacklevel=2)

@@ -24,9 +24,9 @@ _handles = itertools.count()
 _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
 
 
-def any_model_is_distributed() -> bool:
-    """Whether this process has a distributed model."""
-    return len(_by_handle) > 0
+def has_distributed_model(mesh: Mesh) -> bool:
+    """Whether a model of this process is distributed over `mesh`."""
+    return any(distribution.mesh is mesh for distribution in _by_handle.values())
 
 
 @dataclass(frozen=True, slots=True)

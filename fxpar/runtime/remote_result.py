@@ -11,6 +11,13 @@ from torch.distributed.tensor import DTensor
 from fxpar._torch import as_dtensor_subclass
 from fxpar.errors import RemoteResultError
 
+
+def _refuse(tensor: RemoteResult, *unused_args: Any, **unused: Any) -> Any:
+    """Raise RemoteResultError."""
+    raise tensor._error()
+
+
+_refused: Any = _refuse  # whatever the signature of what it stands in for
 _METADATA_OPS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -21,6 +28,8 @@ class RemoteResult(DTensor):
     """
 
     _name: str
+    to_local = full_tensor = redistribute = backward = _refused
+    numpy = tolist = item = __array__ = __float__ = __int__ = __bool__ = __index__ = __complex__ = _refused
 
     @classmethod
     def of(cls, tensor: DTensor, name: str) -> RemoteResult:
@@ -43,29 +52,10 @@ class RemoteResult(DTensor):
         given = [value for entry in values for value in (entry if isinstance(entry, list | tuple) else (entry,))]
         raise next(value for value in given if isinstance(value, RemoteResult))._error()
 
-    def to_local(self, **unused: Any) -> Any:
-        """Raise RemoteResultError."""
-        raise self._error()
-
-    def full_tensor(self, **unused: Any) -> Any:
-        """Raise RemoteResultError."""
-        raise self._error()
-
-    def redistribute(self, *unused_args: Any, **unused: Any) -> Any:
-        """Raise RemoteResultError."""
-        raise self._error()
-
-    def numpy(self, *unused_args: Any, **unused: Any) -> Any:
-        """Raise RemoteResultError."""
-        raise self._error()
-
-    def tolist(self) -> Any:
-        """Raise RemoteResultError."""
-        raise self._error()
-
-    def item(self) -> Any:
-        """Raise RemoteResultError."""
-        raise self._error()
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._error()
+        return repr(self)
 
     def __repr__(self, **unused: Any) -> str:  # type: ignore[override]  # as of DTensor
         return f"RemoteResult({self._error()})"
