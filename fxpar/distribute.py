@@ -39,9 +39,9 @@ def distribute(
     model. Compile the result with `torch.compile(model, backend="fxpar")`.
 
     Args:
-        model: any module whose forward returns a loss: of its scalar results that require grad, the one under the key or
-            in the field "loss", else the first. It may be built under `torch.device("meta")`: then its
-            parameters are initialised piece by piece.
+        model: any module whose forward returns a loss: of its scalar results that require grad, the one under the key
+            or in the field "loss", else the first. It may be built under `torch.device("meta")`: then its parameters
+            are initialised piece by piece.
         mesh: from `init_mesh`.
         stages: paths of the modules that open the second and later stages, or a count (default: the pipe axis, twice
             that for an interleaved schedule).

@@ -65,7 +65,10 @@ def _random_placement(generator: random.Random, shape: tuple[int, ...]) -> Place
 
 
 def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
-    """Reshard `count` random tensors by every strategy, in orders of all algorithms, and check this rank's pieces; how many were not empty."""
+    """Reshard `count` random tensors by every strategy, each by some algorithm, and check this rank's pieces.
+
+    Returns how many of these were not empty.
+    """
     live_on(dist.get_rank() // ranks_per_host)
     generator = random.Random(seed)
     num_checked = 0
