@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -55,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
         own.set_defaults(command=_bench, name=name, mode=None)
         if benchmark.modes:
             _add_modes(own, benchmark.modes)
+    what = "print a Markdown table of what benchmarks wrote with --json, a row for every goal"
+    tables = benchmarks.add_parser("report", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    tables.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON of one run of a benchmark")
+    tables.set_defaults(command=_bench_report)
 
     what = "predict how long pipeline schedules take, and draw their timelines"
     simulated = commands.add_parser("simulate", help=what, description=f"{what[0].upper()}{what[1:]}.")
@@ -88,10 +93,18 @@ def _bench(options: argparse.Namespace) -> int:
     with progress.status(options.name) as status:
         report = run(status.update, **chosen)
     if options.json:
-        console.out(to_json(report), highlight=False)
+        flags = [] if options.mode is None else [f"--{options.mode}"]
+        console.out(to_json(report, " ".join(["fxpar", "bench", options.name, *flags])), highlight=False)
     else:
         print_report(report, console)
     return 1 if options.check and not report.met else 0
+
+
+def _bench_report(options: argparse.Namespace) -> int:
+    from fxpar.bench.markdown import markdown_of, read_report
+
+    print(markdown_of([read_report(path) for path in options.files]))
+    return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:

@@ -323,6 +323,16 @@ class ClusterUnavailableError(FxparError):
         )
 
 
+class UnreadableReportError(FxparError):
+    """A file is not what a benchmark wrote."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(
+            f"{path}: expected what `fxpar bench NAME --json` prints, found {problem}; write one file per run: "
+            "`fxpar bench NAME --json > FILE`"
+        )
+
+
 class InvalidClusterError(FxparError):
     """A description of a cluster lacks a figure, or has one that cannot be."""
 

@@ -1,4 +1,4 @@
-"""What benchmarks say of steps that took turns, held against what was measured."""
+"""What benchmarks claim of interleaved steps, compared with what was measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fxpar.bench.report import Bar, Row, at_least
-from fxpar.bench.turns import Turn, median_ratio
+from fxpar.bench.turns import Turn, all_disturbed, median_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,12 @@ class Claim:
         return f"{self.faster} over {self.slower}"
 
 
-def hold(
-    kind: str, case: str, claims: Sequence[Claim], turns: Mapping[str, Sequence[Turn]], most_others: float
-) -> tuple[Row, list[Bar]]:
+def hold(kind: str, case: str, claims: Sequence[Claim], turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, list[Bar]]:
     """The ratios of a case, a benchmark's `kind` of thing, and the bars that they must reach."""
-    ratios = {claim: median_ratio(turns, claim.slower, claim.faster, most_others) for claim in claims}
-    row: Row = {kind: case, **{str(claim): ratio for claim, ratio in ratios.items()}}
-    return row, [at_least(f"{case}: {claim}", ratio, claim.goal) for claim, ratio in ratios.items()]
+    row: dict[str, str | int | float | bool] = {kind: case}
+    bars = []
+    for claim in claims:
+        ratio = row[str(claim)] = median_ratio(turns, claim.slower, claim.faster)
+        disturbed = all_disturbed(turns[claim.slower], turns[claim.faster])
+        bars.append(at_least(f"{case}: {claim}", ratio, claim.goal, disturbed=disturbed))
+    return row, bars

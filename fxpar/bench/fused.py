@@ -11,7 +11,6 @@ import torch
 from fxpar.bench.allocator import prepare_memory
 from fxpar.bench.fused_cases import CASES, COLLECTIVES, FUSED, GLOO, MATMULS, SEQUENCES, Case
 from fxpar.bench.link_rate import Halves, measure_at, measure_halves, rate_that_takes_half
-from fxpar.bench.pipeline_sleeping import MOST_OTHERS
 from fxpar.bench.report import Bar, Report, Row, Say, at_least, at_most
 from fxpar.bench.turns import Sample, Turn, median_ms, median_ratio, take_turns
 
@@ -67,7 +66,7 @@ def rate_of_equals(case: Case) -> float:
     by_bytes = rate_that_takes_half(case.ranks, halves_of, case)
     turns = measure_at(by_bytes, case.ranks, run_ways, case, (*MATMULS, *COLLECTIVES))
     matmul, collective = _fastest(MATMULS, turns), _fastest(COLLECTIVES, turns)
-    return by_bytes * median_ratio(turns, collective, matmul, MOST_OTHERS)
+    return by_bytes * median_ratio(turns, collective, matmul)
 
 
 def halves_of(case: Case) -> Halves:
@@ -110,7 +109,7 @@ def summarise(case: Case, turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, lis
     matmul_ms = median_ms(turns[matmul]) / case.calls
 
     def of_matmul(name: str) -> float:
-        return median_ratio(turns, name, matmul, MOST_OTHERS)
+        return median_ratio(turns, name, matmul)
 
     efficiency = overlap_efficiency(of_matmul(FUSED), of_matmul(in_turn))
     row: Row = {
@@ -121,7 +120,7 @@ def summarise(case: Case, turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, lis
         "efficiency": efficiency,
         "ceiling": min(1.0, 1 / of_matmul(_fastest(COLLECTIVES, turns))),
     }
-    of_gloo = median_ratio(turns, GLOO, FUSED, MOST_OTHERS)
+    of_gloo = median_ratio(turns, GLOO, FUSED)
     bars: list[Bar] = []
     if case.goals.of_matmul is not None:
         bars.append(at_most(f"{case}: fused over matmul", of_matmul(FUSED), case.goals.of_matmul))

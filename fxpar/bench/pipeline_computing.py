@@ -230,8 +230,8 @@ def computing_rows(
             "rate_mbit": rate_mbit,
             "variant": name,
             "step_ms": median_ms(found),
-            "speed_up_over_1f1b": median_ratio(turns, str(ONE_F_ONE_B), name, MOST_OTHERS),
+            "speed_up_over_1f1b": median_ratio(turns, str(ONE_F_ONE_B), name),
             "processors_of_others": statistics.median(turn.others for turn in found),
         }
         yield row, []
-    yield hold("computing stages", case.name, case.claims, turns, MOST_OTHERS)
+    yield hold("computing stages", case.name, case.claims, turns)

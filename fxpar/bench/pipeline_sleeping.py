@@ -106,7 +106,7 @@ def sleeping_rows(case: str, model: Sleeping, turns: Mapping[str, Sequence[Turn]
             "step_ms": measured,
             "predicted_ms": predicted,
             "measured_over_predicted": measured / predicted,
-            "speed_up_over_1f1b": median_ratio(turns, "1f1b", str(variant), MOST_OTHERS),
+            "speed_up_over_1f1b": median_ratio(turns, "1f1b", str(variant)),
             "processors_of_others": max(turn.others for turn in turns[str(variant)]),
         }
         name = f"{model.num_stages} sleeping stages, {case}, {variant}: measured against predicted time"
@@ -120,14 +120,14 @@ def _row_of_bars(model: Sleeping, turns: Mapping[str, Sequence[Turn]]) -> tuple[
     num_stages = model.num_stages
     upper_bound = str(Variant("eager-1f1b", SIGNAL))  # as Zhuang et al. have it
     hiding = "eager-1f1b" if num_stages == 2 else DELAYED
-    speed_up = median_ratio(turns, "1f1b", "eager-1f1b", MOST_OTHERS)
-    of_signal = median_ratio(turns, upper_bound, hiding, MOST_OTHERS)
+    speed_up = median_ratio(turns, "1f1b", "eager-1f1b")
+    of_signal = median_ratio(turns, upper_bound, hiding)
     row: Row = {
         "sleeping stages": num_stages,
         "eager_over_1f1b": speed_up,
-        "eager_of_signal": median_ratio(turns, upper_bound, "eager-1f1b", MOST_OTHERS),
-        "delayed_of_signal": median_ratio(turns, upper_bound, DELAYED, MOST_OTHERS),
-        "delayed_of_its_own_signal": median_ratio(turns, str(Variant(DELAYED, SIGNAL)), DELAYED, MOST_OTHERS),
+        "eager_of_signal": median_ratio(turns, upper_bound, "eager-1f1b"),
+        "delayed_of_signal": median_ratio(turns, upper_bound, DELAYED),
+        "delayed_of_its_own_signal": median_ratio(turns, str(Variant(DELAYED, SIGNAL)), DELAYED),
     }
     where = f"{num_stages} sleeping stages"
     return row, [
@@ -143,7 +143,7 @@ def _row_of_further_gains(model: Sleeping, turns: Mapping[str, Sequence[Turn]]) 
     eager_ms = Variant("eager-1f1b").predicted_ms(model)
     for name in (DELAYED, "zb-h2"):
         gain, predicted = (
-            median_ratio(turns, "eager-1f1b", name, MOST_OTHERS),
+            median_ratio(turns, "eager-1f1b", name),
             eager_ms / Variant(name).predicted_ms(model),
         )
         row[f"{name}_over_eager"], row[f"{name}_predicted"] = gain, predicted

@@ -18,17 +18,43 @@ class ProcessorUse:
     total_s: float
 
     @classmethod
-    def now(cls) -> ProcessorUse:
-        """Since the machine started, or this process."""
+    def now(cls, *, with_children: bool = False) -> ProcessorUse:
+        """Since the machine started, or this process, with the processes that it started, and they, if asked for."""
+        own_s = time.process_time() + (_seconds_of_descendants(os.getpid()) if with_children else 0.0)
         total, *_ = Path("/proc/stat").read_text().splitlines()
         # What the kernel does for the network on its own account, in irq and softirq, is left out.
         user, nice, system, _idle, _iowait, _irq, _softirq, stolen, *_ = map(int, total.split()[1:])
         used_s = (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK")
-        return cls(time.process_time(), used_s, time.monotonic() * (os.cpu_count() or 1))
+        return cls(own_s, used_s, time.monotonic() * (os.cpu_count() or 1))
 
     def since(self, earlier: ProcessorUse) -> ProcessorUse:
         """From `earlier` to this."""
         return ProcessorUse(self.own_s - earlier.own_s, self.all_s - earlier.all_s, self.total_s - earlier.total_s)
+
+
+def _seconds_of_descendants(pid: int) -> float:
+    """Of the processors, used by the processes that `pid` started, and by those that these did, ended ones included."""
+    fields = {int(path.name): _fields_of(path / "stat") for path in Path("/proc").iterdir() if path.name.isdigit()}
+    children: dict[int, list[int]] = {}
+    for each, (parent, *_) in fields.items():
+        children.setdefault(parent, []).append(each)
+    ticks, found = 0, [pid]
+    for each in found:  # which grows
+        _, own, ended = fields.get(each, (0, 0, 0))
+        ticks += ended if each == pid else own + ended
+        found += children.get(each, [])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _fields_of(stat: Path) -> tuple[int, int, int]:
+    """The parent of a process, the ticks that it used, and those of its children that ended and were waited for."""
+    try:
+        _, _, rest = stat.read_text().rpartition(") ")  # the name before may have any characters
+    except OSError:
+        return 0, 0, 0  # it has ended meanwhile
+    _state, parent, *others = rest.split()
+    user, system, of_ended_user, of_ended_system = map(int, others[9:13])
+    return int(parent), user + system, of_ended_user + of_ended_system
 
 
 def share_of_others(used: Sequence[ProcessorUse]) -> float:

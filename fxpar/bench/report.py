@@ -1,4 +1,4 @@
-"""What a benchmark gives: rows of raw figures, and bars that they must reach."""
+"""What a benchmark returns: rows of raw figures, and bars that they must reach."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ Say: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure and the goal that it must reach."""
+    """A figure and the goal that it must reach; `disturbed` where no round was without foreign work on the machine."""
 
     name: str
     value: float
     goal: float
     met: bool
+    disturbed: bool = False
 
 
-def at_most(name: str, value: float, goal: float) -> Bar:
+def at_most(name: str, value: float, goal: float, *, disturbed: bool = False) -> Bar:
     """A bar that is met by `goal` and all below it (and not by NaN)."""
-    return Bar(f"{name}, at most", value, goal, value <= goal)
+    return Bar(f"{name}, at most", value, goal, value <= goal, disturbed)
 
 
-def at_least(name: str, value: float, goal: float) -> Bar:
+def at_least(name: str, value: float, goal: float, *, disturbed: bool = False) -> Bar:
     """A bar that is met by `goal` and all above it (and not by NaN)."""
-    return Bar(f"{name}, at least", value, goal, value >= goal)
+    return Bar(f"{name}, at least", value, goal, value >= goal, disturbed)
 
 
 def exactly(name: str, value: float, goal: float) -> Bar:
@@ -71,9 +72,9 @@ class Report:
         return all(bar.met for bar in self.bars)
 
 
-def to_json(report: Report) -> str:
-    """One object with `rows`, `bars` and `machine`."""
-    return json.dumps(asdict(report), indent=1)
+def to_json(report: Report, command: str) -> str:
+    """One object with the `command` that made the report, its `rows`, `bars` and `machine`."""
+    return json.dumps({"command": command, **asdict(report)}, indent=1)
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -81,7 +82,8 @@ def print_report(report: Report, console: Console) -> None:
     for columns, rows in groupby(report.rows, key=tuple):
         console.print(_table(columns, rows))
     if report.bars:
-        console.print(_table(("name", "value", "goal", "met"), [asdict(bar) for bar in report.bars]))
+        columns = ("name", "value", "goal", "met")
+        console.print(_table(columns, [{**asdict(bar), "met": _verdict(bar)} for bar in report.bars]))
     console.print(report.machine, highlight=False)
 
 
@@ -90,6 +92,10 @@ def _table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
     return table
+
+
+def _verdict(bar: Bar) -> str:
+    return _cell(bar.met) + (", disturbed" if bar.disturbed else "")
 
 
 def _cell(value: str | int | float | bool) -> str:

@@ -17,9 +17,10 @@ ROWS = [
 
 def test_json_has_rows_bars_and_machine() -> None:
     report = Report(ROWS, [at_most("seconds", 1.25, 5)])
-    found = json.loads(to_json(report))
+    found = json.loads(to_json(report, "fxpar bench step"))
     assert found["rows"] == ROWS
-    assert found["bars"] == [{"name": "seconds, at most", "value": 1.25, "goal": 5, "met": True}]
+    assert found["bars"] == [{"name": "seconds, at most", "value": 1.25, "goal": 5, "met": True, "disturbed": False}]
+    assert found["command"] == "fxpar bench step"
     assert "torch" in found["machine"]
 
 
@@ -37,7 +38,7 @@ def test_a_report_is_met_when_all_its_bars_are() -> None:
 
 def test_tables_show_every_figure_and_mark_missed_bars() -> None:
     out = io.StringIO()
-    print_report(Report(ROWS, [at_most("overhead", 2.0, 1.0)], "a machine"), Console(file=out, width=100))
+    print_report(Report(ROWS, [at_most("overhead", 2.0, 1.0, disturbed=True)], "a machine"), Console(file=out, width=100))
     text = out.getvalue()
-    for shown in ("gpt", "1.25", "llama", "us_per_instruction", "40", "overhead, at most", "no", "a machine"):
+    for shown in ("gpt", "1.25", "llama", "us_per_instruction", "40", "overhead, at most", "no, disturbed", "a machine"):
         assert shown in text, f"{shown!r} is missing from\n{text}"
