@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from fxpar.bench.allocator import prepare_memory
 from fxpar.bench.claims import hold
 from fxpar.bench.link_rate import Halves, measure_at, measure_halves, rate_that_takes_half
 from fxpar.bench.overlap_cases import CASES, COMPUTE_ALONE, NO_OVERLAP, Case
+from fxpar.bench.overlap_peers import DDP, FSDP2, best_of
 from fxpar.bench.report import Bar, Report, Row, Say
-from fxpar.bench.turns import Sample, Turn, median_ms, median_ratio, take_turns
+from fxpar.bench.turns import TRIES, Sample, Turn, disturbance, median_ms, median_ratio, take_turns
 
 HOSTS = 4
+"""The fewest on which the axes x and z both have more than one rank; more would share two cores."""
+
 WARM_UP, REPEATS = 2, 7
+"""DDP arranges its buckets anew after its first step. Seven rounds have a middle that three bad ones do not move."""
 
 
 def run(say: Say, mode: str = "here") -> Report:
@@ -40,10 +43,12 @@ def halves_of(case: Case) -> Halves:
     return measure_halves(steps[COMPUTE_ALONE], steps[NO_OVERLAP], WARM_UP, REPEATS)
 
 
-def run_variants(case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS) -> Mapping[str, Sequence[Sample]]:
+def run_variants(
+    case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
+) -> Mapping[str, Sequence[Sample]]:
     """What each rank does."""
     prepare_memory()
-    return take_turns(case.steps(), warm_up, repeats)
+    return take_turns(case.steps(), warm_up, repeats, tries)
 
 
 def overlap_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> Iterator[tuple[Row, list[Bar]]]:
@@ -57,7 +62,10 @@ def overlap_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn
             "step_ms": median_ms(found),
             "exposed_communication_ms": median_ms(found) - alone_ms,
             "speed_up_over_no_overlap": median_ratio(turns, NO_OVERLAP, name),
-            "processors_of_others": statistics.median(turn.others for turn in found),
+            **disturbance(found),
         }
         yield row, []
-    yield hold("case", case.name, case.claims, turns)
+    best = {peer: best_of(peer, turns) for peer in (DDP, FSDP2) if case.layers is not None}
+    with_peers = {**turns, **{peer: turns[name] for peer, name in best.items()}}
+    row, bars = hold("case", case.name, case.claims, with_peers)
+    yield {**row, **{f"best {peer}": name for peer, name in best.items()}}, bars

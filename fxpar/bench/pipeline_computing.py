@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,20 +18,21 @@ from fxpar.bench.allocator import keep_freed_memory
 from fxpar.bench.claims import Claim, hold
 from fxpar.bench.cluster import EmulatedCluster
 from fxpar.bench.models import example
-from fxpar.bench.pipeline_sleeping import EXPOSED, MOST_OTHERS, Variant
+from fxpar.bench.pipeline_sleeping import EXPOSED, Variant
 from fxpar.bench.report import Bar, Row, Say
 from fxpar.bench.torch_pipeline import TORCH_SCHEDULES, torch_steps
-from fxpar.bench.turns import Sample, Step, Turn, median_ms, median_ratio, take_turns, turns_of
+from fxpar.bench.turns import TRIES, Sample, Step, Turn, disturbance, median_ms, median_ratio, take_turns, turns_of
 from fxpar.launch import run_ranks
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.schedule import DELAYED, Costs
 
 WARM_UP, REPEATS = 1, 5
+"""The first step compiles. The middle of five rounds stays where two of them are bad."""
 
 _PAYLOAD = 0.956
 """What TCP leaves of the rate of a link."""
 
-ONE_F_ONE_B, EAGER, EAGER_SIGNAL = Variant("1f1b"), Variant("eager-1f1b"), Variant("eager-1f1b", SIGNAL)
+ONE_F_ONE_B, EAGER, DELAYING, ZERO_BUBBLE = map(Variant, ("1f1b", "eager-1f1b", DELAYED, "zb-h2"))
 GATHERING = Variant("1f1b", "local_allgather")
 
 
@@ -100,47 +100,79 @@ _BUILDERS: Mapping[str, Callable[[Mapping[str, Any], int], tuple[nn.Module, dict
     "unet": _unet,
 }
 
-_NEVER_SLOWER_THAN_TORCH = tuple(Claim(str(EAGER), f"torch, {name}", 1.0) for name in TORCH_SCHEDULES)
+
+def _signal(variant: Variant) -> Variant:
+    """The same schedule, by which next to nothing moves: the upper bound of what it can hide."""
+    return replace(variant, strategy=SIGNAL)
+
+
+def _against_own_signals(variants: Sequence[Variant], goal: float) -> tuple[Claim, ...]:
+    return tuple(Claim(str(variant), str(_signal(variant)), goal) for variant in variants)
+
+
+def _against_torch(over_1f1b: float) -> tuple[Claim, ...]:
+    """Torch's own 1F1B hides nothing, as fxpar's: what is gained over one is gained over the other. In eager order its
+    runtime hides as much, and the goal is to be no slower."""
+    goals = dict(zip(TORCH_SCHEDULES, (over_1f1b, 1.0), strict=True))
+    return tuple(Claim(str(EAGER), f"torch, {name}", goal) for name, goal in goals.items())
+
+
+# For two stages with 30% of a 1F1B step exposed, the simulator promises 1.38 over 1F1B and 97.5% of the signal. It does
+# not know that here TCP takes processors from the two ranks that compute.
+_TWO_STAGES_OVER_1F1B, _TWO_STAGES_OF_SIGNAL = 1.25, 0.95
+# For four stages it promises 1.36 and 95%. Four ranks on two cores lose 12% to 27% of a step to each other under every
+# schedule, and most where they wait least.
+_FOUR_STAGES_OVER_1F1B, _FOUR_STAGES_OF_SIGNAL = 1.1, 0.85
+# With 40% exposed, hiding all would be 1.67 times as fast as hiding nothing.
+_PAIRS_OVER_GATHERING = 1.5
 
 UNET = Case(
     "U-Net, 2 stages",
     "unet",
     # Wide, since what TCP takes of two cores counts as computing, too: that grows with the bytes, which are fewer then.
     {"image": 16, "channels": (192, 384, 384), "layers": 1},
+    # Small microbatches, and as many as keep filling and draining, which cost one each, below a tenth of the step.
     microbatch=2,
     microbatches=24,
+    # Halves of the computation, with skip connections across.
     openers=("unet.up_blocks.1",),
     pipe=2,
-    variants=(ONE_F_ONE_B, EAGER, Variant(DELAYED), Variant("zb-h2"), EAGER_SIGNAL),
+    variants=(ONE_F_ONE_B, EAGER, DELAYING, ZERO_BUBBLE, *map(_signal, (EAGER, DELAYING, ZERO_BUBBLE))),
     claims=(
-        Claim(str(EAGER), str(ONE_F_ONE_B), 1.25),
-        Claim(str(EAGER), str(EAGER_SIGNAL), 0.95),
-        Claim(DELAYED, str(EAGER_SIGNAL), 0.95),
-        *_NEVER_SLOWER_THAN_TORCH,
+        Claim(str(EAGER), str(ONE_F_ONE_B), _TWO_STAGES_OVER_1F1B),
+        *_against_own_signals((EAGER, DELAYING, ZERO_BUBBLE), _TWO_STAGES_OF_SIGNAL),
+        *_against_torch(_TWO_STAGES_OVER_1F1B),
     ),
     against_torch=True,
 )
 UNET_ON_PAIRS = replace(
     UNET,
     name="U-Net, 2 stages of 2 devices",
+    # Four ranks share the cores that two have above: half the work for each step keeps its length.
     microbatch=1,
     x=2,
     # At 30%, a step that hid all would be 1.43 times as fast: with one host to receive, no strategy sends more bytes.
     exposed=0.4,
-    variants=(GATHERING, ONE_F_ONE_B, EAGER, Variant(DELAYED)),
-    claims=(Claim(str(EAGER), str(GATHERING), 1.5),),
+    variants=(GATHERING, ONE_F_ONE_B, EAGER, DELAYING),
+    claims=(Claim(str(EAGER), str(GATHERING), _PAIRS_OVER_GATHERING),),
     against_torch=False,
 )
 GPT = Case(
     "GPT, 4 stages",
     "gpt",
+    # Two blocks per stage; of this hidden size a step of four ranks on two cores takes a second or two.
     {"layers": 8, "hidden": 256, "heads": 4},
     microbatch=2,
+    # Four times the stages: the bubble of 1F1B is 3 of 19 microbatches.
     microbatches=16,
     openers=("blocks.2", "blocks.4", "blocks.6"),
     pipe=4,
-    variants=(ONE_F_ONE_B, EAGER, Variant(DELAYED), EAGER_SIGNAL),
-    claims=(Claim(str(EAGER), str(ONE_F_ONE_B), 1.1), *_NEVER_SLOWER_THAN_TORCH),
+    variants=(ONE_F_ONE_B, EAGER, DELAYING, *map(_signal, (EAGER, DELAYING))),
+    claims=(
+        Claim(str(EAGER), str(ONE_F_ONE_B), _FOUR_STAGES_OVER_1F1B),
+        *_against_own_signals((EAGER, DELAYING), _FOUR_STAGES_OF_SIGNAL),
+        *_against_torch(_FOUR_STAGES_OVER_1F1B),
+    ),
     against_torch=True,
 )
 
@@ -199,7 +231,9 @@ def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Turn]]:
         return turns_of(cluster.run(case.x, run_variants, case, timeout_s=900))
 
 
-def run_variants(case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS) -> Mapping[str, Sequence[Sample]]:
+def run_variants(
+    case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
+) -> Mapping[str, Sequence[Sample]]:
     """What each rank does."""
     keep_freed_memory()
     model, batch = case.build()
@@ -212,7 +246,7 @@ def run_variants(case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS) -> 
         # Profiled, so that weight gradients are delayed by what they really take.
         options = {"schedule": variant.schedule, "strategy": variant.strategy, "profile": variant.schedule == DELAYED}
         steps[str(variant)] = partial(_step, compile_with(options), model, batch)
-    return take_turns(steps, warm_up, repeats)
+    return take_turns(steps, warm_up, repeats, tries)
 
 
 def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str, Tensor]) -> None:
@@ -231,7 +265,7 @@ def computing_rows(
             "variant": name,
             "step_ms": median_ms(found),
             "speed_up_over_1f1b": median_ratio(turns, str(ONE_F_ONE_B), name),
-            "processors_of_others": statistics.median(turn.others for turn in found),
+            **disturbance(found),
         }
         yield row, []
     yield hold("computing stages", case.name, case.claims, turns)

@@ -1,4 +1,4 @@
-"""Interleaved timing: steps take turns in one run of all ranks, so that a disturbance of the machine meets all alike."""
+"""Interleaved timing: steps take turns in one run of all ranks, so that what disturbs the machine disturbs all."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import fxpar
 from fxpar._torch import c10d_functional
 from fxpar.bench.overlap import run_variants
 from fxpar.bench.overlap_cases import CHAIN_Z4, Case, chain, rows
+from fxpar.bench.overlap_peers import data_parallel_step
 from fxpar.bench.silence import silenced
 from fxpar.bench.turns import Sample
 
@@ -22,7 +23,18 @@ SMALL_CHAIN = replace(CHAIN_Z4, build=partial(chain, 3, 8), batch=partial(rows, 
 
 def run_small(case: Case) -> Mapping[str, Sequence[Sample]]:
     """All variants of a case, once."""
-    return run_variants(case, warm_up=0, repeats=1)
+    return run_variants(case, warm_up=0, repeats=1, tries=1)
+
+
+def bucket_sizes() -> list[list[int]]:
+    """The bytes of DDP's buckets for four weights of 256 bytes, where a bucket is to hold one, then two of them."""
+    sizes = []
+    for weights in (1, 2):
+        step = data_parallel_step(chain(4, 8), rows(8, 8, 2), weights * 256 / 2**20)
+        for _ in range(3):
+            step()  # buckets are arranged after the first, and logged after the second
+        sizes.append(list(map(int, step.args[0]._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(", "))))
+    return sizes
 
 
 def reduce_in_silence() -> list[Tensor]:

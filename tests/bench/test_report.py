@@ -38,7 +38,18 @@ def test_a_report_is_met_when_all_its_bars_are() -> None:
 
 def test_tables_show_every_figure_and_mark_missed_bars() -> None:
     out = io.StringIO()
-    print_report(Report(ROWS, [at_most("overhead", 2.0, 1.0, disturbed=True)], "a machine"), Console(file=out, width=100))
+    print_report(
+        Report(ROWS, [at_most("overhead", 2.0, 1.0, disturbed=True)], "a machine"), Console(file=out, width=100)
+    )
     text = out.getvalue()
-    for shown in ("gpt", "1.25", "llama", "us_per_instruction", "40", "overhead, at most", "no, disturbed", "a machine"):
+    for shown in (
+        "gpt",
+        "1.25",
+        "llama",
+        "us_per_instruction",
+        "40",
+        "overhead, at most",
+        "no, disturbed",
+        "a machine",
+    ):
         assert shown in text, f"{shown!r} is missing from\n{text}"
