@@ -1,7 +1,5 @@
 """Every private PyTorch name that fxpar uses, as of torch 2.13; a new release is this file's work."""
 
-import ctypes
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -85,7 +83,6 @@ __all__ = [
     "make_fx",
     "mark_static",
     "never_compiled",
-    "packed_sgemm",
     "pipeline_schedule_of_csv",
     "process_group_named",
     "recompile_limit",
@@ -154,16 +151,6 @@ def compile_single_device(
 def add_to_each(totals: Sequence[Tensor], terms: Sequence[Tensor]) -> None:
     """Add to many tensors in place, in one call."""
     torch._foreach_add_(list(totals), list(terms))
-
-
-@functools.cache
-def packed_sgemm() -> ctypes.CDLL | None:
-    """MKL, as torch is linked with it, where it has `cblas_sgemm_pack` and `cblas_sgemm_compute`."""
-    library = ctypes.CDLL(torch._C.__file__)  # its symbols, and those of the libraries that it needs
-    if not (torch.backends.mkl.is_available() and hasattr(library, "cblas_sgemm_compute")):
-        return None
-    library.cblas_sgemm_pack_get_size.restype = ctypes.c_size_t
-    return library
 
 
 def schema(op: torch._ops.OpOverload) -> torch._C.FunctionSchema:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
 
-from fxpar._torch import packed_sgemm
-from fxpar.lowering.cpu import packed, shared_factor
 from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
 from fxpar.lowering.cpu.one_product import multiply_one
 from fxpar.lowering.cpu.shared_factor import SharedFactor
@@ -47,19 +43,11 @@ def stored(rows: int, columns: int, order: str) -> Tensor:
 
 
 ORDERS = ["rows", "columns", "neither"]
-NEEDS_MKL = pytest.mark.skipif(packed_sgemm() is None, reason="this torch has no MKL")
-
-
-@pytest.fixture(params=[False, pytest.param(True, marks=NEEDS_MKL)], ids=["plain", "packed"])
-def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether factors are packed, on whatever processor this is."""
-    monkeypatch.setattr(shared_factor, "packing_mkl", packed_sgemm if request.param else lambda: None)
 
 
 @pytest.mark.parametrize("of_out", ORDERS)
 @pytest.mark.parametrize("of_left", ORDERS)
 @pytest.mark.parametrize("of_right", ORDERS)
-@pytest.mark.usefixtures("packs")
 def test_a_shared_factor_multiplies_however_matrices_lie_in_memory(of_out: str, of_left: str, of_right: str) -> None:
     factor = SharedFactor(right := stored(40, 36, of_right))
     for rows in (64, 33, 64):
@@ -68,26 +56,10 @@ def test_a_shared_factor_multiplies_however_matrices_lie_in_memory(of_out: str, 
         torch.testing.assert_close(out, left @ right)
 
 
-@NEEDS_MKL
-def test_a_large_shared_factor_is_packed_once_for_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_factor, "packing_mkl", packed_sgemm)
-    factor = SharedFactor(torch.randn(40, 36))
-    out, left = torch.empty(4, 64, 36), torch.randn(4, 64, 40)
-    factor.multiply(out[:1], left[:1])
-    monkeypatch.setattr(packed_sgemm(), "cblas_sgemm_pack", None)
-    factor.multiply(out, left)
-    with pytest.raises(TypeError):
-        factor.multiply(out[:, 1:], left[:, 1:])
-
-
-@NEEDS_MKL
-@pytest.mark.parametrize(("of_packed", "of_plain", "packs"), [(1.0, 2.0, True), (1.0, 1.0, False), (2.0, 1.0, False)])
-def test_factors_are_packed_where_that_is_clearly_faster(
-    of_packed: float, of_plain: float, packs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = itertools.cycle([of_packed, of_plain])
-    monkeypatch.setattr(packed, "_seconds", lambda work: (work(), next(times))[1])
-    assert (packed.packing_mkl.__wrapped__() is not None) == packs
+def test_a_shared_factor_multiplies_to_the_bits_of_torch_so_that_processes_agree() -> None:
+    left, right, out = torch.randn(3, 128, 1024), torch.randn(256, 1024).t(), torch.empty(3, 128, 256)
+    SharedFactor(right).multiply(out, left)
+    assert all(torch.equal(product, torch.mm(rows, right)) for product, rows in zip(out, left, strict=True))
 
 
 @pytest.mark.parametrize("adds", [True, False])
