@@ -12,7 +12,7 @@ from fxpar.bench.namespace import bytes_sent
 from fxpar.bench.turns import Sample, Step, Turn, median_ms, take_turns, turns_of
 from fxpar.launch import run_ranks
 
-_TRIAL_MBIT = 1000
+TRIAL_MBIT = 1000
 """Of the links over which sent bytes are counted; that many links of this machine hold it."""
 
 
@@ -41,7 +41,7 @@ def rate_that_takes_half(hosts: int, halves: Callable[..., Halves], *args: Any) 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
     """
-    with EmulatedCluster(hosts, rate_mbit=_TRIAL_MBIT) as cluster:
+    with EmulatedCluster(hosts, rate_mbit=TRIAL_MBIT) as cluster:
         by_rank = cluster.run(1, halves, *args, timeout_s=600)
     (computing,) = turns_of([{"computing": found.computing} for found in by_rank]).values()
     return 8 * max(found.num_bytes for found in by_rank) / (1e3 * median_ms(computing))

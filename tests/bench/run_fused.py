@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fxpar.bench.fused import run_ways
+from fxpar.bench.fused import run_ways, time_matmuls
 from fxpar.bench.fused_cases import Case
+from fxpar.bench.fused_matmuls import MATMULS
 from fxpar.bench.turns import Sample
 
 
-def run_small(case: Case) -> Mapping[str, Sequence[Sample]]:
-    """All ways of a case, once."""
-    return run_ways(case, warm_up=0)
+def run_small(case: Case) -> tuple[Mapping[str, Sequence[Sample]], Mapping[str, Sequence[Sample]]]:
+    """All matmuls of a case, and all ways, once."""
+    return time_matmuls(case, warm_up=0, tries=1), run_ways(case, MATMULS[0], warm_up=0, tries=1)
 
 
 def compute(case: Case) -> dict[str, Tensor]:
     """What every way of a case gives."""
-    return {name: way() for name, way in case.ways().items()}
+    return {name: way().clone() for name, way in case.ways(MATMULS[-1]).items()}
