@@ -2,67 +2,71 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxpar
 from fxpar.bench.models import example
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.bench.torch_pipeline import torch_steps
-from fxpar.bench.turns import Step, alternate
+from fxpar.bench.turns import (
+    Sample,
+    Step,
+    Turn,
+    all_disturbed,
+    disturbance,
+    median_ms,
+    median_ratio,
+    take_turns,
+    turns_of,
+)
 from fxpar.launch import run_ranks
 
 GOAL = 1.0
+
 STAGES, BATCH, MICROBATCHES = 4, 16, 8
-WARM_UP, STEPS = 2, 20
+"""Of the example: two microbatches per stage, of two sequences each."""
+
+WARM_UP, REPEATS = 2, 20
+"""The first step compiles, and the second still allocates. A step takes below a second: twenty are quickly done."""
 
 COMPILED = ("fxpar, inductor", "Schedule1F1B, inductor")
 EAGER = ("fxpar, aten", "Schedule1F1B, eager")
 
 
 def step_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
-    """Steps take turns, each timed on the rank that took longest; the bar holds the median ratio of a turn."""
+    """Steps take turns, each timed until its last rank ends; the bar holds the median ratio of a round."""
     say(f"running the example GPT on pipe={STAGES}, in turns with torch.distributed.pipelining")
-    by_rank = run_ranks(STAGES, take_turns, timeout_s=900)
+    turns = turns_of(run_ranks(STAGES, run_steps, timeout_s=900))
     for pair in (COMPILED, EAGER):
-        ours, theirs = ([max(turn) for turn in zip(*(rank[name] for rank in by_rank), strict=True)] for name in pair)
-        ratio = statistics.median([mine / other for mine, other in zip(ours, theirs, strict=True)])
-        bar = at_most(f"step time: {' / '.join(pair)}", ratio, GOAL)
-        yield _row(pair[0], ours), bar if pair == COMPILED else None
-        yield _row(pair[1], theirs), None
+        ratio, disturbed = median_ratio(turns, *pair), all_disturbed(*(turns[name] for name in pair))
+        bar = at_most(f"step time: {' / '.join(pair)}", ratio, GOAL, disturbed=disturbed)
+        yield _row(pair[0], turns[pair[0]]), bar if pair == COMPILED else None
+        yield _row(pair[1], turns[pair[1]]), None
 
 
-def _row(name: str, seconds: Sequence[float]) -> Row:
-    median_ms, best_ms = 1e3 * statistics.median(seconds), 1e3 * min(seconds)
+def _row(name: str, turns: Sequence[Turn]) -> Row:
     return {
         "step": name,
         "pipe": STAGES,
         "microbatches": MICROBATCHES,
-        "median_step_ms": median_ms,
-        "fastest_step_ms": best_ms,
+        "median_step_ms": median_ms(turns),
+        "fastest_step_ms": 1e3 * min(turn.seconds for turn in turns),
+        **disturbance(turns),
     }
 
 
-def take_turns() -> Mapping[str, list[float]]:
-    """Seconds of every step by name, on this of 4 ranks; runs in a process of its own."""
+def run_steps() -> Mapping[str, Sequence[Sample]]:
+    """What each of 4 ranks does; runs in a process of its own."""
     steps = {
         COMPILED[0]: fxpar_step("inductor"),
         COMPILED[1]: torch_step(compiled=True),
         EAGER[0]: fxpar_step("aten"),
         EAGER[1]: torch_step(compiled=False),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for name in alternate(list(steps), WARM_UP + STEPS):
-        dist.barrier()
-        start = time.perf_counter()
-        steps[name]()
-        seconds[name].append(time.perf_counter() - start)
-    return {name: found[WARM_UP:] for name, found in seconds.items()}
+    return take_turns(steps, WARM_UP, REPEATS)
 
 
 def fxpar_step(lowering: str) -> Step:

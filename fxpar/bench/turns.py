@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,20 +34,9 @@ _LEAD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One step on one rank: when it ended after the common start, and the share of the processors that others took.
-
-    `tries` counts how often it ran: all but the last were disturbed. Ranks differ in `seconds` only.
-    """
-
-    seconds: float
-    others: float
-    tries: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One step of all ranks: until the last of them ended, and the share of the processors that others took."""
+class Timed:
+    """How long something took, the share of the processors that others took meanwhile, and how often it ran for that:
+    of `tries` runs, all but the last were disturbed."""
 
     seconds: float
     others: float
@@ -58,6 +48,21 @@ class Turn:
         return self.others > MOST_OTHERS
 
 
+class Sample(Timed):
+    """One step on one rank, until it ended after the common start. Ranks differ in `seconds` only."""
+
+    __slots__ = ()
+
+
+class Turn(Timed):
+    """One step of all ranks, until the last of them ended."""
+
+    __slots__ = ()
+
+
+T = TypeVar("T", bound=Timed)
+
+
 def take_turns(steps: Mapping[str, Step], warm_up: int, repeats: int, tries: int = TRIES) -> dict[str, list[Sample]]:
     """Samples of every step by name, on this rank of all; the first `warm_up` rounds are not counted.
 
@@ -66,20 +71,24 @@ def take_turns(steps: Mapping[str, Step], warm_up: int, repeats: int, tries: int
     samples: dict[str, list[Sample]] = {name: [] for name in steps}
     for number, name in enumerate(alternate(list(steps), warm_up + repeats)):
         is_warm_up = number < warm_up * len(steps)
-        samples[name].append(_sample(steps[name], 1 if is_warm_up else tries))
+        samples[name].append(least_disturbed(partial(_sample, steps[name]), 1 if is_warm_up else tries))
     return {name: found[warm_up:] for name, found in samples.items()}
 
 
-def _sample(step: Step, tries: int) -> Sample:
-    """The least disturbed of up to so many runs. All ranks compare the same numbers, so they decide alike."""
-    found: list[Sample] = []
-    while not found or (len(found) < tries and found[-1].others > MOST_OTHERS):
-        start, before = meet_on_one_clock(), ProcessorUse.now()
-        step()
-        seconds = time.monotonic() - start
-        found.append(Sample(seconds, _share_of_others(ProcessorUse.now().since(before)), len(found) + 1))
-    best = min(found, key=lambda sample: sample.others)
-    return Sample(best.seconds, best.others, len(found))
+def least_disturbed(run: Callable[[], T], tries: int = TRIES) -> T:
+    """Run it until nothing disturbs it, up to so many times; returns the least disturbed."""
+    found: list[T] = []
+    while not found or (len(found) < tries and found[-1].is_disturbed):
+        found.append(run())
+    return replace(min(found, key=lambda timed: timed.others), tries=len(found))
+
+
+def _sample(step: Step) -> Sample:
+    """All ranks compare the same shares, so they decide alike whether to run a step again."""
+    start, before = meet_on_one_clock(), ProcessorUse.now()
+    step()
+    seconds = time.monotonic() - start
+    return Sample(seconds, _share_of_others(ProcessorUse.now().since(before)))
 
 
 def _share_of_others(used: ProcessorUse) -> float:

@@ -2,24 +2,40 @@
 
 import pytest
 
+from fxpar.bench.compile_time import compile_rows
 from fxpar.bench.executor_overhead import executor_overhead
 from fxpar.bench.layout_search import search_layouts
 from fxpar.bench.models import example
+from fxpar.bench.turns import Turn
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_layouts_are_searched_over_the_joint_graph_of_a_whole_model(model: str) -> None:
-    row = search_layouts(model, layers=1, repeats=1)
+    row, (turn,) = search_layouts(model, layers=1, repeats=1, tries=1)
     assert row["model"] == model
-    assert row["operations"] > 200, "the graph has forward and backward"
-    assert row["propagate_layouts_s"] > 0
+    assert int(row["operations"]) > 200, "the graph has forward and backward"
+    assert turn.seconds > 0
 
 
 def test_executor_overhead_counts_every_instruction_of_a_program() -> None:
-    ((row, bar),) = executor_overhead(lambda text: None)
+    (busy, bar_of_busy), (clock, bar_of_clock) = executor_overhead(lambda text: None, steps=1, repeats=1, tries=1)
     computes_and_frees, sends_and_completions, posts_and_waits, reductions = 2 * 2 * 64, 2 * 64, 2 * 64, 1
-    assert row["instructions"] == computes_and_frees + sends_and_completions + posts_and_waits + reductions
-    assert 0 < row["busy_us_per_instruction"] == bar.value
+    assert busy["instructions"] == computes_and_frees + sends_and_completions + posts_and_waits + reductions
+    assert 0 < float(busy["us_per_instruction"]) == bar_of_busy.value
+    assert bar_of_busy.value < float(clock["us_per_instruction"]) == bar_of_clock.value
+
+
+def test_compilers_are_compared_round_by_round_and_disturbed_rounds_do_not_count() -> None:
+    quiet, loud = 0.0, 1.0
+    turns = {
+        "fxpar": [Turn(30.0, quiet), Turn(90.0, loud, 2), Turn(40.0, quiet)],
+        "inductor": [Turn(20.0, quiet), Turn(20.0, quiet), Turn(20.0, quiet)],
+    }
+    (ours, no_bar), (theirs, bar) = compile_rows(turns)
+    assert (ours["compile_s"], ours["ranks"], ours["disturbed_rounds"]) == (35.0, 4, 1)
+    assert (theirs["compile_s"], theirs["ranks"]) == (20.0, 1)
+    assert no_bar is None and bar is not None
+    assert (bar.value, bar.met, bar.disturbed) == (1.75, False, False)
 
 
 def test_an_example_that_does_not_exist_is_named() -> None:
