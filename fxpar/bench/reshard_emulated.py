@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from fxpar.bench.cluster import EmulatedCluster
-from fxpar.bench.processors import ProcessorUse, share_of_others
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
 from fxpar.bench.transfers import Measured, Transfer, measured, time_transfers
-from fxpar.bench.turns import meet_on_one_clock
+from fxpar.bench.turns import TRIES, Sample, agreed_share_of_others, all_disturbed, disturbance, meet_on_one_clock
 from fxpar.resharding.cases import ONE_TO_MANY
 from fxpar.resharding.network import Network
 from fxpar.resharding.strategies import STRATEGIES
@@ -22,13 +21,19 @@ NETWORK = Network(bytes_per_us=25.0, chunk_us=150.0)
 """200 Mbit/s, and what one message of gloo costs besides on two busy cores."""
 
 NUM_ELEMENTS = 6_250_000
-"""Of int32: one second of one link."""
+"""Of int32: one second of one link, of which latencies of some milliseconds are less than one percent."""
 
 REPEATS = 5
-SECONDS_EACH = 5.0
-"""Other strategies than broadcast are repeated as often as fits into this, at least once."""
+"""Emulated links are held within 3 to 5%; the middle of five stays where two are bad."""
 
-GOAL_OVER_BOUND, GOAL_OVER_ONE_HOST = 1.15, 1.1
+SECONDS_EACH = 5.0
+"""Other strategies than broadcast, which have no goal, are repeated as often as fits into this, at least once."""
+
+GOAL_OVER_BOUND = 1.15
+"""Headers take 4.4% of the rate, and a chain takes one chunk more per host; the rest is what the links vary by."""
+
+GOAL_OVER_ONE_HOST = 1.1
+"""A chain takes as long to many hosts as to one, but for a chunk per host."""
 
 
 def emulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
@@ -44,18 +49,17 @@ def emulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """What one run found, and how much it was disturbed: the part of the processors that others took meanwhile."""
+    """What one run found on links of the rate of `network`."""
 
     transfers: Sequence[Measured]
     network: Network
-    others: float
 
     def broadcasts(self) -> dict[str, float]:
         """The median seconds of broadcast by case."""
         return {each.transfer.name: each.median_s for each in self.transfers if each.strategy == "broadcast"}
 
 
-def measure(problems: Sequence[Problem], network: Network = NETWORK) -> Emulated:
+def measure(problems: Sequence[Problem], network: Network = NETWORK, tries: int = TRIES) -> Emulated:
     """All strategies of all problems, which have the same hosts, in turns of one run of all ranks.
 
     Raises:
@@ -65,9 +69,8 @@ def measure(problems: Sequence[Problem], network: Network = NETWORK) -> Emulated
     transfers = [_transfer(problem, strategy, network) for problem in problems for strategy in STRATEGIES]
     ranks_per_host = list(Counter(problems[0].hosts).values())
     with EmulatedCluster(len(ranks_per_host), rate_mbit=8 * network.bytes_per_us) as cluster:
-        by_rank = cluster.run(ranks_per_host, time_on_one_clock, transfers)
-    seconds, used = zip(*by_rank, strict=True)
-    return Emulated(measured(transfers, seconds), network, share_of_others(used))
+        by_rank = cluster.run(ranks_per_host, time_on_one_clock, transfers, tries, timeout_s=900)
+    return Emulated(measured(transfers, by_rank), network)
 
 
 def _transfer(problem: Problem, strategy: str, network: Network) -> Transfer:
@@ -77,11 +80,9 @@ def _transfer(problem: Problem, strategy: str, network: Network) -> Transfer:
     return Transfer(problem.name, problem.shape, problem.source, problem.destination, plan, repeats)
 
 
-def time_on_one_clock(transfers: Sequence[Transfer]) -> tuple[list[list[float]], ProcessorUse]:
-    """`time_transfers` on ranks that are all on this machine, and what that takes of its processors."""
-    before = ProcessorUse.now()
-    seconds = time_transfers(transfers, torch.device("cpu"), meet_on_one_clock)
-    return seconds, ProcessorUse.now().since(before)
+def time_on_one_clock(transfers: Sequence[Transfer], tries: int) -> list[list[Sample]]:
+    """`time_transfers` on ranks that are all on this machine."""
+    return time_transfers(transfers, torch.device("cpu"), meet_on_one_clock, agreed_share_of_others, tries)
 
 
 def rows(found: Emulated) -> Iterator[tuple[Row, list[Bar]]]:
@@ -99,9 +100,10 @@ def rows(found: Emulated) -> Iterator[tuple[Row, list[Bar]]]:
             **each.times(),
             "median_over_bound": over_bound,
             "median_over_broadcast": each.median_s / broadcasts[name],
-            "processors_of_others": found.others,
+            **disturbance(each.turns),
         }
-        bar = at_most(f"case {name}: broadcast over bound", over_bound, GOAL_OVER_BOUND)
+        disturbed = all_disturbed(each.turns)
+        bar = at_most(f"case {name}: broadcast over bound", over_bound, GOAL_OVER_BOUND, disturbed=disturbed)
         yield row, [bar] if each.strategy == "broadcast" else []
 
 
@@ -112,4 +114,6 @@ def _by_hosts(found: Emulated) -> tuple[Row, list[Bar]]:
     curve = {hosts: broadcasts[name] for (hosts, devices), name in meshes.items() if devices == 2}
     row: Row = {"strategy": "broadcast", **{f"to_{hosts}_hosts_s": median_s for hosts, median_s in curve.items()}}
     slowest = max(median_s / curve[1] for median_s in curve.values())
-    return row, [at_most(f"broadcast to up to {max(curve)} hosts over one", slowest, GOAL_OVER_ONE_HOST)]
+    name = f"broadcast to up to {max(curve)} hosts over one"
+    disturbed = any(all_disturbed(each.turns) for each in found.transfers if each.strategy == "broadcast")
+    return row, [at_most(name, slowest, GOAL_OVER_ONE_HOST, disturbed=disturbed)]

@@ -18,10 +18,14 @@ from fxpar.resharding.strategies import STRATEGIES
 from fxpar.resharding.tile import Tile
 
 SIZES = (1 << 20, 1 << 23, 1 << 26)
-"""Bytes."""
+"""Bytes: activations of small microbatches, where latency counts, up to large ones, where the network's rate does."""
 
 REPEATS = 5
+"""Whose middle stays where two are bad: a network has others on it, and nobody can tell when."""
+
 RANKS_ALONE = 4
+"""The fewest of which either half has more than one rank."""
+
 GOAL = 1.0
 
 

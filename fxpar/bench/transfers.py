@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fxpar.bench.processors import ProcessorUse
 from fxpar.bench.report import Row
+from fxpar.bench.turns import TRIES, Sample, Turn, least_disturbed, median_ms, turns_of
 from fxpar.hosts import discover_hosts
 from fxpar.resharding.plan import ReshardPlan
 from fxpar.resharding.tile import Tile, Tiles
@@ -29,6 +30,9 @@ _NOT_ARRIVED = -1
 
 Meet: TypeAlias = Callable[[], float]
 """Returns on all ranks at one time, and says which: seconds of `time.monotonic`."""
+
+Share: TypeAlias = Callable[[ProcessorUse], float]
+"""What others took of the processors beside these ranks: the same on all ranks, where one machine has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A transfer, and for each repeat the seconds of the rank that was done last."""
+    """A transfer, and each repeat until its last rank was done."""
 
     transfer: Transfer
-    seconds: Sequence[float]
+    turns: Sequence[Turn]
 
     @property
     def strategy(self) -> str:
@@ -62,9 +66,14 @@ class Measured:
         return self.transfer.plan.strategy
 
     @property
+    def seconds(self) -> Sequence[float]:
+        """Of all repeats."""
+        return [turn.seconds for turn in self.turns]
+
+    @property
     def median_s(self) -> float:
-        """The time of the repeat in the middle."""
-        return statistics.median(self.seconds)
+        """The time of the repeat in the middle, of those that count."""
+        return median_ms(self.turns) / 1e3
 
     def times(self) -> Row:
         """What the repeats took, for a report."""
@@ -76,28 +85,41 @@ class Measured:
         }
 
 
-def time_transfers(transfers: Sequence[Transfer], device: torch.device, meet: Meet) -> list[list[float]]:
-    """For each transfer, the seconds of each repeat from the meeting until this rank was done.
+def time_transfers(
+    transfers: Sequence[Transfer],
+    device: torch.device,
+    meet: Meet,
+    share: Share | None = None,
+    tries: int = TRIES,
+) -> list[list[Sample]]:
+    """For each transfer, each repeat from the meeting until this rank was done.
 
     A collective of all ranks, with the same transfers. They take turns, and begin with one round that does not count;
-    receives are posted before the ranks meet. Pieces are on `device`.
+    receives are posted before the ranks meet. Pieces are on `device`. With `share`, a disturbed repeat runs up to
+    `tries` times.
     """
     parts = _parts(transfers, device)
-    seconds: list[list[float]] = [[] for _ in transfers]
+    samples: list[list[Sample]] = [[] for _ in transfers]
     for turn in range(1 + max(transfer.repeats for transfer in transfers)):
-        for transfer, part, found in zip(transfers, parts, seconds, strict=True):
+        for transfer, part, found in zip(transfers, parts, samples, strict=True):
             if turn <= transfer.repeats:
-                found.append(part.run(meet))
-    return [found[1:] for found in seconds]
+                found.append(least_disturbed(partial(_sample, part, meet, share), tries if turn else 1))
+    return [found[1:] for found in samples]
 
 
-def measured(transfers: Sequence[Transfer], by_rank: Sequence[Sequence[Sequence[float]]]) -> list[Measured]:
-    """The transfers with what `time_transfers` gave on each rank."""
-    by_transfer = zip(*by_rank, strict=True)
-    return [
-        Measured(transfer, [max(repeat) for repeat in zip(*of_ranks, strict=True)])
-        for transfer, of_ranks in zip(transfers, by_transfer, strict=True)
-    ]
+def measured(transfers: Sequence[Transfer], by_rank: Sequence[Sequence[Sequence[Sample]]]) -> list[Measured]:
+    """The transfers with what `time_transfers` returned on each rank."""
+    by_name = [{str(transfer): found for transfer, found in zip(transfers, rank, strict=True)} for rank in by_rank]
+    turns = turns_of(by_name)
+    return [Measured(transfer, turns[str(transfer)]) for transfer in transfers]
+
+
+def _sample(part: _Part, meet: Meet, share: Share | None) -> Sample:
+    if share is None:
+        return Sample(part.run(meet), others=0.0)
+    before = ProcessorUse.now()
+    seconds = part.run(meet)
+    return Sample(seconds, share(ProcessorUse.now().since(before)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,11 +88,11 @@ def _sample(step: Step) -> Sample:
     start, before = meet_on_one_clock(), ProcessorUse.now()
     step()
     seconds = time.monotonic() - start
-    return Sample(seconds, _share_of_others(ProcessorUse.now().since(before)))
+    return Sample(seconds, agreed_share_of_others(ProcessorUse.now().since(before)))
 
 
-def _share_of_others(used: ProcessorUse) -> float:
-    """What processes other than these ranks took, the same on every rank."""
+def agreed_share_of_others(used: ProcessorUse) -> float:
+    """What processes other than these ranks took, the same on every rank: a collective of ranks of one machine."""
     own = torch.tensor([used.own_s, used.all_s, used.total_s], dtype=torch.float64)
     by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(by_rank, own)

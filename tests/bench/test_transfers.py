@@ -7,6 +7,7 @@ import torch
 
 from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
 from fxpar.bench.transfers import Transfer, measured, numbered
+from fxpar.bench.turns import Sample
 from fxpar.launch import RankFailedError, run_ranks
 from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY
 from fxpar.resharding.network import LOOPBACK
@@ -37,7 +38,8 @@ def test_wrong_values_are_no_result() -> None:
 
 
 def test_each_repeat_takes_as_long_as_its_last_rank() -> None:
-    (found,) = measured([two_ranks(repeats=3)], [[[1.0, 5.0, 2.0]], [[3.0, 1.0, 2.5]]])
+    by_rank = [[[Sample(seconds, others=0.0) for seconds in rank]] for rank in ((1.0, 5.0, 2.0), (3.0, 1.0, 2.5))]
+    (found,) = measured([two_ranks(repeats=3)], by_rank)
     assert list(found.seconds) == [3.0, 5.0, 2.5]
     assert found.times() == {"repeats": 3, "median_s": 3.0, "least_s": 2.5, "most_s": 5.0}
 
