@@ -46,6 +46,13 @@ def test_a_benchmark_explains_its_flags(capsys: pytest.CaptureFixture[str]) -> N
     assert "--check" in shown
 
 
+def test_the_documentation_has_every_benchmark_in_every_mode() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "benchmarks.md").read_text()
+    for name, benchmark in BENCHMARKS.items():
+        for flags in ("", *(f" --{mode}" for mode in benchmark.modes)):
+            assert f"fxpar bench {name}{flags}" in text
+
+
 @pytest.fixture
 def missed_bar(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a benchmark that measures one thing in no time, and misses its bar."""

@@ -1,4 +1,4 @@
-"""Benchmarks: each module `fxpar.bench.NAME` listed here has a function `run` that measures and gives a `Report`."""
+"""Benchmarks: each module `fxpar.bench.NAME` listed here has a function `run` that measures and returns a `Report`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "step": Benchmark(
-        "choosing layouts, compiling, executor overhead, and step time against torch.distributed.pipelining"
+        "choosing layouts, compiling, executor overhead, and step time against torch.distributed.pipelining; 12 minutes"
     ),
     "reshard": Benchmark(
         "moving tensors between meshes by all strategies, on the ranks that torchrun started or four of this machine",
@@ -25,12 +25,12 @@ BENCHMARKS = {
         },
     ),
     "overlap": Benchmark(
-        "steps with collectives beside computation, one rule after another, against DDP and FSDP2",
-        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 8 minutes, as root"},
+        "steps with collectives beside computation, one rule after another, against DDP and FSDP2 at their best",
+        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 10 minutes, as root"},
     ),
     "fused": Benchmark(
-        "matmuls fused with the collective beside them, against one after the other, on four ranks of this machine",
-        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 4 minutes, as root"},
+        "matmuls fused with the collective beside them, against the best matmul alone, on four ranks of this machine",
+        {"emulate": "on emulated hosts whose links communicate as long as is computed; some 20 minutes, as root"},
     ),
     "planner": Benchmark(
         "how well predicted step times rank the meshes of eight ranks that sleep where they would compute",
