@@ -51,7 +51,7 @@ def compile_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
     turns: dict[str, list[Turn]] = {name: [] for name in COMPILERS}
     for name in alternate(list(COMPILERS), REPEATS):
         compiler = COMPILERS[name]
-        say(f"compiling the example GPT by {name} on {compiler.ranks} ranks, round {len(turns[name]) + 1} of {REPEATS}")
+        say(f"compiling the example GPT by {name}, round {len(turns[name]) + 1} of {REPEATS}")
         turns[name].append(least_disturbed(partial(_cold, compiler), TRIES))
     yield from compile_rows(turns)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -242,11 +243,30 @@ def run_variants(
         theirs = torch_steps(copy.deepcopy(model), batch, case.openers, case.microbatches, compiled=False)
         steps |= {f"torch, {name}": step for name, step in theirs.items()}
     compile_with = case.distribute(model, batch)
+    order = DELAYED
     for variant in case.variants:
-        # Profiled, so that weight gradients are delayed by what they really take.
-        options = {"schedule": variant.schedule, "strategy": variant.strategy, "profile": variant.schedule == DELAYED}
+        options: dict[str, Any] = {"schedule": variant.schedule, "strategy": variant.strategy}
+        if variant == DELAYING:
+            steps[str(variant)], order = _delayed_step(compile_with, options, model, batch)
+            continue
+        if variant.schedule == DELAYED:
+            options["schedule"] = order  # by the costs of signals, nothing would be delayed: not the same schedule
         steps[str(variant)] = partial(_step, compile_with(options), model, batch)
     return take_turns(steps, warm_up, repeats, tries)
+
+
+def _delayed_step(
+    compile_with: Callable[[Mapping[str, Any]], Callable[..., Tensor]],
+    options: Mapping[str, Any],
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+) -> tuple[Step, str]:
+    """A step that delays weight gradients by what they were profiled to take, and the schedule that comes of it."""
+    with TemporaryDirectory() as folder:
+        step = partial(_step, compile_with({**options, "profile": True, "dump": folder}), model, batch)
+        step()
+        (written,) = Path(folder).glob("rank*/*_schedule.txt")
+        return step, written.read_text(encoding="utf-8")
 
 
 def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str, Tensor]) -> None:

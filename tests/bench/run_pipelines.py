@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
 
 from fxpar.bench.pipeline_computing import GPT, Case, run_variants
 from fxpar.bench.sleeping import Sleeping
@@ -32,6 +37,16 @@ def _sleep_through(model: Sleeping, schedule: Schedule, strategy: str) -> list[s
     return [span.name for span in recorder.timeline.spans if span.lane == "compute"]
 
 
-def run_small(case: Case) -> Mapping[str, Sequence[Sample]]:
-    """All variants of a case, once."""
-    return run_variants(case, warm_up=0, repeats=1, tries=1)
+def run_small(case: Case) -> tuple[Mapping[str, Sequence[Sample]], dict[tuple[str, str], str]]:
+    """All variants of a case, once; and the schedule that each was compiled with, by its strategy and what that was."""
+    compile_model, compiled = torch.compile, {}
+
+    def compile_and_note(model: nn.Module, **how: Any) -> Any:
+        if how["backend"] == "fxpar":
+            schedule = how["options"]["schedule"]
+            compiled[how["options"]["strategy"], "actions" if " " in schedule else schedule] = schedule
+        return compile_model(model, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", compile_and_note)
+        return run_variants(case, warm_up=0, repeats=1, tries=1), compiled

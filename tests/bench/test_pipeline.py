@@ -20,6 +20,7 @@ from fxpar.bench.sleeping import Sleeping
 from fxpar.bench.turns import Turn, turns_of
 from fxpar.launch import run_ranks
 from fxpar.schedule import DELAYED, SCHEDULE_NAMES, build_schedule
+from fxpar.schedule.read_schedule import read_schedule
 from tests.bench.run_pipelines import SMALL_GPT, run_small, sleep_through
 
 QUICK = Sleeping(2, num_bytes=400, forward_ms=1, input_gradients_ms=1, weight_gradients_ms=1)
@@ -89,7 +90,19 @@ def test_split_backwards_must_gain_what_is_promised_of_them() -> None:
 
 def test_every_variant_of_a_model_runs_and_links_have_a_rate_that_exposes_communication() -> None:
     assert rate_that_exposes(SMALL_GPT) > 0
-    turns = turns_of(run_ranks(2, run_small, SMALL_GPT))
+    by_rank = run_ranks(2, run_small, SMALL_GPT)
+    turns = turns_of([samples for samples, _ in by_rank])
+    for _, compiled in by_rank:
+        assert set(compiled) == {
+            ("broadcast", "1f1b"),
+            ("broadcast", "eager-1f1b"),
+            ("broadcast", DELAYED),
+            ("signal", "eager-1f1b"),
+            ("signal", "actions"),
+        }, "signals take no time, by which nothing would be delayed"
+        schedule = read_schedule(compiled["signal", "actions"])
+        assert (schedule.num_stages, schedule.num_microbatches) == (2, 2)
+        assert str(schedule) == str(read_schedule(by_rank[0][1]["signal", "actions"])), "all ranks run the same"
     rows = list(computing_rows(SMALL_GPT, 200.0, turns))
     names = [row["variant"] for row, _ in rows[:-1]]
     assert names == ["torch, Schedule1F1B", "torch, eager order", *map(str, SMALL_GPT.variants)]
