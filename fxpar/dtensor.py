@@ -98,7 +98,19 @@ def _outer(leading: int, held: Sequence[Shard]) -> int:
 
 
 def from_local(local: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
-    """The DTensor whose piece on this rank is `local`; no communication, no check."""
+    """The DTensor whose piece on this rank is `local`; no communication, no check. `mesh` has axes of fxpar's names."""
     stride = torch.empty(layout.shape, device="meta").stride()
     placements = to_placements(layout, mesh.mesh_dim_names or ())
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(layout.shape), stride=stride)
+    return from_piece(local, mesh, placements, torch.Size(layout.shape), stride)
+
+
+def from_piece(
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[DPlacement], shape: torch.Size, stride: tuple[int, ...]
+) -> DTensor:
+    """The DTensor of that global `shape` and `stride` whose piece on this rank is `local`.
+
+    On a rank outside of `mesh`, `local` gives a dtype and a device only. No communication, no check.
+    """
+    if not shape:  # torch takes an empty shape for none, and then computes it from the piece
+        local = local if local.dim() == 0 else local.new_empty(())
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fxpar._torch import device_mesh_without_groups
 from fxpar.dtensor import from_local, is_expressible, layout_of
 from fxpar.launch import run_ranks
 from fxpar.layout import Layout, Shard
@@ -16,6 +17,13 @@ def test_every_nesting_of_axes_in_a_dim_is_read_off_its_dtensor() -> None:
         for layout in nestings([(1, 1, 1, 1), (3, 1, 1, 2), (1, 3, 1, 2), (1, 1, 3, 1), (3, 5, 2, 7)]):
             piece = torch.empty(layout.local_shape(mesh.coordinate))
             assert layout_of(from_local(piece, layout, mesh.stage_mesh)) == layout
+
+
+def test_a_value_without_dims_has_none_on_ranks_outside_of_its_mesh_either() -> None:
+    with fake_mesh(x=2):
+        elsewhere = device_mesh_without_groups("cpu", torch.tensor([1]), ("x",))
+        found = from_local(torch.empty(0), Layout(()), elsewhere)
+        assert found.shape == () and found.stride() == () and found.to_local().numel() == 0
 
 
 def test_what_dtensors_can_say_they_gather_to_the_whole() -> None:

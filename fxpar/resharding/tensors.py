@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from fxpar.agreement import check_agreement
+from fxpar.dtensor import from_piece
 from fxpar.errors import ReshardError
 from fxpar.hosts import discover_hosts
 from fxpar.planner.cluster import default_cluster
@@ -75,9 +76,7 @@ def reshard(
     else:
         route.wait(receipt)
     route.finish()
-    return DTensor.from_local(
-        piece, dst_mesh, request.destination.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return from_piece(piece, dst_mesh, request.destination.placements, tensor.shape, tensor.stride())
 
 
 def plan_reshard(

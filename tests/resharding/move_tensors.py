@@ -46,8 +46,8 @@ def live_on(host: int) -> None:
 
 
 def random_case(generator: random.Random) -> Case:
-    """Meshes apart, overlapping or the same; uneven and empty shards, several axes in one dim."""
-    shape = tuple(generator.choice([0, 1, 2, 3, 5, 8, 12]) for _ in range(generator.randint(1, 3)))
+    """Meshes apart, overlapping or the same; uneven and empty shards, several axes in one dim, tensors without dims."""
+    shape = tuple(generator.choice([0, 1, 2, 3, 5, 8, 12]) for _ in range(generator.randint(0, 3)))
     meshes = [_random_mesh(generator) for _ in range(2)]
     placements = [tuple(_random_placement(generator, shape) for _ in range(mesh.ndim)) for mesh in meshes]
     return Case(shape, generator.choice(DTYPES), meshes[0], placements[0], meshes[1], placements[1])
@@ -60,6 +60,8 @@ def _random_mesh(generator: random.Random) -> DeviceMesh:
 
 
 def _random_placement(generator: random.Random, shape: tuple[int, ...]) -> Placement:
+    if not shape:
+        return Replicate()
     dim = generator.randrange(len(shape))
     return generator.choice([Replicate(), Shard(dim), Shard(dim), StridedShard(dim, split_factor=2)])
 
@@ -78,7 +80,7 @@ def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
         whole = torch.randint(0, 100, case.shape).to(case.dtype)
         ends = ((case.source, case.source_placements), (case.destination, case.destination_placements))
         held, needed = (tiles_of_placements(case.shape, *end).get(dist.get_rank()) for end in ends)
-        local = torch.empty(0, dtype=case.dtype) if held is None else taken(whole, held)
+        local = torch.empty(0 if case.shape else (), dtype=case.dtype) if held is None else taken(whole, held)
         tensor = DTensor.from_local(
             local, *ends[0], run_check=False, shape=torch.Size(case.shape), stride=whole.stride()
         )
