@@ -26,6 +26,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch._higher_order_ops.effects import with_effects
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import ProcessGroup
@@ -93,6 +94,7 @@ __all__ = [
     "symmetric_memory",
     "tag_activation_checkpoint",
     "tracing",
+    "with_effects",
     "world_store",
 ]
 

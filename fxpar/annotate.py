@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ _GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
 _REGION = "fxpar_checkpointed_region"
 _SOURCE = "fxpar_source"
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
 
@@ -104,8 +106,14 @@ def set_group(node: fx.Node, name: str) -> None:
     node.meta[_GROUP] = name
 
 
+def has_no_result(node: fx.Node) -> bool:
+    """Whether `node` calls an op that returns nothing: it is there for its effect, such as an assertion."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not target._schema.returns
+
+
 def value(node: fx.Node) -> Any:
-    """The fake value of a traced node: a FakeTensor, or a tuple of them."""
+    """The fake value of a traced node: a FakeTensor, a tuple of them, or None of an op that has no result."""
     return node.meta["val"]
 
 
@@ -185,6 +193,19 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return normalize_path(path)
+
+
+def source_line(node: fx.Node) -> str:
+    """The file and line in the user's code that made the node: the innermost that is not PyTorch's own."""
+    frames = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip().startswith("File ")]
+    own = [frame for frame in frames if not frame.startswith(f'File "{_TORCH_FOLDER}')]
+    return (own or frames or ["source line unknown"])[-1]
+
+
+def where(node: fx.Node) -> str:
+    """The module and the source line that made the node, for messages."""
+    path = module_path(node)
+    return f"{f'module {path!r}' if path else 'the root module'} ({source_line(node)})"
 
 
 _SPELLINGS = (

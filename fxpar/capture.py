@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar.errors import GraphBreakError, UnsupportedGraphError
+from fxpar.annotate import source_line
+from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.markers import PLAIN
 from fxpar.passes.inline_checkpoints import inline_checkpoints
 from fxpar.stage import Port, PortKind
@@ -96,6 +97,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
 
     Raises:
         GraphBreakError: the graph has no end, so the forward goes on in another graph.
+        RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
         UnsupportedGraphError: an argument is a symbolic number, or the graph returns more than the forward's results.
     """
     inline_checkpoints(module)
@@ -158,7 +160,7 @@ def _output_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
 def _result(node: fx.Node) -> fx.Node:
     if not is_marker(node, "exit"):
         raise UnsupportedGraphError(
-            f"the forward keeps the tensor {node.name} on an object outside the graph: {_source_line(node)}\n"
+            f"the forward keeps the tensor {node.name} on an object outside the graph: {source_line(node)}\n"
             "  a tensor may leave a distributed forward only as a result; return it instead"
         )
     result = node.args[0]
@@ -166,17 +168,14 @@ def _result(node: fx.Node) -> fx.Node:
     return result
 
 
-def _source_line(node: fx.Node) -> str:
-    lines = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip()]
-    return lines[-2] if len(lines) >= 2 else "source line unknown"
-
-
-def _graph_break(module: fx.GraphModule) -> GraphBreakError:
+def _graph_break(module: fx.GraphModule) -> GraphBreakError | RandomGeneratorError:
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None:
         return GraphBreakError("reason unknown", "an unknown line")
     frame = reason.user_stack[-1] if reason.user_stack else None
     where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
+    if "UserDefinedObjectVariable(Generator)" in reason.reason:
+        return RandomGeneratorError(where)
     explanation, _, _ = reason.reason.partition("\n\n")  # after it come Dynamo's own debugging hints
     return GraphBreakError(" ".join(explanation.split()), where)
 

@@ -152,6 +152,17 @@ class GraphBreakError(FxparError):
         )
 
 
+class RandomGeneratorError(FxparError):
+    """The model's forward draws random numbers from a `torch.Generator`, whose state is one process's own."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"the model's forward draws random numbers from a torch.Generator at {where}: expected generator=None, "
+            "by which every element of a batch has the same random number on every mesh (torch.manual_seed before "
+            "fxpar.distribute seeds them); or draw outside of the forward, and pass the numbers as an argument"
+        )
+
+
 class NoLossError(FxparError):
     """Gradients are enabled, but the forward returns no scalar to differentiate."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpar.annotate import module_path, program_order, set_origin, set_value, tensor
+from fxpar.annotate import program_order, set_origin, set_value, tensor, where
 from fxpar.errors import UnsupportedGraphError
 from fxpar.passes.local_graph import fake_mode_of
 from fxpar.random import RANDOM_STATE
@@ -112,9 +112,11 @@ class _Redraw:
         write = _REDRAWN.get(self._node.target)
         if write is None:
             raise UnsupportedGraphError(
-                f"{self._node.target} in module {module_path(self._node)!r} draws random numbers in a way that is not "
-                f"the same on every mesh: expected one of {', '.join(sorted(map(str, _REDRAWN)))}"
+                f"{self._node.target} in {where(self._node)} draws random numbers in a way that is not "
+                f"the same on every mesh: expected one of {', '.join(sorted(map(str, _REDRAWN)))}; write it by these, "
+                "or draw outside of the forward and pass the numbers as an argument"
             )
+        # `generator`, among the keywords, is None: Dynamo traces no other.
         results = write(self, *self._node.args)
         if len(results) == 1:
             self._node.replace_all_uses_with(results[0])
@@ -127,7 +129,7 @@ class _Redraw:
 
     def emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         made = self._graph.call_function(target, args, kwargs)
-        values = fx.node.map_arg(args, tensor)
+        values = fx.map_arg(args, tensor)
         with fake_mode_of(self._graph):
             set_value(made, target(*values, **kwargs))
         set_origin(made, self._node, backward=False)
@@ -151,15 +153,61 @@ class _Redraw:
         return (self._as_result(below),)
 
     def rand(self, *_: Any) -> tuple[fx.Node]:
-        return (self._as_result(self.uniform(tensor(self._node).shape)),)
+        return (self._as_result(self._uniform_like_result()),)
 
     def randn(self, *_: Any) -> tuple[fx.Node]:
-        """Box and Muller's transform; 1 - u keeps the logarithm finite."""
-        shape = tensor(self._node).shape
-        logarithm = self.emit(aten.log1p.default, self.emit(aten.neg.default, self.uniform(shape)))
-        radius = self.emit(aten.sqrt.default, self.emit(aten.mul.Tensor, logarithm, -2.0))
-        angle = self.emit(aten.cos.default, self.emit(aten.mul.Tensor, self.uniform(shape), 2.0 * math.pi))
-        return (self._as_result(self.emit(aten.mul.Tensor, radius, angle)),)
+        return (self._as_result(self._standard_normal()),)
+
+    def uniform_between(self, _: fx.Node, low: float = 0.0, high: float = 1.0) -> tuple[fx.Node]:
+        spread = self.emit(aten.mul.Tensor, self._uniform_like_result(), high - low)
+        return (self._as_result(self.emit(aten.add.Tensor, spread, low)),)
+
+    def normal_like(self, _: fx.Node, mean: float = 0.0, std: float = 1.0) -> tuple[fx.Node]:
+        return self.normal(mean, std)
+
+    def normal(self, mean: fx.Node | float = 0.0, std: fx.Node | float = 1.0, *_: Any) -> tuple[fx.Node]:
+        spread = self.emit(aten.mul.Tensor, self._standard_normal(), std)
+        return (self._as_result(self.emit(aten.add.Tensor, spread, mean)),)
+
+    def exponential(self, _: fx.Node, rate: float = 1.0) -> tuple[fx.Node]:
+        """Always positive, so that its logarithm is finite."""
+        positive = self.emit(aten.clamp_min.default, self._minus_log(), 2.0**-25)
+        return (self._as_result(self.emit(aten.mul.Tensor, positive, 1.0 / rate)),)
+
+    def integers_below(self, high: int, *_: Any) -> tuple[fx.Node]:
+        return self.integers(0, high)
+
+    def integers_like_below(self, _: fx.Node, high: int) -> tuple[fx.Node]:
+        return self.integers(0, high)
+
+    def integers_like(self, _: fx.Node, low: int, high: int) -> tuple[fx.Node]:
+        return self.integers(low, high)
+
+    def integers(self, low: int, high: int, *_: Any) -> tuple[fx.Node]:
+        if high - low > 1 << 24:
+            raise UnsupportedGraphError(
+                f"{self._node.target} in {where(self._node)} draws from {high - low} integers: expected at most "
+                f"{1 << 24}, as the random numbers that are the same on every mesh have 24 bits; draw from fewer, or "
+                "outside of the forward"
+            )
+        scaled = self.emit(aten.mul.Tensor, self._uniform_like_result(), float(high - low))
+        whole = self.emit(aten._to_copy.default, self.emit(aten.floor.default, scaled), dtype=torch.int64)
+        return (self._as_result(self.emit(aten.add.Tensor, whole, low)),)
+
+    def _uniform_like_result(self) -> fx.Node:
+        return self.uniform(tensor(self._node).shape)
+
+    def _minus_log(self) -> fx.Node:
+        """-log(1 - u), which is finite."""
+        return self.emit(
+            aten.neg.default, self.emit(aten.log1p.default, self.emit(aten.neg.default, self._uniform_like_result()))
+        )
+
+    def _standard_normal(self) -> fx.Node:
+        """Box and Muller's transform."""
+        radius = self.emit(aten.sqrt.default, self.emit(aten.mul.Tensor, self._minus_log(), 2.0))
+        turned = self.emit(aten.mul.Tensor, self._uniform_like_result(), 2.0 * math.pi)
+        return self.emit(aten.mul.Tensor, radius, self.emit(aten.cos.default, turned))
 
     def _as_result(self, drawn: fx.Node) -> fx.Node:
         dtype = tensor(self._node).dtype
@@ -171,7 +219,24 @@ _REDRAWN: dict[Any, Callable[..., tuple[fx.Node, ...]]] = {
     aten.bernoulli.default: _Redraw.bernoulli,
     aten.bernoulli.p: _Redraw.bernoulli,
     aten.rand.default: _Redraw.rand,
+    aten.rand.generator: _Redraw.rand,
     aten.rand_like.default: _Redraw.rand,
+    aten.rand_like.generator: _Redraw.rand,
     aten.randn.default: _Redraw.randn,
+    aten.randn.generator: _Redraw.randn,
     aten.randn_like.default: _Redraw.randn,
+    aten.randn_like.generator: _Redraw.randn,
+    aten.uniform.default: _Redraw.uniform_between,
+    aten.normal_functional.default: _Redraw.normal_like,
+    aten.normal.float_float: _Redraw.normal,
+    aten.normal.float_Tensor: _Redraw.normal,
+    aten.normal.Tensor_float: _Redraw.normal,
+    aten.normal.Tensor_Tensor: _Redraw.normal,
+    aten.exponential.default: _Redraw.exponential,
+    aten.randint.default: _Redraw.integers_below,
+    aten.randint.generator: _Redraw.integers_below,
+    aten.randint.low: _Redraw.integers,
+    aten.randint.low_generator: _Redraw.integers,
+    aten.randint_like.default: _Redraw.integers_like_below,
+    aten.randint_like.low_dtype: _Redraw.integers_like,
 }

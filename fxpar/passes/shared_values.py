@@ -27,6 +27,16 @@ def is_context(node: fx.Node) -> bool:
     return node.op == "call_function" and not _tensors(node) and not any(_tensors(arg) for arg in node.all_input_nodes)
 
 
+def is_effect(node: fx.Node) -> bool:
+    """Whether `node` takes tensors, and neither returns nor changes any: it is there for what else it does.
+
+    An assertion is. It runs once, on the stage that it was written in.
+    """
+    if node.op not in ("call_function", "call_method") or is_context(node):
+        return False
+    return not _tensors(node) and mutated(node) is None
+
+
 def mutated(node: fx.Node) -> fx.Node | None:
     """The argument that `node` changes in place, if it does."""
     first = next(iter(node.all_input_nodes), None)
@@ -61,7 +71,7 @@ def _free_of(order: Sequence[fx.Node], excluded: Set[fx.Node]) -> set[fx.Node]:
     for node in order:
         if node not in tainted and (_is_random(node) or any(used in tainted for used in node.all_input_nodes)):
             tainted.add(node)
-    return {node for node in order if node not in tainted and not is_context(node)}
+    return {node for node in order if node not in tainted and not is_context(node) and not is_effect(node)}
 
 
 def _is_random(node: fx.Node) -> bool:

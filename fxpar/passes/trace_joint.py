@@ -17,7 +17,9 @@ from fxpar._torch import (
     TangentAOTInput,
     aot_export_joint_with_descriptors,
     rename_placeholder,
+    with_effects,
 )
+from fxpar.annotate import has_no_result, known_value, module_path, set_value
 from fxpar.capture import example
 from fxpar.errors import UnsupportedGraphError
 from fxpar.stage import JointGraph, Port, PortKind, StageGraph
@@ -32,7 +34,8 @@ def trace_joint(stage: StageGraph, *, with_backward: bool) -> JointGraph:
     Every ATen op stays whole: a lowering applies its own decompositions to the local graphs.
 
     Raises:
-        UnsupportedGraphError: the stage changes in place a value that is neither its own nor a buffer.
+        UnsupportedGraphError: the stage changes in place a value that is neither its own nor a buffer, or calls an op
+            whose effects torch keeps in order by tokens.
     """
     inputs = [_leaf(node) for node in stage.module.graph.nodes if node.op == "placeholder"]
     with contextlib.ExitStack() as stack:
@@ -40,7 +43,9 @@ def trace_joint(stage: StageGraph, *, with_backward: bool) -> JointGraph:
             stack.enter_context(torch.no_grad())
         joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs))
         module = joint.graph_module
+    _check_effects(module, stage)
     _remove_borders(module)
+    _note_missing_results(module)
     return _with_ports(module, stage)
 
 
@@ -52,12 +57,30 @@ def _leaf(node: fx.Node) -> Tensor:
     return leaf.requires_grad_(value.requires_grad)
 
 
+def _check_effects(module: fx.GraphModule, stage: StageGraph) -> None:
+    for node in module.graph.nodes:
+        if node.target is with_effects:
+            raise UnsupportedGraphError(
+                f"stage {stage.index} calls {node.args[1]} in module {module_path(node)!r}, which is registered as "
+                "having effects in an order: no order holds over stages and microbatches; register it as an op that "
+                "changes an argument instead, such as `Tensor(a!) buffer` in its schema"
+            )
+
+
 def _remove_borders(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if node.target is torch.ops.fxpar.border.default:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
+
+
+def _note_missing_results(module: fx.GraphModule) -> None:
+    """Give a value, None, to ops that are there for their effect alone: the trace notes none for them."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and known_value(node) is None:
+            assert has_no_result(node), f"{node.format_node()} was traced without a value"
+            set_value(node, None)
 
 
 def _with_ports(module: fx.GraphModule, stage: StageGraph) -> JointGraph:

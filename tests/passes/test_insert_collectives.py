@@ -223,3 +223,26 @@ def test_a_hint_leaves_no_op_behind() -> None:
     assert len(hints) == 2, "one in the forward, one for the gradient"
     assert not [node for node in local.module.graph.nodes if "fxpar" in str(node.target)]
     check_pieces(joint, mesh, found, joint.module(*inputs))
+
+
+class Asserting(Mlp):
+    """Assertions: on a value that is sharded, and those of `one_hot`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.one_hot(x, 4).to(self.up.dtype) @ self.up
+        torch._assert_async((hidden < 1e6).all(), "hidden values must be small")
+        return functional.relu(hidden) @ self.down
+
+
+def test_an_op_without_a_result_runs_on_every_rank_on_whole_operands() -> None:
+    joint = joint_graph(Asserting().double(), torch.zeros(6, dtype=torch.long))
+    values = [v % 4 if v.dtype == torch.long else v for v in inputs_of(joint, seed=0)]
+    large = [v if v.dtype == torch.long else 1e7 * v.abs() for v in values]
+    split = {"up": Strategy((), (Shard(1, 2),)), "mm": COLUMNS, "lt_1": Strategy((Shard(1, 2),), (Shard(1, 2),))}
+    with fake_mesh(x=2) as mesh:
+        lay_out(joint, mesh, as_told(split))
+        local = insert_collectives(joint, mesh).module.graph
+        assert sum(node.target is torch.ops.aten._assert_async.msg for node in local.nodes) == 3
+        check_pieces(joint, mesh, run_local_graphs(joint, mesh, values), list(joint.module(*values)))
+        with pytest.raises(RuntimeError, match="hidden values must be small"):
+            run_local_graphs(joint, mesh, large)

@@ -114,6 +114,20 @@ def test_a_tied_weight_enters_every_stage_that_uses_it() -> None:
     assert holders == [0, 2]
 
 
+def test_an_assertion_is_made_on_its_stage_and_there_alone() -> None:
+    class Asserting(Layer):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            torch._assert_async((mask >= 0).all(), "masks are positive")
+            return super().forward(x, mask)
+
+    model = Net()
+    model.layers[1] = Asserting(8)
+    capture, _ = captured(model, (torch.randn(4, 8), torch.randn(4, 8)))
+    stages = split_stages(capture, ["layers.1", "head"])
+    assertions = [[n for n in stage.module.graph.nodes if n.target is torch._assert_async] for stage in stages]
+    assert list(map(len, assertions)) == [0, 1, 0]
+
+
 def test_openers_may_come_in_any_order() -> None:
     model = Net()
     capture, _ = captured(model, (torch.randn(4, 8), torch.randn(4, 8)))

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.effects import _EffectType
 
+from fxpar import annotate
 from fxpar.capture import example
+from fxpar.errors import UnsupportedGraphError
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.stage import JointGraph, PortKind, StageGraph
@@ -93,3 +96,46 @@ def test_nodes_know_their_module_and_their_direction() -> None:
     computed = [node for node in joint.module.graph.nodes if node.op == "call_function"]
     assert {node.meta["partitioner_tag"] for node in computed} == {"is_forward", "is_backward"}
     assert not [node for node in computed if node.target is torch.ops.fxpar.border.default]
+
+
+class Checked(nn.Module):
+    """What is there for its effect alone: assertions, on inputs and on what is computed, and those of `one_hot`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 5)
+
+    def forward(self, classes: Tensor, weights: Tensor) -> Tensor:
+        torch._assert_async((weights > 0).all(), "weights must be positive")
+        h = torch.relu(self.first(nn.functional.one_hot(classes, 5).float()))
+        torch._assert_async((h < 1e6).all(), "hidden values must be small")
+        return (self.second(h) * weights).sum()
+
+
+ASSERTION = torch.ops.aten._assert_async.msg
+
+
+def test_ops_without_a_result_have_the_value_none_and_run() -> None:
+    (stage,) = stages_of(Checked(), [], torch.zeros(4, dtype=torch.long), torch.ones(4, 5))
+    joint = trace_joint(stage, with_backward=True)
+    assertions = [node for node in joint.module.graph.nodes if node.target is ASSERTION]
+    assert len(assertions) == 4 and all(annotate.value(node) is None for node in assertions)
+    values = {"0": torch.arange(4), "1": torch.full((4, 5), -1.0)} | dict(Checked().named_parameters())
+    with pytest.raises(RuntimeError, match="weights must be positive"):
+        joint.module(*(values[port.name] for port in joint.inputs), torch.ones(()))
+
+
+def test_an_op_whose_effects_torch_orders_is_an_error_that_says_how_to_write_it() -> None:
+    with torch.library._scoped_library("fxpar_test", "DEF") as library:
+        library.define("report(Tensor x) -> ()")
+        library.impl("report", lambda x: None, "CompositeExplicitAutograd")
+        torch.library._register_effectful_op("fxpar_test::report", _EffectType.ORDERED)
+
+        class Reporting(Checked):
+            def forward(self, classes: Tensor, weights: Tensor) -> Tensor:
+                torch.ops.fxpar_test.report(weights)
+                return super().forward(classes, weights)
+
+        (stage,) = stages_of(Reporting(), [], torch.zeros(4, dtype=torch.long), torch.ones(4, 5))
+        with pytest.raises(UnsupportedGraphError, match=r"stage 0 calls fxpar_test.report.*Tensor\(a!\)"):
+            trace_joint(stage, with_backward=True)
