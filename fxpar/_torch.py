@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 import torch._dynamo
 import torch.distributed._functional_collectives  # gives the collective ops their fakes
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._C._distributed_c10d import (
     HashStore,
     PrefixStore,
@@ -73,6 +73,7 @@ __all__ = [
     "c10d_functional",
     "compile_single_device",
     "device_mesh_without_groups",
+    "graph_arguments",
     "have_fake_process_groups",
     "ignore_logging_calls",
     "inductor_cache",
@@ -81,6 +82,7 @@ __all__ = [
     "is_connection_error",
     "is_shared",
     "join_imagined_world",
+    "leave_out_of_state_dict",
     "make_fx",
     "mark_static",
     "never_compiled",
@@ -251,6 +253,16 @@ def inductor_compile(
             graph, inputs, cudagraphs=BoxedBool(False), is_backward=backward
         )
     return compiled
+
+
+def graph_arguments(module: fx.GraphModule) -> list[Any]:
+    """What Dynamo captured as each placeholder; to be asked while the backend compiles `module`."""
+    return [node.meta["grapharg"].example for node in module.graph.find_nodes(op="placeholder")]
+
+
+def leave_out_of_state_dict(module: nn.Module, buffer: str) -> None:
+    """`module` neither saves its buffer of that name nor expects it when it loads."""
+    module._non_persistent_buffers_set.add(buffer)
 
 
 def rename_placeholder(node: fx.Node, name: str) -> None:

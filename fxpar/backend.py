@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import compile_single_device
+from fxpar._torch import compile_single_device, graph_arguments
 from fxpar.build_step import build_step
 from fxpar.capture import belongs_to_distributed_model, read_capture
 from fxpar.config import Options, is_first_rank, read_options
@@ -40,7 +40,8 @@ def _compile(module: fx.GraphModule, example_inputs: Sequence[Tensor], options: 
         _check_not_forgotten(example_inputs)
         return compile_single_device(module, example_inputs, options.lowering)
     with naming_lost_peers("what ranks tell each other while they compile a step"):
-        return build_step(read_capture(module), options, with_backward=torch.is_grad_enabled())
+        capture = read_capture(module, graph_arguments(module))
+        return build_step(capture, options, with_backward=torch.is_grad_enabled())
 
 
 def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:

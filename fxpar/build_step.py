@@ -26,6 +26,7 @@ from fxpar.errors import NoLossError
 from fxpar.lost_peers import warning_of_a_long_wait
 from fxpar.lowering import lower as lowering_named
 from fxpar.mesh import Mesh, num_batch_shards
+from fxpar.model.buffers import assign_buffers
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.passes.fusion_costs import FusionCost, dearest
@@ -72,6 +73,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
 
     Raises:
         NoLossError: gradients are wanted, but the forward returns no scalar that requires grad.
+        SharedBufferError: a stage uses a buffer that another one changes.
         PlanMismatchError: the ranks derived different plans.
         MemoryBudgetError: a rank would need more memory than there is.
         and what the passes raise.
@@ -84,6 +86,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     _warn_of_meaningless_results(options)
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
+    assign_buffers(capture, stages, distribution)
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
     costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)

@@ -24,7 +24,7 @@ class Capture:
     `sources` are the nodes at which values enter, with their ports; `results` the nodes that leave, in output
     order, of which the forward calls `named_loss` "loss"; `arguments` the position of each input and buffer among the
     compiled function's arguments; `batch_dims` along which dim each split input is cut into microbatches of
-    `microbatch_size` rows.
+    `microbatch_size` rows; `buffers` the tensors captured as buffers.
     """
 
     module: fx.GraphModule
@@ -35,6 +35,7 @@ class Capture:
     arguments: Mapping[Port, int]
     batch_dims: Mapping[Port, int]
     microbatch_size: int | None
+    buffers: Mapping[Port, Tensor]
 
     @property
     def loss(self) -> int | None:
@@ -92,8 +93,8 @@ def belongs_to_distributed_model(module: fx.GraphModule) -> bool:
     return any(is_marker(node, marker) for node in module.graph.nodes for marker in ("param", "enter", "exit"))
 
 
-def read_capture(module: fx.GraphModule) -> Capture:
-    """Find the borders of Dynamo's graph.
+def read_capture(module: fx.GraphModule, held: Sequence[Tensor]) -> Capture:
+    """Find the borders of Dynamo's graph, whose arguments were `held` when it was captured.
 
     Raises:
         GraphBreakError: the graph has no end, so the forward goes on in another graph.
@@ -120,7 +121,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
     microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
     handle = exits[0].args[2]
     assert isinstance(handle, int), f"{exits[0]} names no model"
-    return Capture(module, handle, sources, results, named_loss, arguments, batch_dims, microbatch_size)
+    buffers = {port: held[position] for port, position in arguments.items() if port.kind is PortKind.BUFFER}
+    return Capture(module, handle, sources, results, named_loss, arguments, batch_dims, microbatch_size, buffers)
 
 
 def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:
@@ -193,7 +195,7 @@ def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence
 
     def backend(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         def stop(*args: Any) -> Any:
-            raise _Captured(read_capture(module))
+            raise _Captured(read_capture(module, args))
 
         return stop
 

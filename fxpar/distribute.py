@@ -59,7 +59,7 @@ def distribute(
     Raises:
         AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,
         InvalidOptionError, UnknownScheduleError, InvalidScheduleError, InfeasibleLayoutError, GraphBreakError,
-        UninitializedModuleError
+        SharedBufferError, UninitializedModuleError
     """
     if is_distributed(model):
         raise AlreadyDistributedError(type(model).__name__)

@@ -278,6 +278,17 @@ class UnsupportedGraphError(FxparError):
     """The model does something that fxpar cannot run distributed; the message says where and what instead."""
 
 
+class SharedBufferError(FxparError):
+    """A stage uses a buffer that another stage changes."""
+
+    def __init__(self, buffer: str, owner: int, other: int) -> None:
+        super().__init__(
+            f"buffer {buffer!r} is changed by stage {owner} and used by stage {other}: expected all uses of a "
+            "buffer that the forward changes in one stage, since stages run different microbatches at a time; open the "
+            "stages elsewhere, or give each stage a buffer of its own"
+        )
+
+
 class InvalidRuleError(FxparError):
     """A sharding rule that `register_rule` was given does not fit its op."""
 

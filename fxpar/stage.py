@@ -27,8 +27,9 @@ class PortKind(Enum):
 class Port:
     """A value at the border of a stage.
 
-    `name` is a fully qualified name for parameters and buffers, the position among the forward's tensor
-    arguments for inputs, the position among its outputs for results, and the producing node for edges.
+    `name` is a fully qualified name for parameters, the name of Dynamo's placeholder for buffers, the position among
+    the forward's tensor arguments for inputs, the position among its outputs for results, and the producing node for
+    edges.
     """
 
     kind: PortKind

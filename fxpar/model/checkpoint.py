@@ -38,9 +38,17 @@ def install_state_dict_hooks(distribution: Distribution) -> None:
                     state[prefix + name] = _like(state[prefix + name], own[name], distribution)
                 else:
                     del state[prefix + name]
+        for name in distribution.foreign_buffers:
+            state.pop(prefix + name, None)
+
+    def after_load(module: nn.Module, incompatible: Any) -> None:
+        # Modules such as BatchNorm add entries that an older checkpoint lacks, whether or not they are to be loaded.
+        unexpected = [key for key in incompatible.unexpected_keys if key not in distribution.foreign_buffers]
+        incompatible.unexpected_keys[:] = unexpected
 
     distribution.model.register_state_dict_post_hook(after_state_dict)
     distribution.model.register_load_state_dict_pre_hook(before_load)
+    distribution.model.register_load_state_dict_post_hook(after_load)
 
 
 def _names(model: nn.Module, homes: tuple[tuple[nn.Module, str], ...]) -> list[str]:

@@ -68,6 +68,8 @@ class Distribution:
     that they were made of: schedules differ in neither. `seed` and `num_steps`, the steps that ran with
     grad, decide which random numbers a step draws. `placement` is the place of each stage on the pipe axis.
     `num_compiles` counts the steps that were compiled; `arguments` is how those of the latest call nest.
+    `buffer_stages` says which stage changes a buffer, of those that a captured forward changes; `foreign_buffers` are
+    all names of those that stages of other pipe ranks change.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class Distribution:
         self.placement: tuple[int, ...] = ()
         self.planned: dict[str, tuple[PlannedStage, ...]] = {}
         self.localized: WeakKeyDictionary[fx.GraphModule, JointGraph] = WeakKeyDictionary()
+        self.buffer_stages: dict[str, int] = {}
+        self.foreign_buffers: set[str] = set()
         self.seed = common_seed()
         self.num_steps = 0
         self.num_compiles = 0

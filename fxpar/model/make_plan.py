@@ -13,6 +13,7 @@ from fxpar.errors import InvalidStagesError, StageNotFoundError
 from fxpar.hints import Grouped, Spec
 from fxpar.layout import AXES, Layout, Shard
 from fxpar.mesh import Mesh
+from fxpar.model.buffers import assign_buffers
 from fxpar.model.choose_schedule import choose_placement, num_stages_of
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.passes.balance_stages import balance_stages
@@ -45,6 +46,7 @@ def make_plan(
         prices = prices_of(distribution.mesh)
         openers = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
         planned = plan_stages(capture, distribution, openers)
+        assign_buffers(capture, planned, distribution)
         distribution.planned[capture.signature()] = planned
         parameters = _parameters_of(planned, distribution)
     sizes, microbatches, placement = distribution.mesh.sizes, distribution.microbatches, distribution.placement

@@ -54,10 +54,12 @@ def mutated(node: fx.Node) -> fx.Node | None:
 def recomputable(order: Sequence[fx.Node], sources: Mapping[fx.Node, Port]) -> Set[fx.Node]:
     """The nodes that depend on inputs and constants alone and draw no random numbers: cheap, so never sent.
 
-    A value that an in-place operation changes is recomputable only if that operation is.
+    What depends on a buffer that is changed in place is left out: only one stage has its new value. A value that an
+    in-place operation changes is recomputable only if that operation is.
     """
     excluded = {node for node, port in sources.items() if port.kind is PortKind.PARAMETER}
-    excluded |= {m for m in order if (base := mutated(m)) is not None and base in sources}
+    changed = {base for m in order if (base := mutated(m)) is not None and base in sources}
+    excluded |= changed | {m for m in order if mutated(m) in changed}
     while True:
         found = _free_of(order, excluded)
         spoiled = {owner for owner, mutator in storages_mutated_later(order) if owner in found and mutator not in found}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fxpar.lost_peers import naming_lost_peers
 from fxpar.mesh import Mesh
+from fxpar.runtime.buffer_broadcast import BufferBroadcast
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
 from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
@@ -34,7 +35,7 @@ from fxpar.schedule import (
     Transfer,
     Wait,
 )
-from fxpar.stage import CompiledStage
+from fxpar.stage import CompiledStage, PortKind
 
 Observe: TypeAlias = Callable[[Instruction, StepState, Callable[[], Any]], None]
 """Runs an instruction, given as a call, and may take notes of it and of what is alive after it."""
@@ -89,6 +90,8 @@ class Executor:
         self._plans = {stage.index: ReductionPlan.of(stage, shared, mesh) for stage in stages}
         own = {each.name: each for plan in self._plans.values() for each in plan.shared}
         self._shared_sums = sums_over_batch(self._lending.settled(own, mesh), mesh)
+        outputs = [port for stage in sorted(stages, key=lambda stage: stage.index) for port in stage.outputs]
+        self._changed_buffers = [port.name for port in outputs if port.kind is PortKind.BUFFER]
         self._code = [(instruction, self._bind(instruction)) for instruction in program.instructions]
         self._clear()
 
@@ -142,7 +145,9 @@ class Executor:
         state = self._state
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)
+        buffers = BufferBroadcast([state.buffers[name] for name in self._changed_buffers], self._mesh)
         gradients = self._finish_gradients()
+        buffers.finish()
         # Every rank has a part in the loss once it has received all that others sent, which may not answer.
         mean = None if loss is None else loss.value()
         for transfer, shipment in state.sent.items():

@@ -1,0 +1,54 @@
+"""Buffers that a forward changes belong to the stage that changes them; all others are the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fxpar._torch import leave_out_of_state_dict
+from fxpar.capture import Capture
+from fxpar.errors import SharedBufferError
+from fxpar.model.distribution import Distribution
+from fxpar.stage import PlannedStage, Port, PortKind
+
+
+def assign_buffers(capture: Capture, stages: Sequence[PlannedStage], distribution: Distribution) -> None:
+    """Record which stage changes each buffer, and leave it out of the state dicts of all other pipe ranks.
+
+    A buffer that no capture has changed so far (a mask, a rotary table, running statistics while evaluating) is the
+    same on every rank: it stays in all state dicts, and is loaded by all, so that any stage may come to read it.
+
+    Raises:
+        SharedBufferError: a stage reads or changes a buffer that another stage changes.
+    """
+    names = _names(capture, distribution.model)
+    owners = distribution.buffer_stages
+    for stage in stages:
+        for port in stage.joint.outputs:
+            if port.kind is PortKind.BUFFER:
+                owners.setdefault(names[port], stage.joint.index)
+    for stage in stages:
+        for port in (*stage.joint.inputs, *stage.joint.outputs):
+            owner = owners.get(names[port]) if port.kind is PortKind.BUFFER else None
+            if owner is not None and owner != stage.joint.index:
+                raise SharedBufferError(names[port], owner, stage.joint.index)
+    _leave_out_others(distribution)
+
+
+def _names(capture: Capture, model: nn.Module) -> dict[Port, str]:
+    """The buffers' fully qualified names; of tensors that no module registered, Dynamo's."""
+    registered = {id(buffer): name for name, buffer in model.named_buffers()}
+    return {port: registered.get(id(tensor), port.name) for port, tensor in capture.buffers.items()}
+
+
+def _leave_out_others(distribution: Distribution) -> None:
+    pipe, placement = distribution.mesh.coordinate["pipe"], distribution.placement
+    of_others = {name for name, stage in distribution.buffer_stages.items() if placement[stage] != pipe}
+    buffers = dict(distribution.model.named_buffers(remove_duplicate=False))
+    tensors = {id(buffers[name]) for name in of_others if name in buffers}
+    for path, module in distribution.model.named_modules():
+        for attribute, buffer in module.named_buffers(recurse=False):
+            if id(buffer) in tensors:
+                leave_out_of_state_dict(module, attribute)
+                distribution.foreign_buffers.add(f"{path}.{attribute}" if path else attribute)
