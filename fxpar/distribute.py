@@ -14,6 +14,7 @@ from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.distribution import Distribution, whole_parameters
 from fxpar.model.logical import install, is_distributed
 from fxpar.model.make_plan import make_plan
+from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
 from fxpar.model.stale_optimizers import watch_optimizers
 from fxpar.plan import Plan
@@ -76,4 +77,5 @@ def distribute(
     watch_optimizers(whole_parameters(distribution))
     shard_parameters(distribution, init_weights)
     install_state_dict_hooks(distribution)
+    watch_optimizers()
     return model

@@ -289,6 +289,13 @@ class SharedBufferError(FxparError):
         )
 
 
+class OptimizerStateError(FxparError):
+    """An optimizer's state dict does not fit the optimizer that is to load it."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"the optimizer's state dict cannot be loaded: {problem}; {remedy}")
+
+
 class InvalidRuleError(FxparError):
     """A sharding rule that `register_rule` was given does not fit its op."""
 

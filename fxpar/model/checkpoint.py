@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor import Shard as DShard
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from fxpar._torch import StridedShard
-from fxpar.dtensor import from_local, layout_of
+from fxpar.model.contiguous_shards import contiguous, placed_like
 from fxpar.model.distribution import Distribution
-from fxpar.tiles import shard_of
 
 
 def install_state_dict_hooks(distribution: Distribution) -> None:
@@ -25,8 +21,8 @@ def install_state_dict_hooks(distribution: Distribution) -> None:
 
     def after_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name, held in state.items():
-            if isinstance(held, DTensor) and _is_strided(held):
-                state[name] = _contiguous(held)
+            if isinstance(held, DTensor):
+                state[name] = contiguous(held)
 
     def before_load(module: nn.Module, state: dict[str, Any], prefix: str, *unused: Any) -> None:
         own = dict(distribution.model.named_parameters(remove_duplicate=False))
@@ -35,7 +31,9 @@ def install_state_dict_hooks(distribution: Distribution) -> None:
                 if prefix + name not in state:
                     continue
                 if name in own:
-                    state[prefix + name] = _like(state[prefix + name], own[name], distribution)
+                    held = own[name]
+                    assert isinstance(held, DTensor), "a distributed model's parameters are DTensors"
+                    state[prefix + name] = placed_like(state[prefix + name], held, distribution.mesh)
                 else:
                     del state[prefix + name]
         for name in distribution.foreign_buffers:
@@ -54,23 +52,3 @@ def install_state_dict_hooks(distribution: Distribution) -> None:
 def _names(model: nn.Module, homes: tuple[tuple[nn.Module, str], ...]) -> list[str]:
     paths = {module: path for path, module in model.named_modules()}
     return [f"{paths[module]}.{attribute}" if paths[module] else attribute for module, attribute in homes]
-
-
-def _is_strided(tensor: DTensor) -> bool:
-    return any(isinstance(placement, StridedShard) for placement in tensor.placements)
-
-
-def _contiguous(tensor: DTensor) -> DTensor:
-    placements = [DShard(p.dim) if isinstance(p, StridedShard) else p for p in tensor.placements]
-    return distribute_tensor(tensor.full_tensor().detach(), tensor.device_mesh, placements, src_data_rank=None)
-
-
-def _like(given: Tensor, held: Tensor, distribution: Distribution) -> Tensor:
-    """`given` placed as `held` is."""
-    assert isinstance(held, DTensor), "a distributed model's parameters are DTensors"
-    if isinstance(given, DTensor) and given.placements == held.placements:
-        return given
-    whole: Tensor = given.full_tensor() if isinstance(given, DTensor) else given
-    layout = layout_of(held)
-    local = shard_of(whole.detach(), layout, distribution.mesh.coordinate).to(held.to_local())
-    return from_local(local.clone(memory_format=torch.contiguous_format), layout, held.device_mesh)

@@ -154,6 +154,11 @@ def whole_parameters(distribution: Distribution) -> dict[str, nn.Parameter]:
     return found
 
 
+def all_distributions() -> list[Distribution]:
+    """The distributed models of this process that are alive, oldest first."""
+    return [distribution for _, distribution in sorted(_by_handle.items())]
+
+
 def common_seed() -> int:
     """Rank 0's seed, so that every rank draws the same numbers."""
     seeds = [torch.initial_seed() % 2**63]  # a tensor of int64 carries it; unseeded, torch draws one of 64 bits

@@ -54,7 +54,7 @@ def test_a_whole_state_dict_of_an_old_format_loads_on_a_rank_of_one_stage() -> N
 
 
 class Counting(nn.Module):
-    """Counts its calls in the first stage; the second one reads the count, directly or as a value that was made of it."""
+    """Counts its calls in the first stage; the second one reads the count, directly or as a value made of it."""
 
     def __init__(self, reads_directly: bool) -> None:
         super().__init__()

@@ -1,0 +1,210 @@
+"""Optimizer states that checkpoints can hold: contiguous shards, under the parameters' names, whatever the mesh."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet, ref
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from fxpar._torch import bypass_in_get_state_dict
+from fxpar.errors import OptimizerStateError
+from fxpar.model.contiguous_shards import contiguous, placed_like
+from fxpar.model.distribution import Distribution, all_distributions
+
+
+@functools.cache
+def watch_optimizers() -> None:
+    """From now on, every optimizer of a distributed model's parameters saves and loads as `_Adopted` says.
+
+    fxpar first hears of an optimizer when it makes a step. Before that it has no state; `get_state_dict` of
+    `torch.distributed.checkpoint` makes one, with gradients of zero, where there is none.
+    """
+    known: WeakSet[Optimizer] = WeakSet()
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer in known:
+            return
+        known.add(optimizer)
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for distribution in all_distributions():
+            if any(id(parameter) in held for parameter in distribution.own_parameters().values()):
+                _Adopted(optimizer, distribution)
+
+    register_optimizer_step_pre_hook(before_step)
+
+
+class _Adopted:
+    """What saving and loading an optimizer of a distributed model does besides what torch does.
+
+    `state_dict()` has the format of `get_optimizer_state_dict`: names of parameters in place of their numbers, which
+    differ from stage to stage. `load_state_dict` takes that, too, and leaves out what belongs to other stages. Strided
+    shards go out as contiguous ones, and what comes in is placed as the parameters are. All this holds inside
+    `get_state_dict` and `set_state_dict` of `torch.distributed.checkpoint`, which then have the parameter groups of all
+    pipe ranks, since a checkpoint has one entry for them.
+    """
+
+    def __init__(self, optimizer: Optimizer, distribution: Distribution) -> None:
+        self._optimizer, self._distribution = ref(optimizer), ref(distribution)
+        self._is_plain = False
+        optimizer.register_state_dict_post_hook(self._after_save)
+        optimizer.register_load_state_dict_pre_hook(self._before_load)
+        bypass_in_get_state_dict(optimizer, self._state_dict)
+        for parameter, state in optimizer.state.items():  # loaded before the first step
+            optimizer.state[parameter] = self._placed(parameter, state)
+
+    def _state_dict(self) -> dict[str, Any]:
+        """What `optimizer.state_dict()` returns."""
+        optimizer = self._live()
+        with self._plain():
+            packed = type(optimizer).state_dict(optimizer)
+        names = dict(enumerate(self._names(optimizer)))
+        groups = [{**group, "params": [names[i] for i in group["params"]]} for group in packed["param_groups"]]
+        return {**packed, "state": _renamed(packed["state"], names), "param_groups": groups}
+
+    def _numbered(self, state_dict: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """A state dict by names, any of those of tied parameters, as one by numbers of this rank's parameters alone."""
+        parameters = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        positions = {parameter: number for number, parameter in enumerate(parameters)}
+        named = self._model().model.named_parameters(remove_duplicate=False)
+        numbers = {name: positions[id(parameter)] for name, parameter in named if id(parameter) in positions}
+        counts = itertools.count()
+        groups = [
+            {**given, "params": [next(counts) for _ in own["params"]]}
+            for given, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+        ]
+        return {**state_dict, "state": _renamed(state_dict["state"], numbers), "param_groups": groups}
+
+    def _after_save(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        state = {key: _contiguous_values(values) for key, values in state_dict["state"].items()}
+        groups: list[dict[str, Any]] = state_dict["param_groups"]
+        if not self._is_plain:
+            groups = [_GroupOfAllStages(group, names) for group, names in self._with_names_of_all_stages(groups)]
+        return {**state_dict, "state": state, "param_groups": groups}
+
+    def _before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Number what has names, leave out other stages' parameters, and place everything as it is placed here."""
+        self._check_groups(state_dict["param_groups"], optimizer.param_groups)
+        if any(isinstance(name, str) for group in state_dict["param_groups"] for name in group["params"]):
+            state_dict = self._numbered(state_dict, optimizer)
+        saved, own = state_dict["param_groups"], optimizer.param_groups
+        numbers = [number for group in saved for number in group["params"]]
+        parameters = dict(zip(numbers, (p for group in own for p in group["params"]), strict=False))
+        state = {
+            number: self._placed(parameters[number], values) if number in parameters else values
+            for number, values in state_dict["state"].items()
+        }
+        groups = [_with_own_names(given, group) for given, group in zip(saved, own, strict=True)]
+        return {**state_dict, "state": state, "param_groups": groups}
+
+    def _check_groups(self, saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+        """Check that there are as many groups, each with its hyperparameters.
+
+        Raises:
+            OptimizerStateError: there are not.
+        """
+        remedy = "make the optimizer with the same groups of parameters, in the same order"
+        if len(saved) != len(own):
+            raise OptimizerStateError(f"it has {len(saved)} parameter groups, the optimizer {len(own)}", remedy)
+        for number, (given, group) in enumerate(zip(saved, own, strict=True)):
+            missing = [key for key in group if key not in given and key != "param_names"]
+            if "lr" in missing:  # torch fills in hyperparameters that older releases did not have
+                problem = (
+                    f"its parameter group {number} has no parameter of this rank's, and so no {', '.join(missing)}"
+                )
+                raise OptimizerStateError(problem, remedy)
+
+    def _placed(self, parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
+        """One parameter's state, placed as its state is now; where it has none, values of its shape as it is."""
+        if not isinstance(parameter, DTensor):
+            return dict(values)
+        now = self._live().state.get(parameter, {})
+        return {key: self._placed_value(value, now.get(key), key, parameter) for key, value in values.items()}
+
+    def _placed_value(self, value: Any, now: Any, key: str, parameter: DTensor) -> Any:
+        if not isinstance(value, Tensor) or key == "step":
+            return value
+        if value.shape == parameter.shape:
+            return placed_like(value, parameter, self._model().mesh)
+        if isinstance(now, DTensor) and now.shape == value.shape:
+            return placed_like(value, now, self._model().mesh)
+        if value.dim() == 0 or isinstance(value, DTensor) or value is not now:
+            return value
+        # Loaded before the first step, from one process: what has not the parameter's shape is not sharded.
+        replicated = [Replicate()] * parameter.device_mesh.ndim
+        return DTensor.from_local(value.to(parameter.device), parameter.device_mesh, replicated, run_check=False)
+
+    def _with_names_of_all_stages(self, groups: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], list[str]]]:
+        """Each group, with the names of its parameters on all pipe ranks in the order of the model; a collective."""
+        distribution, own = self._model(), self._names(self._live())
+        names = [[own[number] for number in group["params"]] for group in groups]
+        of_ranks = [names] * distribution.mesh.pipe
+        if distribution.mesh.pipe > 1:
+            dist.all_gather_object(of_ranks, names, group=distribution.mesh.group("pipe"))
+        order = {name: position for position, name in enumerate(distribution.parameters)}
+        for number, group in enumerate(groups):
+            found = {name for of_rank in of_ranks for same in of_rank[number : number + 1] for name in same}
+            yield group, sorted(found, key=lambda name: (order.get(name, len(order)), name))
+
+    def _names(self, optimizer: Optimizer) -> list[str]:
+        """The names of the optimizer's parameters, in their order; a parameter of no distributed model has a number."""
+        named = {id(parameter): name for name, parameter in self._model().own_parameters().items()}
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return [named.get(id(parameter), f"parameter {number}") for number, parameter in enumerate(parameters)]
+
+    @contextmanager
+    def _plain(self) -> Iterator[None]:
+        self._is_plain = True
+        try:
+            yield
+        finally:
+            self._is_plain = False
+
+    def _live(self) -> Optimizer:
+        optimizer = self._optimizer()
+        assert optimizer is not None, "an optimizer that is gone saves nothing"
+        return optimizer
+
+    def _model(self) -> Distribution:
+        distribution = self._distribution()
+        assert distribution is not None, "the optimizer holds parameters of a model that is gone"
+        return distribution
+
+
+class _GroupOfAllStages(dict[str, Any]):
+    """A parameter group whose parameters, when they are named, are those of all stages.
+
+    torch's `get_optimizer_state_dict` replaces the numbers of a group's parameters by the names that this rank knows.
+    """
+
+    def __init__(self, group: Mapping[str, Any], names: list[str]) -> None:
+        super().__init__(group)
+        self._names = names
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, list(self._names) if key == "params" else value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # in a file it is an ordinary dict
+
+
+def _renamed(state: Mapping[Any, Any], names: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The entries whose keys have a new name, under it."""
+    return {names[key]: values for key, values in state.items() if key in names}
+
+
+def _contiguous_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: contiguous(value) if isinstance(value, DTensor) else value for key, value in values.items()}
+
+
+def _with_own_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A loaded group; `param_names`, which optimizers made of named parameters have, stay this rank's."""
+    return {**given, "param_names": own["param_names"]} if "param_names" in own else dict(given)
