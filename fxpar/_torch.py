@@ -216,12 +216,17 @@ def pipeline_schedule_of_csv(
     return schedule
 
 
-def bypass_in_get_state_dict(optimizer: torch.optim.Optimizer, state_dict: Callable[[], dict[str, Any]]) -> None:
-    """Have `optimizer.state_dict()` be `state_dict`; but `get_state_dict` goes on to call that of its class."""
+def bypass_in_get_state_dict(
+    optimizer: torch.optim.Optimizer, state_dict: Callable[[], dict[str, Any]], equal: Callable[[], dict[str, Any]]
+) -> None:
+    """Have `optimizer.state_dict()` be `state_dict`; but `get_state_dict` goes on to call that of its class.
+
+    `equal` is what torch compares `state_dict` with, and keeps for ever.
+    """
     from torch.distributed.checkpoint.state_dict import _patched_state_dict
 
     optimizer.state_dict = state_dict  # type: ignore[method-assign]
-    _patched_state_dict.add(state_dict)
+    _patched_state_dict.add(equal)
 
 
 def inductor_cache() -> Path:

@@ -63,6 +63,12 @@ def border(x: Tensor) -> Tensor:
     return x.clone()
 
 
+@torch.library.custom_op("fxpar::batch_mean", mutates_args=())
+def batch_mean(x: Tensor) -> Tensor:
+    """The mean of `x` over all batch shards; of one shard, as in the traced program, `x`."""
+    return x.clone()
+
+
 def _identity_fake(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
@@ -81,10 +87,13 @@ def _not_compiled_by_fxpar(ctx: Any, gradient: Tensor) -> Any:
 
 
 exit.register_fake(_identity_fake)
+batch_mean.register_fake(_identity_fake)
 shard_marker.register_fake(_identity_fake)
 border.register_fake(_identity_fake)
 exit.register_autograd(lambda ctx, gradient: (gradient, None, None))
 border.register_autograd(lambda ctx, gradient: gradient)
+# Each shard's mean has a share of each shard's value: the gradient is the mean of all shards' gradients.
+batch_mean.register_autograd(lambda ctx, gradient: torch.ops.fxpar.batch_mean(gradient))
 shard_marker.register_autograd(_shard_backward, setup_context=_save_hint)
 param.register_autograd(_not_compiled_by_fxpar)
 

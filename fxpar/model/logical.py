@@ -13,9 +13,11 @@ from torch.utils import _pytree as pytree
 from fxpar._torch import ignore_logging_calls, recompile_limit, skip_frame
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.markers import PLAIN, shard
+from fxpar.mesh import num_batch_shards
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.model.named_loss import named_loss
+from fxpar.model.sync_batch_norm import synchronized_forward
 
 _MARK = "_fxpar_distributed"
 
@@ -39,8 +41,11 @@ def install(distribution: Distribution) -> None:
         for module, attribute in parameter.homes:
             members[module][attribute] = _logical_parameter(parameter, attribute, distribution)
     for path, module in distribution.model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            members[module]["forward"] = synchronized_forward(module, path, num_batch_shards(distribution.mesh))
         if path in distribution.hints.outputs:
-            members[module]["forward"] = _hinted_forward(type(module), distribution.hints.outputs[path])
+            plain = members[module].get("forward", type(module).forward)
+            members[module]["forward"] = _hinted_forward(plain, distribution.hints.outputs[path])
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {
@@ -69,9 +74,9 @@ def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution
     return property(read)
 
 
-def _hinted_forward(cls: type[nn.Module], spec: Sequence[Any]) -> Callable[..., Any]:
+def _hinted_forward(plain: Callable[..., Any], spec: Sequence[Any]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = cls.forward(self, *args, **kwargs)
+        output = plain(self, *args, **kwargs)
         if isinstance(output, tuple):
             return (shard(output[0], spec), *output[1:])
         return shard(output, spec)

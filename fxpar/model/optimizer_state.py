@@ -57,13 +57,12 @@ class _Adopted:
         self._is_plain = False
         optimizer.register_state_dict_post_hook(self._after_save)
         optimizer.register_load_state_dict_pre_hook(self._before_load)
-        bypass_in_get_state_dict(optimizer, self._state_dict)
+        bypass_in_get_state_dict(optimizer, _StateDict(self, optimizer), _StateDict(self, None))
         for parameter, state in optimizer.state.items():  # loaded before the first step
             optimizer.state[parameter] = self._placed(parameter, state)
 
-    def _state_dict(self) -> dict[str, Any]:
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """What `optimizer.state_dict()` returns."""
-        optimizer = self._live()
         with self._plain():
             packed = type(optimizer).state_dict(optimizer)
         names = dict(enumerate(self._names(optimizer)))
@@ -177,6 +176,23 @@ class _Adopted:
         distribution = self._distribution()
         assert distribution is not None, "the optimizer holds parameters of a model that is gone"
         return distribution
+
+
+class _StateDict:
+    """`optimizer.state_dict`; without the optimizer an equal that does not keep it alive."""
+
+    def __init__(self, adopted: _Adopted, optimizer: Optimizer | None) -> None:
+        self._adopted, self._optimizer = adopted, optimizer
+
+    def __call__(self) -> dict[str, Any]:
+        assert self._optimizer is not None, "it is only compared with"
+        return self._adopted.state_dict(self._optimizer)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _StateDict) and self._adopted is other._adopted
+
+    def __hash__(self) -> int:
+        return id(self._adopted)
 
 
 class _GroupOfAllStages(dict[str, Any]):

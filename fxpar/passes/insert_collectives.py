@@ -23,7 +23,7 @@ from fxpar.annotate import (
     value,
 )
 from fxpar.layout import REPLICATE, Layout, Partial
-from fxpar.mesh import Mesh
+from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.passes.emit_moves import emit_step
 from fxpar.passes.local_graph import LocalGraph, fake_mode_of
 from fxpar.passes.moves import Step, plan_moves, traffic
@@ -126,8 +126,24 @@ class _Localizer:
                 self._moved(operand, need, node)
                 self._pieces[node] = self._pieces[operand]
                 self._leave(node)
+            case _ if node.target is torch.ops.fxpar.batch_mean.default:
+                (operand,), (need,) = _tensor_operands(node), placed(node).inputs
+                self._pieces[node] = {need: self._batch_mean(self._moved(operand, need, node), operand, need)}
+                self._leave(node)
             case _:
                 self._note(node, self._call(node))
+
+    def _batch_mean(self, piece: fx.Node, operand: fx.Node, layout: Layout) -> fx.Node:
+        """The sum of `piece` over the batch axes, divided by the number of shards; `operand` is its logical value."""
+        num_shards = num_batch_shards(self._mesh)
+        if num_shards == 1:
+            return piece
+        for axis in self._mesh.batch_axes:
+            step = Step(axis, layout.with_placement(axis, Partial()), layout)
+            piece = emit_step(self._local, piece, step, stride_order(tensor(operand)), self._mesh)
+        mean = self._local.call(torch.ops.aten.div.Scalar, piece, num_shards)
+        set_placed(mean, Placed((layout,), (layout,)))
+        return mean
 
     def _placeholder(self, node: fx.Node) -> fx.Node:
         (layout,) = placed(node).outputs

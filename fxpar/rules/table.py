@@ -76,6 +76,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.alias.default: _same,
     aten.lift_fresh_copy.default: _same,
     torch.ops.fxpar.shard.default: _same,
+    torch.ops.fxpar.batch_mean.default: POINTWISE,
     aten._to_copy.default: POINTWISE,
     aten.copy.default: POINTWISE,
     # Views
