@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fxpar.errors import InvalidClusterError, UnknownClusterError
-from fxpar.resharding.network import Network
+from fxpar.resharding.network import LOOPBACK, Network
 
 _FOLDER = Path(__file__).parent / "clusters"
 
@@ -67,6 +67,13 @@ class Cluster:
     def network(self) -> Network:
         """An interface, as transfers between stages use it: each comes from one rank."""
         return Network(bytes_per_us=self.interface_bytes_per_us, chunk_us=self.inter_latency_us)
+
+    @property
+    def inside(self) -> Network:
+        """What connects two ranks of one host, as transfers between stages use it: on CPUs, memory that they share."""
+        if self.device_type == "cpu":
+            return LOOPBACK
+        return Network(bytes_per_us=self.intra_bytes_per_us, chunk_us=self.intra_latency_us)
 
     def flops_per_us(self, dtype: torch.dtype) -> float:
         """The rate of matrix products in `dtype`."""

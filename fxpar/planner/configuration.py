@@ -11,6 +11,9 @@ from fxpar.planner.equations import configurations
 SCHEDULES = ("1f1b", "eager-1f1b", "eager-1f1b-delayed", "zb-h1", "zb-h2")
 """Those that are tried where nothing else is said: of one stage per rank."""
 
+SPLITTING = ("eager-1f1b-delayed", "zb-h1", "zb-h2")
+"""Those that compute weight gradients while they wait."""
+
 _MICROBATCHES_PER_RANK = (1, 2, 4)
 """Of the pipe axis, where nothing else is said: the more, the smaller the bubble, and the matrices."""
 

@@ -34,8 +34,8 @@ class Prices:
     `saved_us_per_byte` is paid for values kept from forward to backward, `stored_us_per_byte` for parameters; both
     stand for memory that runs out rather than for time. `reduce_scatter_factor` is how many times the bytes of a
     ring's reduce-scatter are really sent: 2 where it is an all-reduce underneath. A rank takes its piece of an edge
-    between stages in at `edge_bytes_per_us`; before, the edge passes the `network` between their hosts. Arithmetic goes
-    at `flops_per_us` in the dtypes that have no rate of their own.
+    between stages in at `edge_bytes_per_us`; before, the edge passes the `network` between their hosts, or what is
+    `inside` one host. Arithmetic goes at `flops_per_us` in the dtypes that have no rate of their own.
     """
 
     links: Mapping[str, Link]
@@ -46,6 +46,7 @@ class Prices:
     stored_us_per_byte: float
     reduce_scatter_factor: float = 1.0
     network: Network = LOOPBACK
+    inside: Network = LOOPBACK
     rates: Mapping[torch.dtype, float] = field(default_factory=dict)
 
     def move_us(self, kind: StepKind, axis: str, bytes_sent: float, bytes_kept: float) -> float:
@@ -81,6 +82,7 @@ def prices_of(mesh: Mesh) -> Prices:
         stored_us_per_byte=kept,
         reduce_scatter_factor=cluster.reduce_scatter_factor,
         network=cluster.network,
+        inside=cluster.inside,
         rates={getattr(torch, dtype): rate for dtype, rate in cluster.matmul_flops_per_us.items()},
     )
 

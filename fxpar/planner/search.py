@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxpar.errors import FxparError, PlanningError
+from fxpar.errors import PlanningError
 from fxpar.hints import Entry
 from fxpar.layout import AXES
 from fxpar.model.arguments import split_dim
+from fxpar.planner.best_first import BestFirst
 from fxpar.planner.cluster import Cluster, read_cluster
-from fxpar.planner.coarse import coarse_bytes, coarse_us, matrices_of, rows_of
-from fxpar.planner.configuration import SCHEDULES, Configuration, candidates
+from fxpar.planner.coarse import Matrix, analytic_estimate, coarse_bytes, matrices_of, rows_of
+from fxpar.planner.configuration import SCHEDULES, SPLITTING, Configuration, candidates
 from fxpar.planner.imagined_mesh import imagined_world
 from fxpar.planner.layers import layers_to_sample
 from fxpar.planner.look import Look
@@ -73,8 +73,8 @@ def plan(
     """Rank the ways to train `model` on `num_ranks` ranks of a cluster by their predicted step time.
 
     Nothing runs and nothing is allocated: this process need not be on the cluster. All meshes are weighed by the
-    equations of Singh et al. for the model's matrices. Of the best, `most` at most, the graphs are made as they would
-    run; their step is simulated.
+    equations of Singh et al. for the model's matrices, and by what graphs show that a step computes. Of the best,
+    `most` at most, the graphs are made as they would run; their step is simulated.
 
     Args:
         model: best built under `torch.device("meta")`; it is not changed.
@@ -108,24 +108,18 @@ def plan(
     everything = list(candidates(ranks, size, microbatches, axes))
     if not everything:
         raise PlanningError(f"no mesh of {ranks} ranks divides a batch of {size}", "change the batch or the ranks")
-    likely, left_out = _most_likely(everything, model, rows, known, budget, most)
-    found: dict[Configuration, list[Estimate]] = {}
+    matrices = matrices_of(model)
+    too_large = _too_large(everything, matrices, budget)
+    possible = [each for each in everything if each not in too_large]
+    splits = any(name in SPLITTING for name in schedules)
+    search = BestFirst(
+        {each: analytic_estimate(matrices, rows, each, known, splits_backward=splits) for each in possible}
+    )
     layers = None if whole else layers_to_sample(model, layouts or {})
     look = Look(model, batch, known, budget, layouts, batch_dims, schedules, layers)
-    begin, longest = time.monotonic(), 0.0
     with imagined_world(ranks):
-        for number, configuration in enumerate(likely, start=1):
-            begun = time.monotonic()
-            if found and begun - begin + longest > seconds:
-                left_out[configuration] = f"not looked at within {seconds:.0f} seconds"
-                continue
-            tell(f"{number} of {len(likely)}: {configuration}")
-            try:
-                found[configuration] = look.estimates(configuration)
-            except FxparError as error:
-                left_out[configuration] = str(error)
-            longest = max(longest, time.monotonic() - begun)
-    return _ranking(known, found, left_out, budget)
+        search.run(look.estimates, most, seconds, tell)
+    return _ranking(known, search.estimates, too_large | search.left_out, budget)
 
 
 def _silent(_: str) -> None:
@@ -144,24 +138,19 @@ def _batch(
     return None, 1
 
 
-def _most_likely(
-    everything: Sequence[Configuration], model: nn.Module, rows: int, cluster: Cluster, budget: float, most: int
-) -> tuple[list[Configuration], dict[Configuration, str]]:
-    """The `most` that a coarse model finds fastest, of those whose weights fit; the reasons against the others.
+def _too_large(
+    everything: Sequence[Configuration], matrices: Sequence[Matrix], budget: float
+) -> dict[Configuration, str]:
+    """Those whose weights alone do not fit, and what they take.
 
     Raises:
         PlanningError: the weights fit nowhere.
     """
-    matrices = matrices_of(model)
     needs = {each: coarse_bytes(matrices, each) for each in everything}
-    left_out = {each: f"its weights alone take {_gib(need)}" for each, need in needs.items() if need > budget}
-    if len(left_out) == len(everything):
+    found = {each: f"its weights alone take {_gib(need)}" for each, need in needs.items() if need > budget}
+    if len(found) == len(everything):
         raise _nothing_fits(needs, budget)
-    times = {each: coarse_us(matrices, rows, each, cluster) for each in everything if each not in left_out}
-    ordered = sorted(times, key=times.__getitem__)
-    for each in ordered[most:]:
-        left_out[each] = f"coarsely {times[each] / times[ordered[0]]:.2f} times the time of {ordered[0]}"
-    return ordered[:most], left_out
+    return found
 
 
 def _ranking(

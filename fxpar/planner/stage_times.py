@@ -21,7 +21,7 @@ def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mes
     """What the stages' computations and the transfers between them cost, the same on every rank."""
     prices = prices_of(mesh)
     times = {stage.joint.index: stage_times(stage, mesh.x * mesh.y, prices) for stage in stages}
-    transfers = transfer_costs(pipeline.reshards, prices.network)
+    transfers = transfer_costs(pipeline.reshards, prices.network, prices.inside)
     return Costs(tuple(placement), pipeline.edges, times, transfers)
 
 

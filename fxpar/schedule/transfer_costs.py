@@ -15,22 +15,24 @@ if TYPE_CHECKING:
     from fxpar.resharding.plan import ReshardPlan
 
 
-def transfer_costs(reshards: Iterable[Reshard], network: Network) -> dict[Route, TransferCost]:
+def transfer_costs(
+    reshards: Iterable[Reshard], network: Network, inside: Network = LOOPBACK
+) -> dict[Route, TransferCost]:
     """What the transfers of every microbatch cost; lent parameters and their gradients are not among them."""
     return {
         (reshard.crossing.port.name, reshard.crossing.source, reshard.crossing.targets): plan_cost(
-            reshard.plan, network
+            reshard.plan, network, inside
         )
         for reshard in reshards
         if not reshard.crossing.is_of_parameter
     }
 
 
-def plan_cost(plan: ReshardPlan, network: Network) -> TransferCost:
+def plan_cost(plan: ReshardPlan, network: Network, inside: Network = LOOPBACK) -> TransferCost:
     """The cost of one resharding: bytes at the rate of the interfaces; messages cost those that send them.
 
-    Inside a host, ranks copy into memory that they share and out of it, one task after another at worst. Sockets of
-    one machine copy as often, so that `LOOPBACK` is of the right order; no interface is busy.
+    What stays on a host keeps no interface busy. CPU ranks copy it into memory that they share and out of it, one task
+    after another at worst; sockets of one machine copy as often, so that `LOOPBACK` is of the right order.
     """
     busy_us: defaultdict[str, float] = defaultdict(float)
     inside_us = 0.0
@@ -41,5 +43,5 @@ def plan_cost(plan: ReshardPlan, network: Network) -> TransferCost:
             busy_us[f"host {plan.hosts[source]} sends"] += network.chunk_us * relay.num_chunks
             busy_us[f"host {plan.hosts[target]} receives"] += network.time_us(num_bytes)
         if not relay.num_hops:
-            inside_us = max(inside_us, LOOPBACK.time_us(num_bytes) + LOOPBACK.chunk_us)
+            inside_us = max(inside_us, inside.time_us(num_bytes) + inside.chunk_us)
     return TransferCost(max(plan.time_us(network), inside_us), dict(busy_us))

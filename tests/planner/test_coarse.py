@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from fxpar.planner import equations as eq
 from fxpar.planner.cluster import cluster_named
-from fxpar.planner.coarse import Matrix, coarse_bytes, coarse_us, matrices_of, rows_of
+from fxpar.planner.coarse import Matrix, analytic_estimate, coarse_bytes, matrices_of, rows_of
 from fxpar.planner.configuration import Configuration, candidates
 
 A100 = cluster_named("dgx-a100")
@@ -19,24 +21,55 @@ def mesh(microbatches: int = 1, **sizes: int) -> Configuration:
     return Configuration({axis: sizes.get(axis, 1) for axis in ("pipe", "data", "z", "y", "x")}, microbatches)
 
 
+def step_us(matrices: list[Matrix], rows: int, on: Configuration, *, splits_backward: bool = False) -> float:
+    """Of what does nothing but multiply."""
+    return analytic_estimate(matrices, rows, on, A100, splits_backward=splits_backward).step_us(0.0)
+
+
 def test_a_transposed_layer_follows_a_plain_one_as_in_the_equations() -> None:
-    """On one host, all of whose links are alike: the difference to no mesh is Eq. 9 of either form."""
+    """On one host, all of whose links are alike: the difference to no mesh is Eq. 9 of either form, and latencies."""
     rows, on = 32768, mesh(x=2, y=4)
     values = {eq.m: rows, eq.k: LAYER.k, eq.n: LAYER.n, eq.width: 2}
     values |= {eq.size[axis]: on.mesh[axis] for axis in eq.AXES}
     values |= dict.fromkeys(eq.bandwidth.values(), A100.intra_bytes_per_us)
     sent = sum(float(eq.layer_time(transposed=transposed).subs(values)) for transposed in (False, True))
     computed = 2 * 6 * LAYER.k * LAYER.n * rows / 312e6 / 8
-    assert coarse_us([LAYER, LAYER], rows, on, A100) == pytest.approx(computed + sent)
+    latencies = 2 * (math.log2(2) + math.log2(4)) * A100.intra_latency_us
+    assert step_us([LAYER, LAYER], rows, on) == pytest.approx(computed + sent + latencies)
 
 
-def test_data_groups_divide_the_rows_and_pipelines_the_layers() -> None:
-    alone = coarse_us([LAYER], 32768, mesh(), A100)
-    assert coarse_us([LAYER], 32768, mesh(microbatches=4, pipe=2), A100) == pytest.approx(alone / 2 * (1 + 1 / 4))
+def test_data_groups_divide_the_rows() -> None:
     rows = 2**30  # so many that reducing gradients is nothing beside them
-    assert coarse_us([LAYER], rows, mesh(data=8), A100) == pytest.approx(
-        coarse_us([LAYER], rows, mesh(), A100) / 8, rel=0.01
-    )
+    assert step_us([LAYER], rows, mesh(data=8)) == pytest.approx(step_us([LAYER], rows, mesh()) / 8, rel=0.01)
+
+
+def test_pipelines_divide_the_layers_but_have_bubbles() -> None:
+    """A bubble is of one forward and backward, or, where weight gradients can fill it, of one forward."""
+    rows = 2**22  # so many that messages are nothing beside them
+    alone, on = step_us([LAYER], rows, mesh()), mesh(microbatches=4, pipe=2)
+    assert step_us([LAYER], rows, on) == pytest.approx(alone / 2 * (1 + 1 / 4), rel=0.01)
+    assert step_us([LAYER], rows, on, splits_backward=True) == pytest.approx(alone / 2 * (1 + 1 / 12), rel=0.01)
+
+
+def test_few_rows_take_as_long_as_reading_the_weights() -> None:
+    read_us = 3 * 2 * LAYER.k * LAYER.n / A100.memory_bytes_per_us
+    assert step_us([LAYER], 1, mesh()) == pytest.approx(read_us, rel=0.01)
+    assert step_us([LAYER], 4, mesh(microbatches=4)) == pytest.approx(4 * read_us, rel=0.01)
+
+
+def test_every_microbatch_pays_the_latency_of_collectives_and_messages() -> None:
+    few, many = (analytic_estimate([LAYER], 64, mesh(count, pipe=2, x=8), A100) for count in (1, 64))
+    least = A100.intra_latency_us * 3 / 2
+    assert few.collectives_us > many.collectives_us > least == pytest.approx(many.collectives_us, rel=0.2)
+    assert few.message_us > many.message_us > A100.inter_latency_us
+
+
+def test_what_is_computed_besides_products_is_told_by_what_a_rank_computes() -> None:
+    found = analytic_estimate([LAYER], 4096, mesh(microbatches=2, pipe=2), A100)
+    products_us = 2 * found.matmul_us
+    assert found.other_us(products_us + 10.0) == pytest.approx(20.0), "by two ranks"
+    assert found.other_us(products_us / 2) == 0.0
+    assert found.step_us(20.0) == pytest.approx(found.step_us(0.0) + 10.0 * 3 / 2), "with its part of the bubble"
 
 
 def test_all_axes_but_data_divide_what_a_rank_keeps() -> None:
