@@ -29,6 +29,10 @@ _QUEUE = "root tbf rate {rate_mbit}mbit burst 18kb latency 20ms"
 # minutes, and a namespace ends with its last connection.
 _LAST_TRIES = ("tee", "/proc/sys/net/ipv4/tcp_orphan_retries"), ("2",)
 
+# The kernel's default may be BBR, whose connections probe for their share of a link again and again. Where they share
+# both directions of links, as between stages, they leave an eighth of them unused, and those of Reno next to nothing.
+_CONGESTION_CONTROL = ("tee", "/proc/sys/net/ipv4/tcp_congestion_control"), ("reno",)
+
 # Real hosts would have processors of their own: here, ranks go before whatever else this machine runs.
 _HASTE = 10
 
@@ -129,6 +133,7 @@ class EmulatedCluster:
             host.run(("ip", "-batch", "-"), ["link set lo up", *up])
             host.run(("tc", *f"qdisc add dev {DEVICE} {queue}".split()))
             host.run(*_LAST_TRIES)
+            host.run(*_CONGESTION_CONTROL)
 
 
 def _enter_host(networks: Sequence[str], rank: int) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import count
 
 from fxpar.errors import InvalidScheduleError
 from fxpar.schedule.action import Action
 from fxpar.schedule.costs import Costs, Route, TransferCost
 from fxpar.schedule.instruction import Compute, PostReceive, Send, Wait
+from fxpar.schedule.links import Flow, Links
 from fxpar.schedule.program import Program
 from fxpar.schedule.timeline import SENDS, WAIT, Span, Timeline
 from fxpar.schedule.transfer import Routes, Transfer
@@ -20,8 +22,8 @@ def simulate(programs: Sequence[Program], costs: Costs) -> Timeline:
     """Run the instructions of each pipe rank in order: computations take their time, waits last until arrival.
 
     All else takes no time and goes on beside them. A transfer starts once it is sent, its first receiver has posted,
-    and each link that it takes has moved all that asked for it earlier; links take what was asked for first. All
-    ranks of a multicast have it after the same time, unless one that is to pass it on posts late.
+    and all earlier ones over the same links have passed. It shares its links with those over others, as `Links` says.
+    All ranks of a multicast have it after the same time, unless one that is to pass it on posts late.
     Time 0 is the start of the step.
 
     Raises:
@@ -44,11 +46,20 @@ class _Way:
 
 @dataclass(slots=True)
 class _Message:
-    """A transfer: who has posted it, when it left, when it arrives on each rank, and who blocks on it unsent."""
+    """A transfer.
+
+    posted: the ranks that have posted their receive.
+    ready_us: when it was sent and each rank, and all that pass it on to it, had posted.
+    start_us, end_us: when it started, and when it has arrived on all ranks that were ready by then.
+    arrivals_us: on each rank.
+    blocked: ranks that wait for it.
+    """
 
     posted: set[int] = field(default_factory=set)
     is_sent: bool = False
+    ready_us: dict[int, float] = field(default_factory=dict)
     start_us: float | None = None
+    end_us: float | None = None
     arrivals_us: dict[int, float] = field(default_factory=dict)
     blocked: set[int] = field(default_factory=set)
 
@@ -61,16 +72,21 @@ class _Simulation:
         self._routes = Routes(costs.edges, costs.placement)
         self._ways: dict[Route, _Way] = {}
         self._messages: defaultdict[Transfer, _Message] = defaultdict(_Message)
-        self._link_free_us: defaultdict[str, float] = defaultdict(float)
+        self._links = Links(self._end_flow_at)
         self._positions = [0] * len(programs)
         self._waits: dict[int, tuple[Transfer, float]] = {}
         self._spans: list[Span] = []
-        # Those that go on at the same time do so in the order of their numbers.
+        # Ranks that go on at the same time do so in the order of their numbers.
         self._events = [(0.0, rank) for rank in range(len(programs))]
+        self._flow_ends: list[tuple[float, int, int, Flow]] = []
+        self._numbers = count()
 
     def run(self) -> None:
         """Run all programs to their ends."""
-        while self._events:
+        while self._events or self._flow_ends:
+            if self._flow_ends and (not self._events or self._flow_ends[0][0] <= self._events[0][0]):
+                self._end_flow(*heappop(self._flow_ends))
+                continue
             now, rank = heappop(self._events)
             self._end_wait(rank, now)
             self._go_on(rank, now)
@@ -83,7 +99,7 @@ class _Simulation:
         spans = list(self._spans)
         for transfer, message in self._messages.items():
             way = self._way(transfer)
-            if message.start_us is not None and way.cost.time_us:
+            if message.arrivals_us and message.start_us is not None and way.cost.time_us:
                 end_us = max(message.arrivals_us.values())
                 spans.append(Span.of_transfer(way.source, SENDS, transfer, message.start_us, end_us))
         return tuple(sorted(spans, key=lambda span: (span.rank, span.begin_us, span.end_us, span.name)))
@@ -132,26 +148,50 @@ class _Simulation:
                 self._spans.append(Span.of_transfer(rank, WAIT, transfer, begin_us, now))
 
     def _progress(self, transfer: Transfer, now: float) -> None:
-        """Start `transfer` if it can, and find out when it arrives where it is awaited."""
+        """Start `transfer` if it can, and note which ranks it can reach now."""
         message, way = self._messages[transfer], self._way(transfer)
         if not message.is_sent or way.targets[0] not in message.posted:
             return
-        if message.start_us is None:
-            message.start_us = self._take_links(way.cost.busy_us, now)
+        if not message.ready_us:
+            self._start(transfer, way.cost, now)
         for rank in way.targets:
             if rank not in message.posted:
                 break  # nor does it pass anything on
-            if rank not in message.arrivals_us:
-                message.arrivals_us[rank] = max(message.start_us, now) + way.cost.time_us
-                if rank in message.blocked:
-                    heappush(self._events, (message.arrivals_us[rank], rank))
+            if rank not in message.ready_us:
+                message.ready_us[rank] = now
+                self._deliver(message, rank, way.cost)
 
-    def _take_links(self, busy_us: Mapping[str, float], now: float) -> float:
-        """When all these links are free; they are taken from then on."""
-        start_us = max([now, *(self._link_free_us[link] for link in busy_us)])
-        for link, time_us in busy_us.items():
-            self._link_free_us[link] = start_us + time_us
-        return start_us
+    def _start(self, transfer: Transfer, cost: TransferCost, now: float) -> None:
+        message = self._messages[transfer]
+        if any(cost.busy_us.values()):
+            self._note_start(self._links.add(transfer, cost.busy_us, now), now)
+        else:
+            message.start_us, message.end_us = now, now + cost.time_us
+
+    def _note_start(self, flow: Flow | None, now: float) -> None:
+        if flow is not None:
+            self._messages[flow.transfer].start_us = now
+
+    def _end_flow_at(self, end_us: float, flow: Flow) -> None:
+        heappush(self._flow_ends, (end_us, next(self._numbers), flow.version, flow))
+
+    def _end_flow(self, now: float, _: int, version: int, flow: Flow) -> None:
+        """A transfer has passed its links, unless it has changed its pace since that was foreseen."""
+        if version != flow.version:
+            return
+        message, cost = self._messages[flow.transfer], self._way(flow.transfer).cost
+        message.end_us = now + cost.time_us - max(cost.busy_us.values())
+        for rank in message.ready_us:
+            self._deliver(message, rank, cost)
+        self._note_start(self._links.end(flow, now), now)
+
+    def _deliver(self, message: _Message, rank: int, cost: TransferCost) -> None:
+        """Find out when a message arrives on a rank that is ready for it, and wake that if it waits."""
+        if message.end_us is None:
+            return
+        message.arrivals_us[rank] = max(message.end_us, message.ready_us[rank] + cost.time_us)
+        if rank in message.blocked:
+            heappush(self._events, (message.arrivals_us[rank], rank))
 
     def _way(self, transfer: Transfer) -> _Way:
         route = transfer.edge, transfer.source, transfer.targets

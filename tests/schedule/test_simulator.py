@@ -215,17 +215,50 @@ def test_a_value_whose_layout_changes_on_its_rank_takes_its_time() -> None:
     assert simulate(lower(schedule, chain(2)), costs).makespan_us == 9
 
 
-def test_transfers_of_one_host_share_its_interface() -> None:
-    """Stage 1 sends its value and its gradient through one interface, in the order in which it made them."""
-    schedule = forward_only(build_schedule("gpipe", 3, 1))
+def _from_one_host(first_us: float, second_us: float) -> dict[str, tuple[float, float]]:
+    """Stage 0 sends to both others, whose hosts receive alone; each transfer takes 1 besides what links take."""
     edges = Edge("a", 0, (1,)), Edge("b", 0, (2,))
     transfers = {
-        ("a", 0, (1,)): TransferCost(4.0, {"host 0 sends": 3.0, "host 1 receives": 3.0}),
-        ("b", 0, (2,)): TransferCost(4.0, {"host 0 sends": 3.0, "host 2 receives": 3.0}),
+        ("a", 0, (1,)): TransferCost(first_us + 1, {"host 0 sends": first_us, "host 1 receives": first_us}),
+        ("b", 0, (2,)): TransferCost(second_us + 1, {"host 0 sends": second_us, "host 2 receives": second_us}),
     }
     costs = Costs((0, 1, 2), edges, {key: {"F": 1.0} for key in range(3)}, transfers)
-    times = _times(simulate(lower(schedule, edges), costs))
-    assert times == {"0F0": (0, 1), "1F0": (5, 6), "2F0": (1 + 3 + 4, 9)}
+    return _times(simulate(lower(forward_only(build_schedule("gpipe", 3, 1)), edges), costs))
+
+
+def test_transfers_to_different_hosts_share_an_interface_fairly() -> None:
+    assert _from_one_host(3, 3) == {"0F0": (0, 1), "1F0": (1 + 6 + 1, 9), "2F0": (1 + 6 + 1, 9)}
+
+
+def test_what_is_left_of_a_transfer_has_the_interface_for_itself_when_the_other_has_passed() -> None:
+    assert _from_one_host(2, 5) == {"0F0": (0, 1), "1F0": (1 + 4 + 1, 7), "2F0": (1 + 7 + 1, 10)}
+
+
+def test_a_transfer_that_uses_half_a_link_leaves_the_other_half() -> None:
+    edges = Edge("a", 0, (2,)), Edge("b", 1, (2,))
+    transfers = {
+        ("a", 0, (2,)): TransferCost(4.0, {"host 0 sends": 4.0, "host 2 receives": 2.0}),
+        ("b", 1, (2,)): TransferCost(4.0, {"host 1 sends": 4.0, "host 2 receives": 2.0}),
+    }
+    costs = Costs((0, 1, 2), edges, {key: {"F": 1.0} for key in range(3)}, transfers)
+    times = _times(simulate(lower(forward_only(build_schedule("gpipe", 3, 1)), edges), costs))
+    assert times["2F0"] == (1 + 4, 6)
+
+
+def test_values_under_way_slow_down_the_gradients_that_others_wait_for() -> None:
+    """A middle stage sends and receives for 4 per microbatch, and computes for 3.
+
+    Served one after another, its messages would take 4. Values that are sent ahead share the interfaces with gradients.
+    """
+    costs = {
+        (f"out{edge}", *ends): TransferCost(2.0, {f"{ends[0]} sends": 2.0, f"{ends[1][0]} receives": 2.0})
+        for edge in range(3)
+        for ends in ((edge, (edge + 1,)), (edge + 1, (edge,)))
+    }
+    compute: dict[int, dict[Kind, float]] = {stage: {"F": 1.0, "I": 1.0, "W": 1.0} for stage in range(4)}
+    step = Costs((0, 1, 2, 3), chain(4), compute, costs)
+    few, many = (simulate(lower(build_schedule("eager-1f1b", 4, m), chain(4)), step).makespan_us for m in (40, 80))
+    assert (many - few) / 40 == pytest.approx(4.5)
 
 
 def test_the_cost_of_a_transfer_that_nobody_gave_is_missed_by_name() -> None:
