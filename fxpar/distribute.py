@@ -16,7 +16,7 @@ from fxpar.model.logical import install, is_distributed
 from fxpar.model.make_plan import make_plan
 from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
-from fxpar.model.stale_optimizers import watch_optimizers
+from fxpar.model.stale_optimizers import refuse_stale_optimizers
 from fxpar.plan import Plan
 from fxpar.schedule import GivenSchedule, schedule_text
 
@@ -74,7 +74,7 @@ def distribute(
     if plan is not None:
         distribution.placement = plan.placement
     distribution.plan = plan or make_plan(distribution, stages, chosen, example_inputs)
-    watch_optimizers(whole_parameters(distribution))
+    refuse_stale_optimizers(whole_parameters(distribution))
     shard_parameters(distribution, init_weights)
     install_state_dict_hooks(distribution)
     watch_optimizers()

@@ -23,7 +23,7 @@ _checked: WeakSet[Optimizer] = WeakSet()
 """The optimizers that hold none of them."""
 
 
-def watch_optimizers(replaced: Mapping[str, Tensor]) -> None:
+def refuse_stale_optimizers(replaced: Mapping[str, Tensor]) -> None:
     """From now on, an optimizer of one of the `replaced` parameters raises StaleOptimizerError when it steps."""
     for name, parameter in replaced.items():
         _replaced[parameter] = name
