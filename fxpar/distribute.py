@@ -17,6 +17,7 @@ from fxpar.model.make_plan import make_plan
 from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
 from fxpar.model.stale_optimizers import refuse_stale_optimizers
+from fxpar.model.unset import materialize_buffers
 from fxpar.plan import Plan
 from fxpar.schedule import GivenSchedule, schedule_text
 
@@ -42,7 +43,7 @@ def distribute(
     Args:
         model: any module whose forward returns a loss: of its scalar results that require grad, the one under the key
             or in the field "loss", else the first. It may be built under `torch.device("meta")`: then its parameters
-            are initialised piece by piece.
+            are initialised or loaded piece by piece.
         mesh: from `init_mesh`.
         stages: paths of the modules that open the second and later stages, or a count (default: the pipe axis, twice
             that for an interleaved schedule).
@@ -54,7 +55,8 @@ def distribute(
             balancing stages and for finding the storage of weights that have no hint.
         batch_dims: argument name or position -> its batch dim, or None to share it between microbatches. By default
             tensors whose first dim equals that of the first tensor are split along it.
-        init_weights: initialises one module's parameters; default: the module's `reset_parameters`.
+        init_weights: initialises the parameters and buffers of one module from the meta device; default: the module's
+            `reset_parameters`. What has no values then must be loaded before the first step.
         plan: a plan made before; then `stages`, `microbatches` and `schedule` come from it.
 
     Raises:
@@ -71,11 +73,12 @@ def distribute(
     chosen = schedule_text(schedule) if plan is None else plan.schedule
     distribution = Distribution.of(model, mesh, layouts, microbatches, batch_dims)
     install(distribution)
+    on_meta = materialize_buffers(model, mesh.device_type)
     if plan is not None:
         distribution.placement = plan.placement
     distribution.plan = plan or make_plan(distribution, stages, chosen, example_inputs)
     refuse_stale_optimizers(whole_parameters(distribution))
-    shard_parameters(distribution, init_weights)
+    shard_parameters(distribution, on_meta, init_weights)
     install_state_dict_hooks(distribution)
     watch_optimizers()
     return model

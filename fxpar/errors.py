@@ -261,12 +261,24 @@ class AlreadyDistributedError(FxparError):
 
 
 class UninitializedModuleError(FxparError):
-    """A module built on the meta device has parameters and no way to initialise them."""
+    """A module built on the meta device has buffers that neither it nor a checkpoint can give values."""
 
     def __init__(self, path: str, names: Sequence[str]) -> None:
         super().__init__(
-            f"module {path!r} holds the meta parameters {', '.join(names)} and has no reset_parameters(); "
-            "pass init_weights=<callable taking a module> to distribute"
+            f"module {path!r} was built on the meta device with the buffers {', '.join(names)}, which no "
+            "checkpoint has (persistent=False), and nothing computed them; pass init_weights=<callable taking a module> that does to "
+            "distribute (models of transformers have model._init_weights), or build this module on a real device"
+        )
+
+
+class NotLoadedError(FxparError):
+    """A model built on the meta device runs before all its tensors have values."""
+
+    def __init__(self, names: Sequence[str], shown: int = 10) -> None:
+        more = f" and {len(names) - shown} more" if len(names) > shown else ""
+        super().__init__(
+            f"the model was built on the meta device, and has no values yet for {', '.join(names[:shown])}{more}; call "
+            "load_state_dict before the first step, or pass init_weights=<callable taking a module> to distribute"
         )
 
 

@@ -21,7 +21,6 @@ from fxpar.errors import (
     InvalidStagesError,
     NotCompiledError,
     StageNotFoundError,
-    UninitializedModuleError,
     UnknownScheduleError,
 )
 from fxpar.layout import Layout, Shard
@@ -114,29 +113,6 @@ def test_a_meta_model_is_initialised_piece_by_piece_with_the_same_numbers_on_eve
     torch.testing.assert_close(half["blocks.0.2.weight"], whole["blocks.0.2.weight"][:, :8], rtol=0, atol=0)
     assert whole["blocks.0.0.weight"].abs().max() <= 8**-0.5
     assert whole["blocks.0.0.weight"].std() > 0.1
-
-
-def test_a_meta_module_that_cannot_initialise_itself_is_an_error() -> None:
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.empty(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * self.scale).sum()
-
-    with torch.device("meta"):
-        model = nn.Sequential(Bare())
-    with (
-        fake_mesh() as mesh,
-        pytest.raises(UninitializedModuleError, match=r"'0' holds the meta parameters scale.*init_weights"),
-    ):
-        distribute(model, mesh)
-    with torch.device("meta"):
-        model = nn.Sequential(Bare())
-    with fake_mesh() as mesh:
-        distribute(model, mesh, init_weights=lambda module: nn.init.ones_(module.scale))
-        assert model[0].scale.to_local().tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

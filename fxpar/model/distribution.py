@@ -69,7 +69,8 @@ class Distribution:
     grad, decide which random numbers a step draws. `placement` is the place of each stage on the pipe axis.
     `num_compiles` counts the steps that were compiled; `arguments` is how those of the latest call nest.
     `buffer_stages` says which stage changes a buffer, of those that a captured forward changes; `foreign_buffers` are
-    all names of those that stages of other pipe ranks change.
+    all names of those that stages of other pipe ranks change. `unset` are this rank's tensors that have had no values
+    since the model came from the meta device.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Distribution:
         self.localized: WeakKeyDictionary[fx.GraphModule, JointGraph] = WeakKeyDictionary()
         self.buffer_stages: dict[str, int] = {}
         self.foreign_buffers: set[str] = set()
+        self.unset: list[str] = []
         self.seed = common_seed()
         self.num_steps = 0
         self.num_compiles = 0

@@ -18,6 +18,7 @@ from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.model.named_loss import named_loss
 from fxpar.model.sync_batch_norm import synchronized_forward
+from fxpar.model.unset import check_loaded
 
 _MARK = "_fxpar_distributed"
 
@@ -134,6 +135,7 @@ def _checked_call(distribution: Distribution) -> Callable[..., Any]:
     base = type(distribution.model).__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        check_loaded(distribution)
         args, kwargs = prepare_arguments(args, kwargs, distribution)
         return base(self, *args, **kwargs)
 

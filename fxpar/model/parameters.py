@@ -17,26 +17,34 @@ from fxpar.dtensor import from_local, layout_of
 from fxpar.errors import UninitializedModuleError
 from fxpar.layout import Layout
 from fxpar.model.distribution import Distribution, LogicalParameter
+from fxpar.model.unset import is_unset, unset_like
 from fxpar.tiles import logical_box, shard_of
 
 
-def shard_parameters(distribution: Distribution, init_weights: Callable[[nn.Module], None] | None) -> None:
+def shard_parameters(
+    distribution: Distribution, on_meta: Mapping[str, nn.Module], init_weights: Callable[[nn.Module], None] | None
+) -> None:
     """Keep this rank's piece of its stage's parameters, as DTensors under their old names; drop the others.
 
+    Args:
+        on_meta: the modules that held meta tensors, by path: they are initialised, as far as they can be.
+
     Raises:
-        UninitializedModuleError: a module on the meta device cannot initialise itself.
+        UninitializedModuleError: a module on the meta device has buffers that are neither initialised nor ever loaded.
     """
-    unset = _modules_on_meta(distribution.model)
     pipe, placement = distribution.mesh.coordinate["pipe"], distribution.placement
+    foreign: dict[nn.Module, dict[str, nn.Parameter]] = {}
     for fqn, parameter in distribution.parameters.items():
         planned = distribution.final_plan.parameters[fqn]
         piece = _piece(parameter, planned.layout, distribution) if placement[planned.stage] == pipe else None
         for module, attribute in parameter.homes:
-            if piece is None:
-                del module._parameters[attribute]
-            else:
+            if piece is not None:
                 module._parameters[attribute] = piece
-    _initialize(unset, distribution, init_weights)
+            elif (whole := module._parameters.pop(attribute)) is not None:
+                foreign.setdefault(module, {})[attribute] = whole
+    for path, module in on_meta.items():
+        _initialize(module, path, distribution, foreign.get(module, {}), init_weights)
+    _note_unset(on_meta, distribution)
 
 
 def _piece(parameter: LogicalParameter, layout: Layout, distribution: Distribution) -> nn.Parameter:
@@ -45,7 +53,7 @@ def _piece(parameter: LogicalParameter, layout: Layout, distribution: Distributi
     whole = module._parameters[attribute]
     assert whole is not None
     if whole.is_meta:
-        local = torch.empty(layout.local_shape(mesh.coordinate), dtype=parameter.dtype, device=mesh.device_type)
+        local = unset_like(whole, layout.local_shape(mesh.coordinate), mesh.device_type)
     else:
         local = (
             shard_of(whole.detach(), layout, mesh.coordinate)
@@ -55,31 +63,47 @@ def _piece(parameter: LogicalParameter, layout: Layout, distribution: Distributi
     return nn.Parameter(from_local(local, layout, mesh.stage_mesh), requires_grad=parameter.requires_grad)
 
 
-def _modules_on_meta(model: nn.Module) -> dict[str, nn.Module]:
-    def on_meta(module: nn.Module) -> bool:
-        return any(t.is_meta for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
-
-    return {path: module for path, module in model.named_modules() if on_meta(module)}
-
-
 def _initialize(
-    unset: Mapping[str, nn.Module], distribution: Distribution, init_weights: Callable[[nn.Module], None] | None
+    module: nn.Module,
+    path: str,
+    distribution: Distribution,
+    foreign: Mapping[str, nn.Parameter],
+    init_weights: Callable[[nn.Module], None] | None,
 ) -> None:
-    if not unset:
+    """Initialise a module by `init_weights` or by itself; `foreign` are its parameters on the meta device as before.
+
+    Those are there meanwhile: what initialises a bias looks at its weight, which another stage may hold.
+    """
+    initialize = init_weights or getattr(type(module), "reset_parameters", None)
+    if initialize is None or not (any(True for _ in module.parameters(recurse=False)) or module._buffers):
         return
-    seed = distribution.seed
-    for path, module in unset.items():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=distribution.mesh.device_type)
-        tensors = {**module._parameters, **module._buffers}
-        if not tensors:
-            continue
-        initialize = init_weights or getattr(type(module), "reset_parameters", None)
-        if initialize is None:
-            raise UninitializedModuleError(path, sorted(tensors))
-        with torch.no_grad(), _LogicalRandom(seed, path, distribution.mesh.coordinate):
+    module._parameters.update({name: nn.Parameter(p.to("meta"), p.requires_grad) for name, p in foreign.items()})
+    try:
+        with torch.no_grad(), _LogicalRandom(distribution.seed, path, distribution.mesh.coordinate):
             initialize(module)
+    finally:
+        for name in foreign:
+            del module._parameters[name]
+
+
+def _note_unset(on_meta: Mapping[str, nn.Module], distribution: Distribution) -> None:
+    """Record what has no values yet and may be loaded.
+
+    Raises:
+        UninitializedModuleError: a module has buffers that cannot be loaded.
+    """
+    saved = {id(value) for value in distribution.model.state_dict(keep_vars=True).values()}
+    names = {id(parameter): name for name, parameter in distribution.own_parameters().items()}
+    names |= {id(buffer): name for name, buffer in distribution.model.named_buffers() if id(buffer) in saved}
+    for path, module in on_meta.items():
+        tensors = {**module._parameters, **module._buffers}
+        unset = {name: value for name, value in tensors.items() if value is not None and is_unset(value)}
+        used = {name for name in unset if f"{path}.{name}".lstrip(".") not in distribution.foreign_buffers}
+        lost = [name for name, value in unset.items() if name in used and id(value) not in names]
+        if lost:
+            raise UninitializedModuleError(path, lost)
+        distribution.unset += [names[id(value)] for name, value in unset.items() if name in used]
+    distribution.unset = list(dict.fromkeys(distribution.unset))
 
 
 class _LogicalRandom(TorchDispatchMode):
@@ -94,12 +118,19 @@ class _LogicalRandom(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         fill = _RANDOM_FILLS.get(func)
-        if fill is None or not isinstance(args[0], DTensor):
+        if fill is None or not (isinstance(args[0], DTensor) or args[0].is_meta):
             return func(*args, **(kwargs or {}))
+        if not isinstance(args[0], DTensor):  # held by another stage, whose ranks draw as often
+            fill(self._skip, *args[1:], **(kwargs or {}))
+            return args[0]
         layout = layout_of(args[0])
         drawn = fill(lambda: self._draw(layout), *args[1:], **(kwargs or {}))
         args[0].to_local().copy_(drawn)
         return args[0]
+
+    def _skip(self) -> Tensor:
+        self._num_draws += 1
+        return torch.empty(0)
 
     def _draw(self, layout: Layout) -> Tensor:
         """Uniform numbers in [0, 1) of the local shape; a new stream at every call."""

@@ -42,7 +42,7 @@ def test_statistics_are_reduced_over_the_batch_axes_forward_and_backward(
         started = communicating(localize(stage.joint, mesh).module.graph)
         # Mean and variance, and the gradient of each.
         assert [line for line in started if "reduce" in line and "scatter" not in line] == [
-            f"all-reduce over {axis}" for _ in range(4) for axis in axes
+            f"all_reduce over {axis}" for _ in range(4) for axis in axes
         ]
 
 
