@@ -265,9 +265,9 @@ class UninitializedModuleError(FxparError):
 
     def __init__(self, path: str, names: Sequence[str]) -> None:
         super().__init__(
-            f"module {path!r} was built on the meta device with the buffers {', '.join(names)}, which no "
-            "checkpoint has (persistent=False), and nothing computed them; pass init_weights=<callable taking a module> that does to "
-            "distribute (models of transformers have model._init_weights), or build this module on a real device"
+            f"module {path!r} was built on the meta device with the buffers {', '.join(names)}, which no checkpoint "
+            "has (persistent=False), and nothing computed them; pass init_weights=<callable taking a module> that does "
+            "to distribute (models of transformers have model._init_weights), or build this module on a real device"
         )
 
 
