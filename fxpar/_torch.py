@@ -94,6 +94,7 @@ __all__ = [
     "rename_placeholder",
     "schema",
     "skip_frame",
+    "stored_outside",
     "symmetric_memory",
     "tag_activation_checkpoint",
     "tracing",
@@ -142,6 +143,32 @@ def recompile_limit() -> int:
 def mark_static(tensor: torch.Tensor) -> None:
     """Make Dynamo compile anew for another shape of this argument rather than trace symbolic sizes."""
     torch._dynamo.mark_static(tensor)
+
+
+def stored_outside() -> dict[fx.Node, str]:
+    """While Dynamo calls a backend: the values that objects from outside of the graph will hold, with how they do."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables import TensorVariable, VariableTracker
+    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+
+    effects = InstructionTranslator.current_tx().output.side_effects
+    found: dict[fx.Node, str] = {}
+
+    def note(values: Any, how: str) -> None:
+        def note_tensor(variable: VariableTracker) -> None:
+            if isinstance(variable, TensorVariable):
+                found[variable.as_proxy().node] = how
+
+        VariableTracker.visit(note_tensor, values)
+
+    for changed, attributes in effects.store_attr_mutations.items():
+        if isinstance(changed.mutation_type, AttributeMutationExisting):
+            for name, stored in attributes.items():
+                note(stored, f"attribute {name!r}")
+    for changed in effects.id_to_variable.values():
+        if isinstance(changed.mutation_type, ValueMutationExisting) and effects.is_modified(changed):
+            note(getattr(changed, "items", ()), "an item")
+    return found
 
 
 def compile_single_device(

@@ -20,7 +20,8 @@ _GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
 _REGION = "fxpar_checkpointed_region"
 _SOURCE = "fxpar_source"
-_TORCH_FOLDER = str(Path(torch.__file__).parent)
+_KEPT_OUTSIDE = "fxpar_kept_outside"
+_FOLDERS = tuple(f'File "{Path(file).parent}' for file in (torch.__file__, __file__))
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
 
@@ -178,6 +179,17 @@ def source(node: fx.Node) -> str | None:
     return found
 
 
+def set_kept_outside(node: fx.Node, how: str) -> None:
+    """Say that an object from outside of the captured forward keeps the value of `node`, and how."""
+    node.meta[_KEPT_OUTSIDE] = how
+
+
+def kept_outside(node: fx.Node) -> str | None:
+    """How an object from outside of the captured forward keeps the value of `node`; None where none does."""
+    found: str | None = node.meta.get(_KEPT_OUTSIDE)
+    return found
+
+
 def take_place(node: fx.Node, of: fx.Node) -> None:
     """Say of `node` what is known of the value `of`, which it replaces."""
     node.meta.update({key: of.meta[key] for key in (_PLACED, _SOURCE) if key in of.meta})
@@ -196,9 +208,9 @@ def module_path(node: fx.Node) -> str:
 
 
 def source_line(node: fx.Node) -> str:
-    """The file and line in the user's code that made the node: the innermost that is not PyTorch's own."""
+    """The file and line in the user's code that made the node: the innermost that is not PyTorch's or fxpar's own."""
     frames = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip().startswith("File ")]
-    own = [frame for frame in frames if not frame.startswith(f'File "{_TORCH_FOLDER}')]
+    own = [frame for frame in frames if not frame.startswith(_FOLDERS)]
     return (own or frames or ["source line unknown"])[-1]
 
 

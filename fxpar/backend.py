@@ -11,12 +11,13 @@ from torch import Tensor, fx
 
 from fxpar._torch import compile_single_device, graph_arguments
 from fxpar.build_step import build_step
-from fxpar.capture import belongs_to_distributed_model, read_capture
+from fxpar.capture import belongs_to_distributed_model, note_kept_outside, read_capture
 from fxpar.config import Options, is_first_rank, read_options
 from fxpar.errors import FxparError, NotDistributedError
 from fxpar.lost_peers import naming_lost_peers
 from fxpar.mesh import mesh_of_this_world
 from fxpar.model.distribution import has_distributed_model
+from fxpar.runtime.unavailable import with_unavailable
 
 
 def fxpar(
@@ -40,8 +41,9 @@ def _compile(module: fx.GraphModule, example_inputs: Sequence[Tensor], options: 
         _check_not_forgotten(example_inputs)
         return compile_single_device(module, example_inputs, options.lowering)
     with naming_lost_peers("what ranks tell each other while they compile a step"):
+        note_kept_outside()
         capture = read_capture(module, graph_arguments(module))
-        return build_step(capture, options, with_backward=torch.is_grad_enabled())
+        return with_unavailable(build_step(capture, options, with_backward=torch.is_grad_enabled()), capture.kept)
 
 
 def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:

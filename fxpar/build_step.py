@@ -29,6 +29,7 @@ from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.model.buffers import assign_buffers
 from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
+from fxpar.passes.batch_mixing import warn_of_batch_mixing
 from fxpar.passes.fusion_costs import FusionCost, dearest
 from fxpar.passes.pipeline_messages import pipeline_messages
 from fxpar.passes.verdicts import Verdict, verdict_table
@@ -87,6 +88,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     dump = Dump(options.dump, mesh.rank)
     stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
     assign_buffers(capture, stages, distribution)
+    warn_of_batch_mixing([stage.joint for stage in stages], capture, distribution)
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
     costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar.annotate import source_line
+from fxpar._torch import stored_outside
+from fxpar.annotate import kept_outside, set_kept_outside, source_line
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.markers import PLAIN
 from fxpar.passes.inline_checkpoints import inline_checkpoints
@@ -24,7 +25,8 @@ class Capture:
     `sources` are the nodes at which values enter, with their ports; `results` the nodes that leave, in output
     order, of which the forward calls `named_loss` "loss"; `arguments` the position of each input and buffer among the
     compiled function's arguments; `batch_dims` along which dim each split input is cut into microbatches of
-    `microbatch_size` rows; `buffers` the tensors captured as buffers.
+    `microbatch_size` rows; `buffers` the tensors captured as buffers; `kept` the places, among all that the compiled
+    function returns, of tensors that the forward keeps on objects of its own, with the source lines.
     """
 
     module: fx.GraphModule
@@ -36,6 +38,7 @@ class Capture:
     batch_dims: Mapping[Port, int]
     microbatch_size: int | None
     buffers: Mapping[Port, Tensor]
+    kept: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def loss(self) -> int | None:
@@ -99,7 +102,7 @@ def read_capture(module: fx.GraphModule, held: Sequence[Tensor]) -> Capture:
     Raises:
         GraphBreakError: the graph has no end, so the forward goes on in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
-        UnsupportedGraphError: an argument is a symbolic number, or the graph returns more than the forward's results.
+        UnsupportedGraphError: an argument is a symbolic number, or an object from outside keeps a tensor.
     """
     inline_checkpoints(module)
     nodes = list(module.graph.nodes)
@@ -113,16 +116,20 @@ def read_capture(module: fx.GraphModule, held: Sequence[Tensor]) -> Capture:
         for node, port in sources.items()
         if port.kind is not PortKind.PARAMETER
     }
-    leaving = _output_nodes(module)
-    results = [_result(node) for node in leaving]
+    outputs = _output_nodes(module)
+    leaving = [node for node in outputs if is_marker(node, "exit")]
+    results = [node.all_input_nodes[0] for node in leaving]
     named_loss = next((position for position, node in enumerate(leaving) if node.args[1] is True), None)
+    kept = {position: node for position, node in enumerate(outputs) if not is_marker(node, "exit")}
+    _check_kept(kept.values())
     entered = [node for node in nodes if is_marker(node, "enter") and node.args[2] != PLAIN]
     batch_dims = {sources[node]: int(str(node.args[2])) for node in entered}
     microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
     handle = exits[0].args[2]
     assert isinstance(handle, int), f"{exits[0]} names no model"
     buffers = {port: held[position] for port, position in arguments.items() if port.kind is PortKind.BUFFER}
-    return Capture(module, handle, sources, results, named_loss, arguments, batch_dims, microbatch_size, buffers)
+    lines = {position: source_line(node) for position, node in kept.items()}
+    return Capture(module, handle, sources, results, named_loss, arguments, batch_dims, microbatch_size, buffers, lines)
 
 
 def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:
@@ -159,15 +166,21 @@ def _output_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
     return [node for node in returned if isinstance(node, fx.Node)]
 
 
-def _result(node: fx.Node) -> fx.Node:
-    if not is_marker(node, "exit"):
-        raise UnsupportedGraphError(
-            f"the forward keeps the tensor {node.name} on an object outside the graph: {source_line(node)}\n"
-            "  a tensor may leave a distributed forward only as a result; return it instead"
-        )
-    result = node.args[0]
-    assert isinstance(result, fx.Node)
-    return result
+def note_kept_outside() -> None:
+    """Mark the values that objects from outside of the forward keep; only while Dynamo calls a backend it is known."""
+    for node, how in stored_outside().items():
+        set_kept_outside(node, how)
+
+
+def _check_kept(kept: Iterable[fx.Node]) -> None:
+    """What objects of the forward's own keep need not be there; what others keep, users and later steps will read."""
+    for node in kept:
+        if (how := kept_outside(node)) is not None:
+            raise UnsupportedGraphError(
+                f"the forward keeps the tensor {node.name} as {how} of an object from outside of it: "
+                f"{source_line(node)}\n  a tensor may leave a distributed forward only as a result: return it instead, "
+                "or register a buffer and change that in place"
+            )
 
 
 def _graph_break(module: fx.GraphModule) -> GraphBreakError | RandomGeneratorError:
@@ -194,6 +207,8 @@ def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence
     """Trace the marked forward of `model` with Dynamo, without running it; meta tensors are replaced by empty ones."""
 
     def backend(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        note_kept_outside()
+
         def stop(*args: Any) -> Any:
             raise _Captured(read_capture(module, args))
 

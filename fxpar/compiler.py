@@ -199,7 +199,8 @@ def divide_stage(
     hoisted = hoist_storage(local, gathers=storage.gathers_once, reductions=storage.reduces_once)
     parts = partition(hoisted.body, remat)
     # After the forward is cut off, so that it saves the same values whatever the schedule.
-    halves = split_backward(hoisted.body, parts) if schedule.splits(index) else None
+    is_split = schedule.splits(index) and parts.backward is not None
+    halves = split_backward(hoisted.body, parts) if is_split else None
     owners = distribution.final_plan.parameters
     own = {name for name, parameter in owners.items() if parameter.stage == index}
     memory = stage_memory(local, hoisted, kept_memory(hoisted.body, parts, halves), own)

@@ -163,6 +163,17 @@ class RandomGeneratorError(FxparError):
         )
 
 
+class UnavailableTensorError(FxparError):
+    """A tensor that the forward keeps on an object was read."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"the model's forward keeps a tensor on an object at {where}: a distributed step has it in pieces, on the "
+            "ranks of one stage and for one microbatch after another, and keeps none of them; return the tensor from "
+            "the forward, and read it in the output"
+        )
+
+
 class NoLossError(FxparError):
     """Gradients are enabled, but the forward returns no scalar to differentiate."""
 

@@ -71,6 +71,7 @@ class Distribution:
     `buffer_stages` says which stage changes a buffer, of those that a captured forward changes; `foreign_buffers` are
     all names of those that stages of other pipe ranks change. `unset` are this rank's tensors that have had no values
     since the model came from the meta device.
+    `has_warned_of_mixing`: as `fxpar.passes.batch_mixing` does once.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Distribution:
         self.num_steps = 0
         self.num_compiles = 0
         self.arguments: pytree.TreeSpec | None = None
+        self.has_warned_of_mixing = False
         self.handle = next(_handles)
         _by_handle[self.handle] = self
 

@@ -164,12 +164,14 @@ def split(call: OpCall) -> Einsum:
 
 
 def concatenated(call: OpCall) -> Einsum | None:
-    """cat: a dim is sharded within blocks of which every piece has some."""
+    """cat: a dim is sharded within blocks of which every piece has some. Tensors of shape (0,) are skipped."""
     rank = len(_result(call))
-    if any(len(shape) != rank for shape in call.inputs):
-        return None  # cat skips tensors of shape (0,) whatever the rank of the others
-    whole, pieces = _whole_and_pieces(call.inputs, dim_argument(call, rank=rank))
-    return Einsum(pieces, (whole,))
+    joined = [shape for shape in call.inputs if shape != (0,)]
+    if not joined:
+        return None
+    whole, pieces = _whole_and_pieces(tuple(joined), dim_argument(call, rank=rank))
+    remaining = iter(pieces)
+    return Einsum(tuple((None,) if shape == (0,) else next(remaining) for shape in call.inputs), (whole,))
 
 
 def _whole_and_pieces(shapes: tuple[Shape | None, ...], dim: int) -> tuple[Dims, tuple[Dims, ...]]:

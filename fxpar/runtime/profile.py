@@ -20,7 +20,7 @@ _REPEATS = 5
 def profile_stage(stage: CompiledStage) -> dict[Kind, float]:
     """Microseconds of each kind of action that `stage` was compiled for; a collective of the ranks that share it.
 
-    Medians, after one run that is not counted.
+    Medians, after one run that is not counted. A backward takes no time where there is nothing to train.
     """
     with torch.no_grad():
         times: dict[Kind, float] = {}
@@ -33,6 +33,8 @@ def profile_stage(stage: CompiledStage) -> dict[Kind, float]:
             found, times["I"] = _timed(stage.split.inputs, [*stage.split.for_inputs(saved), *tangents])
             carried = found[len(stage.returned_edges) :]
             _, times["W"] = _timed(stage.split.weights, [*stage.split.for_weights(saved), *carried])
+        if not stage.gradients:
+            times |= {"B": 0.0, "I": 0.0, "W": 0.0}
     return times
 
 

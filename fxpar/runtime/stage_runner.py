@@ -37,11 +37,12 @@ class StageRunner:
         }
         self.parameters = [port.name for port in stage.gradients if port.kind is not PortKind.EDGE]
         self._edges = stage.returned_edges
+        self._trains = bool(stage.gradients)
         self._runs: Mapping[Kind, Callable[[int, StepState], None]] = {
             "F": self._forward,
-            "B": self._backward,
-            "I": self._input_gradients,
-            "W": self._weight_gradients,
+            "B": self._backward if self._trains else self._nothing_to_train,
+            "I": self._input_gradients if self._trains else self._nothing_to_train,
+            "W": self._weight_gradients if self._trains else self._nothing_to_train,
         }
 
     @property
@@ -70,8 +71,9 @@ class StageRunner:
                 state.gradients.pop((edge, microbatch), None)
             for edge in self._returning:
                 del state.returning[edge, self.stage.index, microbatch]
-            del state.saved[self.stage.index, microbatch]
-        else:
+            if self._trains:
+                del state.saved[self.stage.index, microbatch]
+        elif self._trains:
             del state.carried[self.stage.index, microbatch]
 
     def _forward(self, microbatch: int, state: StepState) -> None:
@@ -122,6 +124,11 @@ class StageRunner:
         assert stage.split is not None, f"stage {stage.index} was compiled without a split backward"
         kept = state.carried[stage.index, microbatch]
         self._accumulate(stage.split.weights(*kept), kept, state)
+
+    def _nothing_to_train(self, microbatch: int, state: StepState) -> None:
+        """The backward of a stage without gradients: those that wait for one of an edge get zeros."""
+        self._return((), microbatch, state)
+        self._accumulate((), (), state)
 
     def _return(self, gradients: Sequence[Tensor], microbatch: int, state: StepState) -> None:
         for edge, gradient in (*zip(self._edges, gradients, strict=True), *self._zeros.items()):
