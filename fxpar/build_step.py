@@ -20,7 +20,7 @@ from fxpar.compiler import (
     overlap_stage,
     plan_stages,
 )
-from fxpar.config import ALL_STAGES, SLEEP, Options, is_first_rank
+from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lost_peers import warning_of_a_long_wait
@@ -226,7 +226,10 @@ def _divide(
     remat = Remat(options.remat, options.gathered_bytes)
     for storage in storage_choices(options.gather_weights, options.reduce_gradients, num_microbatches, mesh.z):
         graphs = [
-            divide_stage(stages[index], graph, distribution, schedule, storage, remat) for index, graph in local.items()
+            divide_stage(
+                stages[index], graph, distribution, schedule, storage, remat, fuses=options.lowering == INDUCTOR
+            )
+            for index, graph in local.items()
         ]
         memory = {each.planned.joint.index: each.memory for each in graphs}
         costs = gather_costs(replace(costs, memory=memory))

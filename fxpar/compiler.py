@@ -42,6 +42,7 @@ from fxpar.planner.prices import prices_of
 from fxpar.planner.remat import NO_REMAT, Remat
 from fxpar.planner.stage_memory import stage_memory
 from fxpar.planner.storage import Storage
+from fxpar.planner.working_memory import working_bytes
 from fxpar.schedule import Schedule
 from fxpar.schedule.memory import StageMemory
 from fxpar.stage import (
@@ -192,8 +193,13 @@ def divide_stage(
     schedule: Schedule,
     storage: Storage,
     remat: Remat = NO_REMAT,
+    *,
+    fuses: bool = True,
 ) -> StageGraphs:
-    """The passes that divide what `localize_stage` gives into what runs at different times."""
+    """The passes that divide what `localize_stage` gives into what runs at different times.
+
+    `fuses`: whether the lowering makes one kernel of several operations, by which they take less memory.
+    """
     index = planned.joint.index
     # Before the forward is cut off, so that nothing is saved that is there for the whole step.
     hoisted = hoist_storage(local, gathers=storage.gathers_once, reductions=storage.reduces_once)
@@ -203,7 +209,8 @@ def divide_stage(
     halves = split_backward(hoisted.body, parts) if is_split else None
     owners = distribution.final_plan.parameters
     own = {name for name, parameter in owners.items() if parameter.stage == index}
-    memory = stage_memory(local, hoisted, kept_memory(hoisted.body, parts, halves), own)
+    working = working_bytes(hoisted.body, parts, halves, fuses=fuses)
+    memory = stage_memory(local, hoisted, kept_memory(hoisted.body, parts, halves), own, working)
     return StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
 
 

@@ -22,8 +22,8 @@ from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
 
-SLEEP = "sleep"
-LOWERINGS = ("inductor", "aten", SLEEP)
+INDUCTOR, SLEEP = "inductor", "sleep"
+LOWERINGS = (INDUCTOR, "aten", SLEEP)
 LAST_STAGE, ALL_STAGES = "last_stage", "all"
 
 

@@ -18,13 +18,16 @@ _ADAM_STATES = 2
 """What optimizers are taken to keep for every weight that they train: Adam's two moments."""
 
 
-def stage_memory(local: JointGraph, hoisted: Hoisted, kept: KeptMemory, own: Collection[str]) -> StageMemory:
+def stage_memory(
+    local: JointGraph, hoisted: Hoisted, kept: KeptMemory, own: Collection[str], working: Mapping[Kind, int]
+) -> StageMemory:
     """Figures of one stage.
 
     Args:
         local: its graph before anything was hoisted out of it.
         kept: what the graphs of a microbatch keep.
         own: the parameters that its ranks own, which may be fewer than it uses.
+        working: as `working_bytes` gives it.
     """
     inputs, outputs, tangents, gradients = _port_bytes(local)
     weights = {port: size for port, size in inputs.items() if port.kind is PortKind.PARAMETER and port.name in own}
@@ -47,6 +50,10 @@ def stage_memory(local: JointGraph, hoisted: Hoisted, kept: KeptMemory, own: Col
         read_until=_until(kept.inputs),
         gradients_of_until=frozenset(port.port.name for port in kept.tangents),
         returned_until=frozenset(port.port.name for port in kept.gradients),
+        working=working,
+        terms=sum(size for port, size in gradients.items() if port.kind is PortKind.PARAMETER)
+        if hoisted.reductions is None
+        else _unreduced_bytes(hoisted),
     )
 
 

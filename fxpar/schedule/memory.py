@@ -18,7 +18,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 class StageMemory:
     """Bytes of one stage on one of its ranks; what differs by microbatch is given for one.
 
-    parameters, gradients, optimizer: there all the time.
+    parameters, optimizer: there all the time.
+    gradients: sums over microbatches, from the first backward on; none are taken to be left of the step before.
+    terms: gradients of parameters that each backward, or W, makes anew; the first are what become the sums.
     saved_for_inputs: made by F and kept until B, or until I where the backward is split.
     saved_for_weights: made by F and kept until B, or until W.
     carried: made by I and kept until W.
@@ -28,9 +30,9 @@ class StageMemory:
     values_until, read_until: edges made or read whose memory is itself saved, with the action that needs it last: "I"
         or "W". (A whole backward needs all until B.)
     gradients_of_until, returned_until: edges whose gradient, received or returned, is itself carried until W.
-    working: by kind of action, the most that one takes while it runs, beyond what it is given and gives.
+    working: by kind of action, the most that one takes while it runs, beyond what it is given and gives; with `terms`.
 
-    No byte is in two figures: what `*_until` name is in `values`, `read`, `gradients_of` and `returned` alone.
+    No byte is in two other figures: what `*_until` name is in `values`, `read`, `gradients_of` and `returned` alone.
     """
 
     parameters: int = 0
@@ -49,6 +51,7 @@ class StageMemory:
     gradients_of_until: frozenset[str] = frozenset()
     returned_until: frozenset[str] = frozenset()
     working: Mapping[Kind, int] = field(default_factory=dict)
+    terms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

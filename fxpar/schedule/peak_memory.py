@@ -21,8 +21,10 @@ def peak_memory(
     """The peak of every rank; exact without timing, for a rank's instructions run one after another.
 
     A receive takes its buffer when it is posted, an action what it makes when it is computed. What is sent is kept
-    until its completion, or to the end. What stays on a rank is handed over, and has no buffer of its own. What
-    transports need beside that is not counted.
+    until its completion, or to the end. What stays on a rank is handed over, and has no buffer of its own.
+
+    Not counted: what kernels and transports need inside, the buckets in which gradients are reduced after the last
+    action, what the optimizer takes for its step, and gaps that an allocator leaves.
 
     Args:
         memory: the figures of every stage.
@@ -56,11 +58,11 @@ class _Walk:
         self._program, self._routes, self._memory = program, routes, memory
         self._has_backward = schedule.has_backward
         self._stages = schedule.stages_of(program.rank)
+        self._with_gradients = set[int]()
         self._storages: dict[_Key, _Storage] = {}
         self._totals: Counter[Part] = Counter(dict.fromkeys(PARTS, 0))
         for stage in self._stages:
             self._totals["parameters"] += memory[stage].parameters
-            self._totals["gradients"] += memory[stage].gradients if self._has_backward else 0
             self._totals["optimizer"] += memory[stage].optimizer
 
     def peak(self) -> RankMemory:
@@ -80,7 +82,7 @@ class _Walk:
             case PostReceive(transfer):
                 self._receive(transfer)
             case Compute(action):
-                self._totals["working"] = self._memory[action.stage].working.get(action.kind, 0)
+                self._work(action)
                 self._compute(action)
             case Send(transfer):
                 self._hold(_key(transfer))
@@ -88,6 +90,16 @@ class _Walk:
                 self._release(_key(transfer))
             case Free(action):
                 self._free(action)
+
+    def _work(self, action: Action) -> None:
+        """Take what an action needs while it runs; the first to make gradients of parameters leaves them behind."""
+        memory = self._memory[action.stage]
+        working = memory.working.get(action.kind, 0)
+        if action.kind in ("B", "W") and action.stage not in self._with_gradients:
+            self._with_gradients.add(action.stage)
+            self._totals["gradients"] += memory.gradients
+            working = max(0, working - memory.terms)
+        self._totals["working"] = working
 
     def _receive(self, transfer: Transfer) -> None:
         readers = [stage for stage in transfer.targets if stage in self._stages]

@@ -1,0 +1,45 @@
+"""What the graphs of a stage take in memory while they run, beyond what they are given and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from fxpar.passes.extract import returned
+from fxpar.passes.kept_memory import held_bytes, owner_of
+from fxpar.passes.live_memory import peak_live_bytes
+from fxpar.passes.partition import Partitioned
+from fxpar.passes.split_backward import SplitBackward
+from fxpar.schedule import Kind
+from fxpar.stage import JointGraph, PortKind
+
+
+def working_bytes(
+    joint: JointGraph, parts: Partitioned, halves: SplitBackward | None, *, fuses: bool
+) -> dict[Kind, int]:
+    """By kind of action, its temporaries: the peak of what its graph makes, less what `StageMemory` counts elsewhere.
+
+    That is all that the forward gives, and what the backward sends or carries. Gradients of parameters are temporaries:
+    they are added to the sums when an action ends.
+
+    Args:
+        fuses: as of `peak_live_bytes`.
+    """
+    found: dict[Kind, int] = {"F": _beyond(parts.forward, returned(parts.forward), fuses)}
+    if parts.backward is not None:
+        edges = [
+            node
+            for node, port in zip(returned(parts.backward), joint.gradients, strict=True)
+            if port.kind is PortKind.EDGE
+        ]
+        found["B"] = _beyond(parts.backward, edges, fuses)
+    if halves is not None:
+        found["I"] = _beyond(halves.inputs, returned(halves.inputs), fuses)
+        found["W"] = _beyond(halves.weights, [], fuses)
+    return found
+
+
+def _beyond(module: fx.GraphModule, counted: Iterable[fx.Node], fuses: bool) -> int:
+    made = [node for node in counted if owner_of(node).op == "call_function"]
+    return max(0, peak_live_bytes(module, fuses=fuses) - held_bytes(made))
