@@ -64,8 +64,8 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
         distribution.has_warned_of_mixing = True
         warnings.warn(
             f"{node.target} in {where(node)} combines samples of the batch with each other, and sees {num_samples} "
-            f"at a time: the batch comes in {microbatches} microbatches on {num_shards} shards, on whose numbers the loss "
-            "and its gradients therefore depend. For those of the whole batch, use one microbatch and no axes data and "
+            f"at a time: the batch comes in {microbatches} microbatches on {num_shards} shards, on whose numbers the "
+            "loss and its gradients therefore depend. For those of the whole batch, use one microbatch and no axes data and "
             "z, or an operation that treats every sample by itself",
             stacklevel=2,
         )

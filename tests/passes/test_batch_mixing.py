@@ -54,7 +54,7 @@ def contrastive(a: Tensor, b: Tensor) -> Tensor:
 
 
 def balanced(a: Tensor, b: Tensor) -> Tensor:
-    """As the auxiliary loss of a mixture of experts: the share of samples of each expert, times its mean probability."""
+    """The auxiliary loss of a mixture of experts: the share of samples of each expert, times its mean probability."""
     share = F.one_hot(a.argmax(-1), WIDTH).float().mean(0)
     return (a - b).square().mean() + (share * a.softmax(-1).mean(0)).sum()
 
