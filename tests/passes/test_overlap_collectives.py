@@ -16,13 +16,13 @@ from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.collective_sites import Site, find_sites
 from fxpar.passes.gather_ahead import FARTHEST
 from fxpar.passes.insert_collectives import collectives, insert_collectives
+from fxpar.passes.live_memory import peak_live_bytes
 from fxpar.passes.overlap_collectives import overlap_collectives
 from fxpar.passes.partition import partition
 from fxpar.rules.rule import Strategy
 from fxpar.stage import JointGraph
 from tests.fake_mesh import as_rank, fake_mesh
 from tests.joint_graphs import joint_graph
-from tests.live_bytes import peak_live_bytes
 from tests.local_graphs import inputs_of, pieces_of
 from tests.lockstep import run_ranks_in_lockstep
 from tests.placements import Choose, as_told, at_random, lay_out

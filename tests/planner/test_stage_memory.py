@@ -41,9 +41,11 @@ def test_weights_and_gradients_are_counted_as_they_are_held(gathers: bool, reduc
         local = insert_collectives(joint, mesh)
     hoisted = hoist_storage(local, gathers=gathers, reductions=reductions)
     kept = kept_memory(hoisted.body, partition(hoisted.body))
-    memory = stage_memory(local, hoisted, kept, {"up", "down"})
+    memory = stage_memory(local, hoisted, kept, {"up", "down"}, {"B": 7})
     assert memory.parameters == sum(WHOLE.values()) * (1.5 if gathers else 0.5)
     assert memory.gradients == WHOLE["up"] * (1.5 if reductions else 0.5)
+    assert memory.terms == WHOLE["up"] * (1 if reductions else 0.5)
+    assert memory.working == {"B": 7}
     assert memory.optimizer == 2 * WHOLE["up"] / 2
     # The backward takes `down` alone: gathered for the step, or by the forward of the microbatch.
     assert memory.saved_for_inputs + memory.saved_for_weights == (0 if gathers else WHOLE["down"])

@@ -38,7 +38,7 @@ def test_two_stages_of_which_the_last_splits_its_backward() -> None:
     schedule = Schedule.parse("0F0 0B0 0F1 0B1\n1F0 1I0 1W0 1F1 1I1 1W1")
     first, last = _peaks(schedule, FIRST, LAST, edges=[H])
     # The gradient's buffer comes before what was sent is known to have arrived.
-    assert (first.position, first.instruction) == (3, "post gradient of h[0] 1->0")
+    assert (first.position, first.instruction) == (11, "post gradient of h[1] 1->0")
     assert _parts(first) == {
         "parameters": 1000,
         "gradients": 100,
@@ -94,6 +94,13 @@ def test_what_an_action_takes_while_it_runs_is_taken_then_alone() -> None:
     stage = StageMemory(saved_for_inputs=10, working={"F": 5, "B": 2})
     (peak,) = _peaks(build_schedule("gpipe", 1, 2), stage, edges=[])
     assert (peak.instruction, _parts(peak)) == ("compute 0F1", {"saved": 20, "working": 5})
+
+
+def test_gradients_are_there_from_the_first_backward_on_and_later_ones_beside_them() -> None:
+    stage = StageMemory(gradients=100, terms=100, working={"F": 50, "B": 130})
+    first, later = (_peaks(build_schedule("1f1b", 1, m), stage, edges=[])[0] for m in (1, 2))
+    assert (first.instruction, _parts(first)) == ("compute 0B0", {"gradients": 100, "working": 30})
+    assert (later.instruction, _parts(later)) == ("compute 0B1", {"gradients": 100, "working": 130})
 
 
 def test_evaluation_saves_nothing() -> None:
