@@ -10,7 +10,7 @@ export TORCH_CPP_LOG_LEVEL := ERROR
 # Each of the many processes of a test run would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test format clean
+.PHONY: install demo test sanitize format clean
 
 install: $(STAMP)
 
@@ -31,6 +31,22 @@ test: install
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The native core under AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the tree. Their runtimes must be loaded
+# first, and so also check how torch and gloo call the C library; libstdc++ comes with them, as they look up its throw.
+SANITIZED := build/sanitized
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+RUNTIMES := $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
+REACH_CORE := tests/core tests/lowering/test_cpu_collectives.py \
+	$(foreach name,segments channel transport,tests/runtime/test_$(name).py)
+
+sanitize: install
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	cp -a csrc examples fxpar lowering tests pyproject.toml setup.py README.md LICENSE $(SANITIZED)
+	cd $(SANITIZED) && CFLAGS="$(SANITIZE)" LDFLAGS="-fsanitize=address,undefined" \
+		$(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
+	cd $(SANITIZED) && LD_PRELOAD="$(RUNTIMES)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(CURDIR)/$(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),$(REACH_CORE))
 
 format: install
 	$(BIN)/ruff check --fix
