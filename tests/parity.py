@@ -30,6 +30,7 @@ from fxpar.bench.models import (
 from fxpar.hints import Entry
 from fxpar.overlap import Fuse
 from fxpar.schedule import SCHEDULE_NAMES
+from tests.frozen_chain import FrozenChain, class_batch
 from tests.small_models import hf_gpt2, hf_llama
 from tests.uneven_chain import SharedEmbedder, UnevenChain, chain_batch
 
@@ -86,6 +87,12 @@ UNET_OPENERS = {
     4: ["unet.down_blocks.1", "unet.up_blocks.0", "unet.up_blocks.1"],
 }
 
+
+def _frozen_chain(*frozen: str, tied: bool = False) -> Subject:
+    openers = {1: [], 3: ["layers.1", "layers.2"]}
+    return Subject(lambda stages: FrozenChain(frozen, tied=tied), {}, openers.__getitem__, class_batch)
+
+
 # The second of two stages starts with the layers that are used twice.
 CHAIN_OPENERS = {1: [], 2: ["layers.1"]}
 
@@ -124,6 +131,14 @@ SUBJECTS = {
         image_batch,
     ),
 }
+FROZEN = {
+    "frozen prefix": _frozen_chain("embedding", "layers.0"),
+    "frozen middle": _frozen_chain("layers.1"),
+    "frozen suffix": _frozen_chain("layers.2", "head"),
+    "adapters": _frozen_chain("embedding", "linear", "layers.0", "layers.2", "head"),
+    "tied, trained by one user": _frozen_chain("head", tied=True),
+}
+SUBJECTS |= FROZEN
 # Norms and residuals have a part of the sequence on each rank; that of a sequence that does not divide is uneven.
 SUBJECTS |= {
     "gpt of two layers": replace(SUBJECTS["gpt"], build=lambda stages: SUBJECTS["gpt"].build(4)),

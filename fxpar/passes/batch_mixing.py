@@ -65,8 +65,8 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
         warnings.warn(
             f"{node.target} in {where(node)} combines samples of the batch with each other, and sees {num_samples} "
             f"at a time: the batch comes in {microbatches} microbatches on {num_shards} shards, on whose numbers the "
-            "loss and its gradients therefore depend. For those of the whole batch, use one microbatch and no axes data and "
-            "z, or an operation that treats every sample by itself",
+            "loss and its gradients therefore depend. For those of the whole batch, use one microbatch and no axes "
+            "data and z, or an operation that treats every sample by itself",
             stacklevel=2,
         )
 
@@ -191,6 +191,10 @@ def _ignore_unread(rule: Rule | None, call: OpCall, given: list[Shard | Other | 
             given[index] = None
 
 
+_AFFINE = (aten.add.Tensor, aten.sub.Tensor, aten._to_copy.default)
+"""These may add what is no sum, or round: the mean of what they give is that of a whole batch all the same."""
+
+
 def _of_sums(rule: Rule, call: OpCall, given: Sequence[Shard | Other | None]) -> list[Shard | Other | None] | None:
     """A linear function of sums is one; beside samples, a sum brings all to each."""
     sums = {index for index, samples in enumerate(given) if samples is Other.SUM}
@@ -200,8 +204,7 @@ def _of_sums(rule: Rule, call: OpCall, given: Sequence[Shard | Other | None]) ->
         {index for index, placement in enumerate(strategy.inputs) if isinstance(placement, Partial)}
         for strategy in rule.linear(call)
     ]
-    # A conversion rounds, but that is all.
-    is_linear = call.target is aten._to_copy.default or any(sums <= operands for operands in linear)
+    is_linear = call.target in _AFFINE or any(sums <= operands for operands in linear)
     return [Other.SUM] * len(call.outputs) if is_linear else None
 
 

@@ -54,7 +54,7 @@ def contrastive(a: Tensor, b: Tensor) -> Tensor:
 
 
 def balanced(a: Tensor, b: Tensor) -> Tensor:
-    """The auxiliary loss of a mixture of experts: the share of samples of each expert, times its mean probability."""
+    """As the auxiliary loss of a mixture of experts: each one's share of samples, times its mean probability."""
     share = F.one_hot(a.argmax(-1), WIDTH).float().mean(0)
     return (a - b).square().mean() + (share * a.softmax(-1).mean(0)).sum()
 
@@ -82,11 +82,6 @@ def test_what_mixes_samples_is_found(name: str) -> None:
     assert "test_batch_mixing.py" in annotate.source_line(found)
 
 
-def tokens(a: Tensor, b: Tensor) -> Tensor:
-    """A loss of those rows alone whose target is no padding."""
-    return F.cross_entropy(a, torch.where(b[:, 0].detach() > 0, 1, -100))
-
-
 def of_last(a: Tensor, b: Tensor) -> Tensor:
     """Of each sample one value, at a place of its own."""
     return (a[torch.arange(len(a)), b.detach().argmax(-1)] - b[:, 0]).square().mean()
@@ -100,7 +95,6 @@ def with_token(a: Tensor, b: Tensor) -> Tensor:
 SEPARATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda a, b: (a - b).square().mean(),
     "sums, scaled and added": lambda a, b: 0.5 * a.sum().double().float() + (b.sum(0) / len(b)).mean() - 1.0,
-    "rows that count": tokens,
     "one value of each": of_last,
     "attention inside samples": with_token,
     "both in one batch": lambda a, b: torch.cat([a, b]).softmax(-1).chunk(2)[0].mean(),

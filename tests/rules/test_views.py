@@ -88,6 +88,15 @@ def test_unequal_pieces_are_sharded_within_blocks_of_their_common_length() -> No
     assert extend(rule, call, "output", 0, Shard(1, 2)) is None
 
 
+def test_what_is_concatenated_with_nothing_is_sharded_as_it_is() -> None:
+    call = call_of(aten.cat.default, (0,), (2, 4, 6), outputs=((2, 4, 6),))
+    call = type(call)(call.target, ([*call.args], -2), {}, call.inputs, call.outputs)
+    rule = rule_for(aten.cat.default)
+    for shard in (Shard(0, 2), Shard(1, 2), Shard(1, 2, outer=2), Shard(2, 3)):
+        assert extend(rule, call, "input", 1, shard) == (REPLICATE, shard, shard)
+        assert extend(rule, call, "output", 0, shard) == (REPLICATE, shard, shard)
+
+
 def test_a_slice_is_sharded_within_blocks_of_which_it_has_all_or_nothing() -> None:
     call = call_of(aten.slice.Tensor, (2, 24), 1, 4, 20, outputs=((2, 16),))
     rule = rule_for(aten.slice.Tensor)
