@@ -45,7 +45,7 @@ def join_world() -> torch.device:
 
     A rank that dies of a fault, such as a corrupt heap, prints the stacks of all its threads.
     """
-    faulthandler.enable()
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # whatever a notebook or a test has put in its place
     if not dist.is_torchelastic_launched():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

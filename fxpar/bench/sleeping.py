@@ -93,12 +93,12 @@ class Sleeping:
             index,
             partial(_sleep, us["F"], [made]),
             partial(_sleep, us["B"], [*([piece] if entering else []), weight]),
-            (*entering,),
+            (*entering, _WEIGHT),
             (*leaving,),
             (*leaving,),
             (*gradients,),
             border,
-            tuple(piece for _ in entering),
+            (*(piece for _ in entering), weight),
             (made,),
             CompiledSplit(
                 partial(_sleep, us["I"], [piece] if entering else []), partial(_sleep, us["W"], [weight]), (), ()
@@ -122,4 +122,4 @@ class SleepingStep:
 
     def __call__(self, observe: Observe | None = None) -> None:
         with torch.no_grad():
-            self.executor.run({}, {}, {}, observe)
+            self.executor.run({_WEIGHT.name: torch.zeros(1)}, {}, {}, observe)

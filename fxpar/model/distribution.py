@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -134,6 +134,11 @@ class Distribution:
         """The plan, once `distribute` is done."""
         assert self.plan is not None, "the model is not distributed yet"
         return self.plan
+
+    def holds_any_of(self, identities: Set[int]) -> bool:
+        """Whether one of the model's parameters on this rank has its `id` among `identities`."""
+        homes = (parameter.homes[0] for parameter in self.parameters.values())
+        return any(id(module._parameters.get(attribute)) in identities for module, attribute in homes)
 
     def own_parameters(self) -> dict[str, DTensor]:
         """The parameters whose pieces this rank holds, as DTensors by name; found anew, as users may replace them."""

@@ -36,7 +36,7 @@ def watch_optimizers() -> None:
         known.add(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for distribution in all_distributions():
-            if any(id(parameter) in held for parameter in distribution.own_parameters().values()):
+            if distribution.holds_any_of(held):
                 _Adopted(optimizer, distribution)
 
     register_optimizer_step_pre_hook(before_step)

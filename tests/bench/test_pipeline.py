@@ -40,7 +40,8 @@ def test_exposed_communication_is_the_share_of_a_1f1b_step_that_was_asked_for(sh
     makespan_ms = Variant("1f1b").predicted_ms(model)
     computed_ms = sum(model.compute_us[kind] for kind in "FB") / 1e3 * MICROBATCHES
     fills_ms = makespan_ms - computed_ms / (1 - share)
-    assert 0 < fills_ms < 0.1 * makespan_ms, "besides, the pipe is filled and drained"
+    # Where communication takes as long as computation, messages of a filling pipe share links, too.
+    assert 0 < fills_ms < 0.15 * makespan_ms, "besides, the pipe is filled and drained"
 
 
 def test_signals_take_no_longer_than_a_message() -> None:

@@ -92,6 +92,7 @@ def written_samples() -> list[Call]:
             (aten.constant_pad_nd.default, (x, [0, 0, 1, 2], 0.5)),
             (aten.lift_fresh_copy.default, (x,)),
             (torch.ops.fxpar.shard.default, (x, '["x", null, null]')),
+            (torch.ops.fxpar.batch_mean.default, (x,)),
             (aten.copy.default, (x, row)),
             (aten.arange.default, (24,)),
             (aten.arange.start_step, (3, 51, 2)),
