@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from fxpar._torch import never_compiled
 from fxpar.errors import NotLoadedError
 from fxpar.model.distribution import Distribution
 
@@ -50,6 +51,7 @@ def materialize_buffers(model: nn.Module, device_type: str) -> dict[str, nn.Modu
     return found
 
 
+@never_compiled  # it runs before what Dynamo is to capture
 def check_loaded(distribution: Distribution) -> None:
     """Check that all tensors that were left without values have some by now.
 
