@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,8 +59,11 @@ def run(say: Say, mode: str = "emulate") -> Report:
     with EmulatedCluster(HOSTS, rate_mbit=RATE_MBIT) as hosts:
         say("calibrating")
         cluster = slowed(hosts.run(RANKS_PER_HOST, measure_links)[0])
-        outcomes = list(measure(hosts, cluster, say))
-    return Report([_row(outcome) for outcome in outcomes] + [summary(outcomes)], bars(outcomes))
+        predictions = predict(cluster, say)
+        outcomes = list(measure(hosts, cluster, predictions.estimates, say))
+    dropped: list[Row] = [{"configuration": str(at), "not measured": why} for at, why in predictions.dropped.items()]
+    rows = [_row(outcome) for outcome in outcomes] + dropped + [summary(outcomes, len(dropped))]
+    return Report(rows, bars(outcomes))
 
 
 def measure_links() -> Cluster:
@@ -78,9 +81,10 @@ def slowed(cluster: Cluster) -> Cluster:
     return replace(cluster, matmul_flops_per_us=rates, memory_bytes_per_us=MEMORY_BYTES_PER_US)
 
 
-def measure(hosts: EmulatedCluster, cluster: Cluster, say: Say) -> Iterator[Outcome]:
+def measure(
+    hosts: EmulatedCluster, cluster: Cluster, estimates: Mapping[Configuration, tuple[Estimate, float]], say: Say
+) -> Iterator[Outcome]:
     """Every configuration that can be made, in the order of the predictions."""
-    estimates = predict(cluster, say)
     by_time = sorted(estimates.items(), key=lambda item: item[1][0].step_us)
     for number, (configuration, (estimate, agnostic_us)) in enumerate(by_time, start=1):
         say(f"{number} of {len(by_time)}: {configuration}")
@@ -90,17 +94,26 @@ def measure(hosts: EmulatedCluster, cluster: Cluster, say: Say) -> Iterator[Outc
         yield Outcome(configuration, estimate.step_us / 1e3, agnostic_us / 1e3, 1e3 * seconds, others)
 
 
-def predict(cluster: Cluster, say: Say) -> dict[Configuration, tuple[Estimate, float]]:
-    """The estimate of each configuration, and its step time if hosts are not thought of."""
-    found = {}
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """The estimate of each configuration, and its step time if hosts are not thought of; why others have none."""
+
+    estimates: dict[Configuration, tuple[Estimate, float]] = field(default_factory=dict)
+    dropped: dict[Configuration, str] = field(default_factory=dict)
+
+
+def predict(cluster: Cluster, say: Say) -> Predictions:
+    """Of all configurations. Those that cannot be made are dropped: meshes that the model does not divide on."""
+    found = Predictions()
     with imagined_world(HOSTS * RANKS_PER_HOST):
         for configuration in configurations():
             say(f"predicting {configuration}")
             try:
                 known, agnostic = _estimates(configuration, cluster)
-            except FxparError:
-                continue  # a mesh that the model does not divide on
-            found[configuration] = known, agnostic.step_us
+            except FxparError as error:
+                found.dropped[configuration] = str(error)
+                continue
+            found.estimates[configuration] = known, agnostic.step_us
     return found
 
 
@@ -199,11 +212,12 @@ def _agreements(outcomes: Sequence[Outcome]) -> tuple[Agreement, Agreement]:
     return known, Agreement.of([outcome.agnostic_ms for outcome in outcomes], measured)
 
 
-def summary(outcomes: Sequence[Outcome]) -> Row:
-    """Both models beside each other."""
+def summary(outcomes: Sequence[Outcome], num_dropped: int) -> Row:
+    """Both models beside each other, and how many configurations neither could be held against."""
     known, agnostic = _agreements(outcomes)
     return {
         "configurations": len(outcomes),
+        "dropped": num_dropped,
         "rank_of_best": known.rank_of_best,
         f"of_top_{TOP}": known.of_top,
         "correlation": known.correlation,

@@ -61,6 +61,7 @@ class AnalyticEstimate:
     message_us: from one stage to the next, of one microbatch.
     once_us: collectives over z and data of one stage, once per step.
     splits_backward: whether there may be a schedule that computes weight gradients while it waits.
+    uneven: how many times its even part the fullest stage has of the layers.
     """
 
     num_ranks: int
@@ -71,9 +72,10 @@ class AnalyticEstimate:
     message_us: float
     once_us: float
     splits_backward: bool
+    uneven: float
 
     def step_us(self, other_us: float) -> float:
-        """All stages take equally long; collectives overlap with nothing, messages as eager-1F1B hides them.
+        """All stages take as long as the fullest; collectives overlap with nothing, messages as eager-1F1B hides them.
 
         The first microbatch passes all stages there and back. Then each takes a period: what a stage takes itself, or
         the way there and back shared by all microbatches that eager-1F1B has in flight, 2 S - 1 on the first stage.
@@ -83,7 +85,7 @@ class AnalyticEstimate:
             other_us: what one rank would take for all other operations of the whole step, which ranks share evenly.
         """
         hops, following = self.stages - 1, self.microbatches - 1
-        compute_us = self.matmul_us + other_us / (self.num_ranks * self.microbatches)
+        compute_us = self.matmul_us + self.uneven * other_us / (self.num_ranks * self.microbatches)
         stage_us = compute_us + self.collectives_us
         through_us = stage_us + hops * (stage_us + 2 * self.message_us)
         period_us = max(stage_us, through_us / (2 * self.stages - 1))
@@ -96,7 +98,7 @@ class AnalyticEstimate:
 
     def other_us(self, step_compute_us: float) -> float:
         """What `step_us` takes, if the busiest rank computes for so long in a step."""
-        return max(0.0, step_compute_us - self.microbatches * self.matmul_us) * self.num_ranks
+        return max(0.0, step_compute_us - self.microbatches * self.matmul_us) * self.num_ranks / self.uneven
 
 
 def analytic_estimate(
@@ -106,35 +108,46 @@ def analytic_estimate(
     cluster: Cluster,
     *,
     splits_backward: bool = False,
+    num_layers: int | None = None,
 ) -> AnalyticEstimate:
-    """Eq. 9 for the matrices of one stage, every second one transposed, and the latencies of what it sends."""
+    """Eq. 9 for the matrices of one stage, every second one transposed, and the latencies of what it sends.
+
+    `num_layers`: how many alike the model has, of which a stage has a whole number; None if it can be cut anywhere.
+    """
     sizes, microbatches = configuration.mesh, configuration.microbatches
     along = [sizes[axis] for axis in eq.AXES]
     spreads = _spreads((sizes["pipe"], sizes["data"], sizes["z"], sizes["y"], sizes["x"]), cluster.ranks_per_host)
     rates = [bytes_per_us(cluster, spreads[axis]) for axis in eq.AXES]
     # Most layers of a model are alike.
     layers = Counter((each, number % 2) for number, each in enumerate(matrices))
+    uneven = _uneven(num_layers, sizes["pipe"])
+    share = uneven / sizes["pipe"]
 
     def sent_us(times: Sequence[_Function]) -> float:
         found = (
             count * times[transposed](rows / sizes["data"], each.k, each.n, each.dtype.itemsize, *along, *rates)
             for (each, transposed), count in layers.items()
         )
-        return sum(found) / sizes["pipe"]
+        return sum(found) * share
 
     # Each layer reduces outputs along one of x and y and input gradients along the other. Weights go in buckets.
-    latencies_us = sum(latency_us(cluster, spreads[axis]) for axis in _ACTIVATION_AXES) * len(matrices) / sizes["pipe"]
+    latencies_us = sum(latency_us(cluster, spreads[axis]) for axis in _ACTIVATION_AXES) * len(matrices) * share
     own_rows = rows / (sizes["data"] * sizes["z"] * microbatches)
     return AnalyticEstimate(
         math.prod(sizes.values()),
         sizes["pipe"],
         microbatches,
-        sum(count * _matmul_us(each, own_rows, sizes, cluster) for (each, _), count in layers.items()) / sizes["pipe"],
+        sum(count * _matmul_us(each, own_rows, sizes, cluster) for (each, _), count in layers.items()) * share,
         sent_us(_ACTIVATION_TIMES) / microbatches + latencies_us,
         _message_us(matrices, rows, configuration, spreads["pipe"], cluster),
         sent_us(_WEIGHT_TIMES) + sum(latency_us(cluster, spreads[axis]) for axis in _WEIGHT_AXES),
         splits_backward,
+        uneven,
     )
+
+
+def _uneven(num_layers: int | None, stages: int) -> float:
+    return 1.0 if num_layers is None else math.ceil(num_layers / stages) * stages / num_layers
 
 
 def _matmul_us(matrix: Matrix, rows: float, sizes: Mapping[str, int], cluster: Cluster) -> float:

@@ -19,7 +19,7 @@ from fxpar.planner.cluster import Cluster, read_cluster
 from fxpar.planner.coarse import Matrix, analytic_estimate, coarse_bytes, matrices_of, rows_of
 from fxpar.planner.configuration import SCHEDULES, SPLITTING, Configuration, candidates
 from fxpar.planner.imagined_mesh import imagined_world
-from fxpar.planner.layers import layers_to_sample
+from fxpar.planner.layers import find_layers, layers_to_sample
 from fxpar.planner.look import Look
 from fxpar.planner.step_model import Estimate
 
@@ -112,8 +112,13 @@ def plan(
     too_large = _too_large(everything, matrices, budget)
     possible = [each for each in everything if each not in too_large]
     splits = any(name in SPLITTING for name in schedules)
+    alike = find_layers(model)
+    count = None if alike is None else alike.count
     search = BestFirst(
-        {each: analytic_estimate(matrices, rows, each, known, splits_backward=splits) for each in possible}
+        {
+            each: analytic_estimate(matrices, rows, each, known, splits_backward=splits, num_layers=count)
+            for each in possible
+        }
     )
     layers = None if whole else layers_to_sample(model, layouts or {})
     look = Look(model, batch, known, budget, layouts, batch_dims, schedules, layers)

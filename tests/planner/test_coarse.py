@@ -51,6 +51,13 @@ def test_pipelines_divide_the_layers_but_have_bubbles() -> None:
     assert step_us([LAYER], rows, on, splits_backward=True) == pytest.approx(alone / 2 * (1 + 1 / 12), rel=0.01)
 
 
+def test_the_stage_with_most_layers_counts() -> None:
+    rows, on = 2**22, mesh(pipe=4)
+    even, uneven = (analytic_estimate([LAYER], rows, on, A100, num_layers=count) for count in (8, 9))
+    assert uneven.matmul_us == pytest.approx(even.matmul_us * 12 / 9), "3 of 9 layers, where 2.25 were even"
+    assert uneven.other_us(uneven.matmul_us + 3.0) == pytest.approx(9.0), "so the others compute less"
+
+
 def test_few_rows_take_as_long_as_reading_the_weights() -> None:
     read_us = 3 * 2 * LAYER.k * LAYER.n / A100.memory_bytes_per_us
     assert step_us([LAYER], 1, mesh()) == pytest.approx(read_us, rel=0.01)
