@@ -19,6 +19,8 @@ def add_up(terms: Sequence[Tensor], out: Tensor) -> None:
     Args:
         terms: each of the shape of `out`, whatever its strides.
     """
+    # The core goes by `out` alone, and would read past a smaller term.
+    assert all(term.shape == out.shape for term in terms), f"{[*map(_shape, terms)]} to a sum of shape {_shape(out)}"
     if all(map(_is_plain, (out, *terms))):
         addresses = (c_void_p * len(terms))(*(term.data_ptr() for term in terms))
         _sum()(out.data_ptr(), addresses, len(terms), out.numel())
@@ -40,6 +42,10 @@ def total_dtype(dtype: torch.dtype) -> torch.dtype:
     """In what to keep sums: floats for halves, which would round at each term."""
     is_half = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
     return torch.float32 if is_half else dtype
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -32,3 +32,8 @@ def test_halves_are_added_up_as_floats_and_the_rest_as_it_is(dtype: torch.dtype)
     out = torch.empty(3, dtype=dtype)
     add_up(torch.ones(5000, 3, dtype=dtype).unbind(), out)
     assert out.eq(torch.tensor(5000, dtype=dtype)).all()
+
+
+def test_a_term_of_another_shape_is_not_read_past_its_end() -> None:
+    with pytest.raises(AssertionError, match=r"\[\(4,\), \(3,\)\] to a sum of shape \(4,\)"):
+        add_up([torch.ones(4), torch.ones(3)], torch.empty(4))
