@@ -6,6 +6,7 @@ import resource
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import fxpar
 from fxpar.capture import capture_forward
@@ -24,6 +25,11 @@ from tests.parity import GPT, SUBJECTS, Config
 GIGABYTE = 2**30
 
 
+def fill_with_zeros(module: nn.Module) -> None:
+    for parameter in module.parameters(recurse=False):
+        parameter.zero_()
+
+
 def compile_one_rank_of_64() -> tuple[float, float, float]:
     """Gigabytes: of the logical weights, of the pieces that rank 0 holds, and of the memory taken for them."""
     dist.destroy_process_group()
@@ -40,7 +46,7 @@ def compile_one_rank_of_64() -> tuple[float, float, float]:
             layouts={**SUBJECTS["gpt"].hints, "tokens.weight": ("x", None), "head.weight": ("x", None)},
             microbatches=4,
             example_inputs=batch,
-            init_weights=lambda module: None,
+            init_weights=fill_with_zeros,
         )
         held = sum(p.to_local().nbytes for p in model.parameters())
         capture = capture_forward(model, "cpu", batch)
