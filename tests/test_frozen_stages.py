@@ -26,8 +26,8 @@ def test_adapters_train_beside_frozen_weights_in_pieces(mesh: dict[str, int]) ->
 def read_what_is_kept() -> str:
     """Evaluate, then read what the forward keeps on an object: gives the error, from whichever stage."""
     mesh = fxpar.init_mesh(pipe=2)
-    subject, batch = SUBJECTS["frozen prefix"], class_batch(4)
     torch.manual_seed(0)
+    subject, batch = SUBJECTS["frozen prefix"], class_batch(4)
     model = fxpar.distribute(subject.build(2), mesh, stages=["layers.1"], microbatches=2, example_inputs=batch)
     step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "profile": True})
     kept = step(**batch)["kept"].values
