@@ -23,7 +23,7 @@ STAGES, MICROBATCHES = 2, 64
 """One message per microbatch and direction, as between any two stages; filling and draining are a thirtieth."""
 
 STEPS, WARM_UP, REPEATS = 10, 1, 7
-"""Ten steps together take half a second, so that what others took of the processors can be told."""
+"""Ten steps together take a third of a second: what others take of the processors is counted in hundredths."""
 
 
 class Relay(nn.Module):
