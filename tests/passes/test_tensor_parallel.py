@@ -21,14 +21,22 @@ from torch.nn import functional
 
 from fxpar import annotate
 from fxpar.annotate import is_backward
+from fxpar.bench.models import LLAMA_HINTS
 from fxpar.hints import Spec
 from fxpar.layout import Layout, Shard
 from fxpar.layouts.pins import Pins
+from fxpar.passes.insert_collectives import insert_collectives
+from fxpar.passes.kept_memory import kept_memory
 from fxpar.passes.outlook import Outlook
+from fxpar.passes.partition import partition
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
 from fxpar.planner.equations import elements_sent, k, layer_elements, m, n, size
 from fxpar.planner.prices import Prices
 from fxpar.stage import JointGraph, Port, PortKind
+from tests.captures import captured
 from tests.fake_mesh import fake_mesh
+from tests.halves import decomposed as in_parts
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
 from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
 from tests.small_models import GPT, hf_gpt2, hf_llama
@@ -324,3 +332,24 @@ def test_all_ranks_of_a_plane_compute_the_joint_graph(sizes: dict[str, int]) -> 
     with fake_mesh(**sizes) as mesh:
         found = run_local_graphs(joint, mesh, inputs)
     check_pieces(joint, mesh, found, joint.module(*inputs))
+
+
+def test_a_cache_that_nobody_reads_costs_no_message_and_no_memory() -> None:
+    """That of a decoder is made by a concatenation with nothing, and kept on an object."""
+    found = []
+    for use_cache in (False, True):
+        model = hf_llama(layers=1)
+        model.config.use_cache = use_cache
+        pins = pins_of(model, LLAMA_HINTS)
+        ids = torch.zeros(2, 8, dtype=torch.long)
+        capture, _ = captured(model, {"input_ids": ids, "labels": ids})
+        assert len(capture.kept) == 2 * use_cache and len(capture.results) == 2
+        (stage,) = split_stages(capture, [])
+        joint = in_parts(trace_joint(stage, with_backward=True))
+        laid = lay_out(joint, pins, prices(), x=2)
+        with fake_mesh(x=2) as mesh:
+            local = insert_collectives(laid.joint, mesh)
+        kept = kept_memory(local, partition(local)).saved_bytes
+        found.append((laid.count(backward=False), laid.count(backward=True), kept))
+    without, cached = found
+    assert cached[:2] == without[:2] and cached[2] <= without[2]
