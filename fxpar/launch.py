@@ -92,7 +92,7 @@ def run_ranks(
         for rank, line in enumerate(lines):
             processes.append(_process_of(rank, line))
             running.callback(_kill, processes[-1])
-        results = _collect(lines, doomed)
+        results = _collect(lines, processes, doomed)
         for line in lines:
             line.close()  # each rank waits for this, so that none leaves while others still talk to it
         _await_end(processes)
@@ -158,7 +158,7 @@ def _end_with_caller(line: Connection, is_done: Event) -> None:
         os._exit(1)
 
 
-def _collect(lines: Sequence[Connection], doomed: Collection[int]) -> list[Any]:
+def _collect(lines: Sequence[Connection], processes: Sequence[int], doomed: Collection[int]) -> list[Any]:
     """What each rank returned that is not doomed; the first failure ends the wait."""
     results: dict[int, Any] = {}
     expected = [rank for rank in range(len(lines)) if rank not in doomed]
@@ -170,7 +170,7 @@ def _collect(lines: Sequence[Connection], doomed: Collection[int]) -> list[Any]:
             try:
                 results[rank], problem = pickle.loads(line.recv_bytes())
             except EOFError:
-                problem = "it ended without a result"
+                problem = f"it ended without a result {_rank_servers().end_of(processes[rank])}".rstrip()
             if problem is not None:
                 raise RankFailedError(rank, problem)
     return [results[rank] for rank in expected]

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,6 +28,9 @@ from pathlib import Path
 _OWNER = "owner"
 _STANDARD_STREAMS = (0, 1, 2)
 _SERVE = "from fxpar.rank_servers import serve; serve()"
+
+_NOTED_S = 5.0
+"""How long a server may take to see that a process has ended; on busy processors it waits for its turn."""
 
 
 class RankServers:
@@ -68,6 +72,21 @@ class RankServers:
         socket.send_fds(line, [b"\0"], _STANDARD_STREAMS)
         return Connection(line.detach())
 
+    def end_of(self, process: int) -> str:
+        """How a forked process ended: "by SIGSEGV" or "with status 1", for instance; "" if its server does not know."""
+        note = self.note_of(process)
+        deadline = time.monotonic() + _NOTED_S
+        while not note.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not note.exists():
+            return ""
+        code = int(note.read_text())
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+
+    def note_of(self, process: int) -> Path:
+        """Where the server of a process writes down how it ended."""
+        return self.folder / f"end-of-{process}"
+
     def _start(self, rank: int, address: Path, preload: Sequence[str]) -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(address))
@@ -95,7 +114,7 @@ def serve() -> None:
 
     for module in preload:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets processes that have ended
+    signal.signal(signal.SIGCHLD, lambda *_: _note_ends(Path(owner_address).parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the owner's, whose end is waited for
     while owner not in select.select([listener, owner], [], [])[0]:
         line, _ = listener.accept()
@@ -104,6 +123,17 @@ def serve() -> None:
             owner.close()
             _work(line, run_rank)
         line.close()
+
+
+def _note_ends(folder: Path) -> None:
+    """Write down how each child ended, for `RankServers.end_of`."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            process, status = ended
+            with suppress(FileNotFoundError):  # the owner has ended, and has removed the folder
+                written = folder / f"{process}.written"
+                written.write_text(str(os.waitstatus_to_exitcode(status)))
+                written.rename(RankServers(folder).note_of(process))
 
 
 def _work(line: socket.socket, work: Callable[[Connection], None]) -> None:
