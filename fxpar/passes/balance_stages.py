@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fxpar.annotate import module_path
 from fxpar.capture import Capture, example
 from fxpar.errors import InvalidStagesError
+from fxpar.passes.shared_values import is_context, recomputable
+from fxpar.passes.split_stages import operations
 from fxpar.planner.prices import Prices
 
 
@@ -28,15 +30,29 @@ def balance_stages(capture: Capture, num_stages: int, prices: Prices) -> tuple[s
         return ()
     nodes = [node for node in capture.module.graph.nodes if node.op not in ("placeholder", "output")]
     times = _prefix_sums(_node_times(capture, nodes, prices))
-    starts = _module_starts(nodes)
+    starts = _places_to_cut(capture, nodes)
     if len(starts) < num_stages - 1:
         raise InvalidStagesError(
             f"stages: {num_stages} stages need {num_stages - 1} places to cut, but the forward of the model runs "
-            f"through {len(starts)} modules after the first; use fewer stages (the mesh's pipe axis)"
+            f"through {len(starts)} modules with work of their own after the first; use fewer stages (mesh axis pipe)"
         )
     entering = {position: _bytes_across(nodes, position) / prices.edge_bytes_per_us for position in starts}
     cuts = _split(times, entering, num_stages)
     return tuple(starts[position] for position in cuts)
+
+
+def _places_to_cut(capture: Capture, nodes: Sequence[fx.Node]) -> dict[int, str]:
+    """The module starts with work before each of them that no other stage does: cut anywhere, no stage is idle."""
+    ordered = operations(capture)
+    repeated = recomputable(ordered, capture.sources)
+    own = {node for node in ordered if node not in repeated and not is_context(node)}
+    places: dict[int, str] = {}
+    before = 0
+    for position, name in _module_starts(nodes).items():
+        if own.intersection(nodes[before:position]):
+            places[position] = name
+            before = position
+    return places
 
 
 def _module_starts(nodes: Sequence[fx.Node]) -> dict[int, str]:

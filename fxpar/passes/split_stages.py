@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpar.annotate import module_path, set_program_order
 from fxpar.capture import Capture, example, is_marker
-from fxpar.errors import StageNotFoundError, UnsupportedGraphError
+from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
 from fxpar.passes.shared_values import is_context, recomputable, storages_mutated_later
 from fxpar.stage import Port, PortKind, StageGraph
 
@@ -35,15 +35,22 @@ def split_stages(capture: Capture, openers: Sequence[str]) -> tuple[StageGraph, 
 
     Raises:
         StageNotFoundError: a path names no module whose forward runs.
+        InvalidStagesError: a stage computes nothing of its own.
         UnsupportedGraphError: a stage changes in place what another stage made.
     """
-    order = [node for node in capture.module.graph.nodes if node.op not in ("placeholder", "output")]
-    order = [node for node in order if node not in capture.sources and not is_marker(node, "exit")]
+    order = operations(capture)
     cut = _Cut(_assign(capture, openers), recomputable(order, capture.sources), len(openers) + 1)
+    _check_work(order, cut, openers)
     _check_mutations(order, cut)
     builders = [_StageBuilder(capture, cut, order, stage) for stage in range(cut.num_stages)]
     edges = {node for builder in builders for node in builder.edges_in}
     return tuple(builder.build(edges) for builder in builders)
+
+
+def operations(capture: Capture) -> list[fx.Node]:
+    """What the forward computes, in its order: no parameters, arguments or markers."""
+    nodes = [node for node in capture.module.graph.nodes if node.op not in ("placeholder", "output")]
+    return [node for node in nodes if node not in capture.sources and not is_marker(node, "exit")]
 
 
 def _assign(capture: Capture, openers: Sequence[str]) -> dict[fx.Node, int]:
@@ -70,6 +77,16 @@ def _first_inside(paths: Sequence[str], opener: str) -> int:
 def _with_parents(paths: Sequence[str]) -> set[str]:
     parts = [path.split(".") for path in paths if path]
     return {".".join(path[:depth]) for path in parts for depth in range(1, len(path) + 1)}
+
+
+def _check_work(order: Sequence[fx.Node], cut: _Cut, openers: Sequence[str]) -> None:
+    busy = {cut.stage_of[node] for node in order if node not in cut.recomputed and not is_context(node)}
+    for stage in range(cut.num_stages - 1):  # the last one returns the results, if nothing else
+        if stage not in busy:
+            raise InvalidStagesError(
+                f"stages: of those opened by {', '.join(map(repr, openers))}, stage {stage} computes nothing but what "
+                "depends on no parameter, and is computed wherever it is used; open stages elsewhere, or use fewer"
+            )
 
 
 def _check_mutations(order: Sequence[fx.Node], cut: _Cut) -> None:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.capture import Capture, example
-from fxpar.errors import StageNotFoundError, UnsupportedGraphError
+from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
+from fxpar.passes.balance_stages import balance_stages
 from fxpar.passes.split_stages import split_stages
+from fxpar.planner.prices import prices_of
 from fxpar.stage import Port, PortKind, StageGraph
 from tests.captures import captured
 from tests.frozen_chain import FrozenChain, class_batch
@@ -142,6 +144,37 @@ def test_an_unknown_path_is_an_error_with_a_suggestion() -> None:
         StageNotFoundError, match=r"'layer.1' names no module whose forward runs.*did you mean 'layers.1'"
     ):
         split_stages(capture, ["layer.1"])
+
+
+class Positions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], device=x.device).sin()
+
+
+class WithPositions(nn.Module):
+    """One of its modules computes only what every stage computes for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.positions = Positions()
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        at = self.positions(x)
+        return (self.last(first) * at).square().mean()
+
+
+def test_a_stage_without_work_of_its_own_is_refused_and_never_chosen() -> None:
+    capture, distribution = captured(WithPositions(), (torch.randn(4, 8),))
+    with pytest.raises(InvalidStagesError, match=r"opened by 'positions', 'last', stage 1 computes nothing but"):
+        split_stages(capture, ["positions", "last"])
+    prices = prices_of(distribution.mesh)
+    (opener,) = balance_stages(capture, 2, prices)
+    assert len(split_stages(capture, [opener])) == 2
+    with pytest.raises(InvalidStagesError, match="3 stages need 2 places to cut"):
+        balance_stages(capture, 3, prices)
 
 
 def test_a_change_in_place_across_stages_is_an_error() -> None:
