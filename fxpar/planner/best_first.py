@@ -19,13 +19,15 @@ class BestFirst:
     What a step computes besides matrix products, which analytic estimates need, is first taken to be nothing. Graphs
     show how much it is: most of all in narrow models. With too little, the bubbles of deep pipelines, which are a part
     of what is computed, seem cheap, and the reductions that they save expensive. So after each configuration the next
-    is chosen anew.
+    is chosen anew. One that only saves memory is a choice when those with fewer microbatches take too much.
 
     Args:
         analytic: of the configurations to choose from.
+        memory_bytes: what a rank may take; None: all are choices from the start.
     """
 
     analytic: Mapping[Configuration, AnalyticEstimate]
+    memory_bytes: float | None = None
     estimates: dict[Configuration, list[Estimate]] = field(default_factory=dict)
     left_out: dict[Configuration, str] = field(default_factory=dict)
 
@@ -41,10 +43,12 @@ class BestFirst:
         total = min(most, len(self.analytic))
         for number in range(1, total + 1):
             begun = time.monotonic()
+            if not self._choices():
+                break
             if self.estimates and begun - begin + longest > seconds:
                 self.left_out |= dict.fromkeys(self._rest(), f"not looked at within {seconds:.0f} seconds")
                 return
-            configuration = self._rest()[0]
+            configuration = self._choices()[0]
             say(f"{number} of {total}: {configuration}")
             try:
                 self.estimates[configuration] = estimate(configuration)
@@ -53,6 +57,9 @@ class BestFirst:
             longest = max(longest, time.monotonic() - begun)
         best = min(self.analytic, key=self._analytic_us)
         for each in self._rest():
+            if any(each.only_saves_memory(fewer) for fewer in self.estimates):
+                self.left_out[each] = "it fits with fewer microbatches, which take no more time"
+                continue
             ratio = self._analytic_us(each) / self._analytic_us(best)
             self.left_out[each] = f"by its analytic estimate {ratio:.2f} times the time of {best}"
 
@@ -60,6 +67,14 @@ class BestFirst:
         """What is left, the fastest first."""
         rest = [each for each in self.analytic if each not in self.estimates and each not in self.left_out]
         return sorted(rest, key=self._analytic_us)
+
+    def _choices(self) -> list[Configuration]:
+        """Those of what is left that may be the best, the fastest first."""
+        rest, budget = self._rest(), self.memory_bytes
+        if budget is None:
+            return rest
+        fitting = [each for each, found in self.estimates.items() if any(e.peak_bytes <= budget for e in found)]
+        return [each for each in rest if not any(each.only_saves_memory(fewer) for fewer in (*fitting, *rest))]
 
     def _analytic_us(self, configuration: Configuration) -> float:
         return self.analytic[configuration].step_us(self._other_us)

@@ -17,6 +17,9 @@ SPLITTING = ("eager-1f1b-delayed", "zb-h1", "zb-h2")
 _MICROBATCHES_PER_RANK = (1, 2, 4)
 """Of the pipe axis, where nothing else is said: the more, the smaller the bubble, and the matrices."""
 
+_MICROBATCHES_WITHOUT_PIPELINE = (1, 2, 4, 8, 16, 32)
+"""Where nothing else is said: the more, the less memory, and never less time; see `Configuration.only_saves_memory`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -24,6 +27,10 @@ class Configuration:
 
     mesh: Mapping[str, int] = field(hash=False)
     microbatches: int
+
+    def only_saves_memory(self, other: Configuration) -> bool:
+        """Whether this one is `other` with more microbatches and no pipeline that these would fill."""
+        return self.mesh == other.mesh and self.mesh["pipe"] == 1 and self.microbatches > other.microbatches
 
     def __str__(self) -> str:
         mesh = " ".join(f"{axis}={size}" for axis, size in self.mesh.items() if size > 1) or "one rank"
@@ -44,8 +51,8 @@ def candidates(
         if any(size > 1 and axis not in wanted for axis, size in sizes.items()):
             continue
         shards = sizes["data"] * sizes["z"]
-        usual = [count * sizes["pipe"] for count in _MICROBATCHES_PER_RANK] if sizes["pipe"] > 1 else [1]
-        for count in microbatches or usual:
+        of_pipeline = [count * sizes["pipe"] for count in _MICROBATCHES_PER_RANK]
+        for count in microbatches or (of_pipeline if sizes["pipe"] > 1 else _MICROBATCHES_WITHOUT_PIPELINE):
             parts = shards * count
             if parts == 1 or (batch_size is not None and batch_size % parts == 0):
                 yield Configuration(sizes, count)

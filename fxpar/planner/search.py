@@ -83,7 +83,8 @@ def plan(
         num_ranks: default: those of one host.
         layouts, batch_dims: as of `distribute`.
         axes: of the mesh, that may have several ranks.
-        microbatches: numbers to try; by default some multiples of the pipe axis.
+        microbatches: numbers to try; by default some multiples of the pipe axis, and without one as many as it takes to
+            fit into memory.
         schedules: to try, of one stage on each rank.
         memory_bytes: what a rank may take; default: what the cluster's ranks have.
         most, seconds: how many meshes to look at closely, and for how long; one at least.
@@ -118,7 +119,8 @@ def plan(
         {
             each: analytic_estimate(matrices, rows, each, known, splits_backward=splits, num_layers=count)
             for each in possible
-        }
+        },
+        budget if microbatches is None else None,
     )
     layers = None if whole else layers_to_sample(model, layouts or {})
     look = Look(model, batch, known, budget, layouts, batch_dims, schedules, layers)

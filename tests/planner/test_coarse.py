@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -105,7 +106,15 @@ def test_configurations_divide_the_batch() -> None:
 def test_without_a_choice_pipelines_have_some_multiples_of_their_ranks_as_microbatches() -> None:
     found = list(candidates(4, batch_size=64, axes=("pipe", "data")))
     assert [each.microbatches for each in found if each.mesh["pipe"] == 2] == [2, 4, 8]
-    assert [each.microbatches for each in found if each.mesh["pipe"] == 1] == [1]
+    assert [each.microbatches for each in found if each.mesh["pipe"] == 4] == [4, 8, 16]
+
+
+def test_without_a_pipeline_more_microbatches_only_save_memory() -> None:
+    found = [each for each in candidates(4, batch_size=64, axes=("pipe", "data")) if each.mesh["pipe"] == 1]
+    assert [each.microbatches for each in found] == [1, 2, 4, 8, 16]
+    assert all(more.only_saves_memory(fewer) for fewer, more in pairwise(found))
+    assert not mesh(pipe=2, microbatches=4).only_saves_memory(mesh(pipe=2, microbatches=2))
+    assert not mesh(data=2, microbatches=2).only_saves_memory(mesh(z=2))
 
 
 def test_a_batch_without_rows_is_never_divided() -> None:

@@ -61,6 +61,12 @@ def on_meta() -> tuple[nn.Module, tuple[Tensor]]:
         return net_and_batch()
 
 
+def wide_blocks() -> tuple[nn.Module, tuple[Tensor]]:
+    """Whose activations take more than their weights, whatever is computed again."""
+    with torch.device("meta"):
+        return Blocks(), (torch.zeros(128 * ROWS, WIDTH),)
+
+
 CLUSTER = replace(cluster_named("laptop"), ranks_per_host=2)
 
 
@@ -96,6 +102,20 @@ def test_along_z_as_many_bytes_are_gathered_and_scattered_as_reduced_along_data(
     """Eqs. 4 and 5 of Singh et al. together are Eq. 8."""
     (found,) = [each for each in ranking.ranked if str(each.configuration) == "z=2, 2 microbatches"]
     assert found.estimate.traffic["z"].bytes_sent == LAYERS * WIDTH * WIDTH * 4
+
+
+def test_without_a_pipeline_a_batch_is_divided_as_far_as_memory_asks() -> None:
+    def configurations(memory_bytes: float | None = None) -> tuple[list[str], Ranking]:
+        found = plan(*wide_blocks(), CLUSTER, 1, memory_bytes=memory_bytes)
+        return [str(each.configuration) for each in found.ranked], found
+
+    names, whole = configurations()
+    assert names == ["one rank, 1 microbatch"]
+    reasons = {str(each): reason for each, reason in whole.left_out.items()}
+    assert reasons["one rank, 2 microbatches"] == "it fits with fewer microbatches, which take no more time"
+    names, divided = configurations(0.3 * whole.best.peak_bytes)
+    assert len(names) == 1 and names != ["one rank, 1 microbatch"]
+    assert divided.best.peak_bytes <= 0.3 * whole.best.peak_bytes
 
 
 def test_where_gathered_weights_do_not_fit_they_are_gathered_for_every_microbatch(ranking: Ranking) -> None:
