@@ -227,7 +227,14 @@ def _divide(
     for storage in storage_choices(options.gather_weights, options.reduce_gradients, num_microbatches, mesh.z):
         graphs = [
             divide_stage(
-                stages[index], graph, distribution, schedule, storage, remat, fuses=options.lowering == INDUCTOR
+                stages[index],
+                graph,
+                distribution,
+                schedule,
+                storage,
+                remat,
+                options.overlapping,
+                fuses=options.lowering == INDUCTOR,
             )
             for index, graph in local.items()
         ]

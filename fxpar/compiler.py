@@ -17,7 +17,7 @@ from fxpar.lowering.aten import lower_to_aten
 from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution
 from fxpar.model.pin_parameters import pin_parameters
-from fxpar.overlap import Fuse, Overlap
+from fxpar.overlap import NO_OVERLAP, Fuse, Overlap
 from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.fuse_collectives import fuse_collectives
@@ -193,12 +193,15 @@ def divide_stage(
     schedule: Schedule,
     storage: Storage,
     remat: Remat = NO_REMAT,
+    overlap: Overlap = NO_OVERLAP,
     *,
     fuses: bool = True,
 ) -> StageGraphs:
     """The passes that divide what `localize_stage` gives into what runs at different times.
 
-    `fuses`: whether the lowering makes one kernel of several operations, by which they take less memory.
+    Args:
+        overlap: by which their collectives will be ordered.
+        fuses: whether the lowering makes one kernel of several operations, by which they take less memory.
     """
     index = planned.joint.index
     # Before the forward is cut off, so that nothing is saved that is there for the whole step.
@@ -209,7 +212,7 @@ def divide_stage(
     halves = split_backward(hoisted.body, parts) if is_split else None
     owners = distribution.final_plan.parameters
     own = {name for name, parameter in owners.items() if parameter.stage == index}
-    working = working_bytes(hoisted.body, parts, halves, fuses=fuses)
+    working = working_bytes(hoisted.body, parts, halves, overlap, fuses=fuses)
     memory = stage_memory(local, hoisted, kept_memory(hoisted.body, parts, halves), own, working)
     return StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
 

@@ -15,7 +15,7 @@ from fxpar.errors import (
     UnknownLoweringError,
     UnknownOptionError,
 )
-from fxpar.overlap import FUSE_ALWAYS, OVERLAP_RULES, Fuse, Overlap
+from fxpar.overlap import FUSE_ALWAYS, HELD_REDUCTIONS, OVERLAP_RULES, Fuse, Overlap
 from fxpar.planner.remat import POLICIES
 from fxpar.planner.storage import AUTO, TIMES
 from fxpar.resharding.search import ALGORITHMS
@@ -60,6 +60,8 @@ class Options:
         running them beside other computation; "always", wherever it can be; or False. Fused ops may round otherwise.
     gather_ahead_bytes: how many bytes of gathered weights a graph may hold before their first use (default: those of
         one layer, whatever it has).
+    held_reductions: how much memory the gradients whose reductions run beside a backward may take before the oldest is
+        waited for, in multiples of the largest (default: 2; infinity: all are waited for when the backward is over).
     results: which ranks get the results of the forward besides the loss, which all ranks have: "last_stage", those of
         the last stage, while on others a result has a shape but no values; or "all", every rank, as a DTensor on the
         mesh of its own stage, by a broadcast over the pipe axis.
@@ -84,16 +86,18 @@ class Options:
     overlap: bool | Collection[str] = True
     fuse: Fuse = True
     gather_ahead_bytes: float = math.inf
+    held_reductions: float = HELD_REDUCTIONS
     results: str = LAST_STAGE
     check_inputs: bool = True
     transfer_timeout_s: float = 1800.0
 
     @property
     def overlapping(self) -> Overlap:
-        """What `overlap` and `gather_ahead_bytes` say together."""
+        """What `overlap`, `gather_ahead_bytes` and `held_reductions` say together."""
         all_or_none = OVERLAP_RULES if self.overlap is True else ()
         named = all_or_none if isinstance(self.overlap, bool) else self.overlap
-        return Overlap(frozenset(rule for rule in OVERLAP_RULES if rule in named), self.gather_ahead_bytes)
+        rules = frozenset(rule for rule in OVERLAP_RULES if rule in named)
+        return Overlap(rules, self.gather_ahead_bytes, self.held_reductions)
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
@@ -144,6 +148,9 @@ def _check_overlap(options: Options) -> None:
         raise InvalidOptionError("overlap", given, f"True, False, or some of {', '.join(map(repr, OVERLAP_RULES))}")
     if not (isinstance(budget_bytes, int | float) and budget_bytes >= 0):
         raise InvalidOptionError("gather_ahead_bytes", budget_bytes, "bytes, none or more")
+    held = options.held_reductions
+    if not (isinstance(held, int | float) and held >= 0):
+        raise InvalidOptionError("held_reductions", held, "a multiple of the largest reduction, none or more")
 
 
 def _check_names(options: Options) -> None:

@@ -45,6 +45,7 @@ def test_overlap_is_all_or_none_or_some_of_the_rules() -> None:
         ({"overlap": "all_gathers"}, InvalidOptionError, "True, False, or some of 'input_gradients'"),
         ({"overlap": ["all_reduces"]}, InvalidOptionError, "'all_gathers'"),
         ({"gather_ahead_bytes": -1}, InvalidOptionError, "bytes, none or more"),
+        ({"held_reductions": "all"}, InvalidOptionError, "a multiple of the largest reduction, none or more"),
         ({"fuse": "sometimes"}, InvalidOptionError, "'fuse' is 'sometimes': expected True, False or 'always'"),
         ({"schedule": "1f2b"}, UnknownScheduleError, "'1f2b'.*did you mean '1f1b'"),
         ({"schedule": [["0F0", "0F1", "0B1"]]}, InvalidScheduleError, "rank 0: 0B0 is missing"),

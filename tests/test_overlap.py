@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,9 +25,10 @@ def order_in(folder: Path, name: str) -> list[str]:
 
 @pytest.mark.parametrize("sizes", [{"z": 2}, {"x": 2}], ids=str)
 def test_communication_beside_computation_changes_no_bit(sizes: dict[str, int], tmp_path: Path) -> None:
-    variants = [{"overlap": False}, {"dump": tmp_path}]
+    variants = [{"overlap": False}, {}, {"dump": tmp_path, "held_reductions": math.inf}]
     for found in run_ranks(2, bits_under, sizes, [{**EACH, **variant} for variant in variants]):
-        assert all(map(torch.equal, *found))
+        for bits in zip(*found, strict=True):
+            assert all(torch.equal(bits[0], other) for other in bits[1:])
     before, after = order_in(tmp_path, "partition_backward"), order_in(tmp_path, "overlap_collectives_backward")
     assert sorted(before) == sorted(after)
     beside = [follower for call, follower in pairwise(after) if call == "start"]

@@ -35,7 +35,7 @@ _ATTENTION_ON_CPU = (  # which PyTorch's registry leaves out
 class Site:
     """A collective: its start and its wait, the rule that it falls under, and the ops that it can start after.
 
-    `num_bytes` are those of its result, on the rank that has most.
+    num_bytes: of its result, on the rank that has most.
     """
 
     start: fx.Node
@@ -43,6 +43,12 @@ class Site:
     rule: OverlapRule
     sources: frozenset[fx.Node]
     num_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what it was given, on the rank that has most: of a reduction, one result for each rank it has one for."""
+        given, result = tensor(self.start.all_input_nodes[0]), tensor(self.start)
+        return self.num_bytes * max(1, given.numel() // max(1, result.numel()))
 
 
 def find_sites(graph: fx.Graph, rules: AbstractSet[OverlapRule]) -> list[Site]:

@@ -9,24 +9,26 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.annotate import move, value
+from fxpar.passes.around_collectives import wait_of
 from fxpar.passes.cut import kept_bytes
 from fxpar.passes.fused_values import fused_away, is_elementwise
 from fxpar.passes.kept_memory import owner_of
 
 
-def peak_live_bytes(module: fx.GraphModule, *, fuses: bool = False) -> int:
+def peak_live_bytes(graph: fx.Graph, order: Iterable[fx.Node] | None = None, *, fuses: bool = False) -> int:
     """The most that what a graph makes takes at once, from where it is made to its last use.
 
     Collectives read what they were given until they are waited for. Inputs, which others hold, do not count; neither
     does what an op takes inside, such as a copy of an operand that it cannot use as it lies in memory.
 
     Args:
+        order: of its nodes, in which it is to run; default: as they stand.
         fuses: as compiled by Inductor: elementwise operations that only feed others are never in memory, and one may
             write where its operand was. Otherwise every value is in memory.
     """
-    nodes = list(module.graph.nodes)
+    nodes = list(graph.nodes if order is None else order)
     index = {node: position for position, node in enumerate(nodes)}
-    away = fused_away(module.graph) if fuses else frozenset()
+    away = fused_away(graph) if fuses else frozenset()
     last_use = _last_uses(nodes, index, away)
     changes = [0] * (len(nodes) + 1)
     overwriting = set[fx.Node]()
@@ -62,9 +64,10 @@ def _last_uses(nodes: list[fx.Node], index: dict[fx.Node, int], away: frozenset[
             last_use[node] = reads_at.get(node, index[node])
     for node in last_use:
         if move(node) is not None:
-            (given, *_) = node.all_input_nodes
-            if owner_of(given) in last_use:
-                last_use[owner_of(given)] = max(last_use[owner_of(given)], last_use[node])
+            given = owner_of(node.all_input_nodes[0])
+            if given in last_use:
+                wait = wait_of(node)
+                last_use[given] = max(last_use[given], last_use[node] if wait is None else index[wait])
     return last_use
 
 

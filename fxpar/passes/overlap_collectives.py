@@ -19,8 +19,8 @@ def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphMod
 
     "input_gradients": what is computed and needed again starts as soon as it is there, and is waited on where it is
     needed. What it does not need runs in between (see `defer_weight_gradients`).
-    "reduce_scatters": what only leaves the graph starts as soon as it is there, and is waited on when all is done,
-    in the order of starts.
+    "reduce_scatters": what only leaves the graph starts as soon as it is there, and is waited on when all is done, or
+    earlier where more would be under way than `overlap.held_reductions` allows; in the order of starts.
     "all_gathers": what is made of inputs alone starts a layer before it is needed (see `gather_ahead`).
 
     The order of starts follows from the graph's structure, and so is the same on all ranks of a group whose graphs
@@ -36,15 +36,17 @@ def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphMod
 def overlapping_order(graph: fx.Graph, overlap: Overlap) -> list[fx.Node]:
     """The nodes of `graph` in the order in which `overlap_collectives` puts them."""
     sites = find_sites(graph, overlap.rules)
-    return _Order(graph, sites).run(overlap.gather_ahead_bytes)
+    return _Order(graph, sites, overlap).run()
 
 
 class _Order:
     """The order of nodes, under construction."""
 
-    def __init__(self, graph: fx.Graph, sites: Sequence[Site]) -> None:
+    def __init__(self, graph: fx.Graph, sites: Sequence[Site], overlap: Overlap) -> None:
         self._graph = graph
         self._sites = sites
+        self._overlap = overlap
+        self._under_way = _UnderWay(sites, overlap.held_reductions)
         self._placed: dict[fx.Node, None] = {}
         self._missing = {site: len(site.sources) for site in sites if site.rule != "all_gathers"}
         self._behind: dict[fx.Node, list[Site]] = {}
@@ -53,7 +55,7 @@ class _Order:
                 self._behind.setdefault(source, []).append(site)
         self._ready: list[Site] = []
 
-    def run(self, gather_ahead_bytes: float) -> list[fx.Node]:
+    def run(self) -> list[fx.Node]:
         """All nodes of the graph."""
         graph, sites = self._graph, self._sites
         late = late_ops(graph, sites)
@@ -62,7 +64,7 @@ class _Order:
         ops = [node for node in graph.nodes if _computes(node) and node not in elsewhere]
         computed = [site for site in sites if site.rule == "input_gradients"]
         ops = defer_weight_gradients(graph, ops, computed, waits)
-        gathers = gather_ahead(ops, waits, gather_ahead_bytes)
+        gathers = gather_ahead(ops, waits, self._overlap.gather_ahead_bytes)
         for node in graph.find_nodes(op="placeholder"):
             self._place(node)
         self._start_ready()
@@ -92,7 +94,10 @@ class _Order:
     def _start_ready(self) -> None:
         """Start what has all that it takes."""
         while self._ready:
-            self._place(self._ready.pop(0).start)
+            site = self._ready.pop(0)
+            for waited in self._under_way.start(site):
+                self._place(waited.wait)
+            self._place(site.start)
 
     def _finish(self) -> None:
         """Append the waits for what leaves the graph, in the order of their starts, and what is left."""
@@ -104,6 +109,25 @@ class _Order:
             self._place(site.wait)
         for node in self._graph.nodes:
             self._place(node)
+
+
+class _UnderWay:
+    """The reductions that have started and not been waited for, the oldest first."""
+
+    def __init__(self, sites: Sequence[Site], held: float) -> None:
+        sizes = [site.held_bytes for site in sites if site.rule == "reduce_scatters"]
+        self._budget = held * max(sizes, default=0)
+        self._sites: list[Site] = []
+
+    def start(self, site: Site) -> list[Site]:
+        """Note that `site` starts; gives those that are to be waited for before."""
+        if site.rule != "reduce_scatters":
+            return []
+        done: list[Site] = []
+        while self._sites and sum(each.held_bytes for each in (*self._sites, site)) > self._budget:
+            done.append(self._sites.pop(0))
+        self._sites.append(site)
+        return done
 
 
 def _computes(node: fx.Node) -> bool:

@@ -46,6 +46,9 @@ from fxpar.stage import JointGraph
 
 _NO_DUMP = Dump(None, 0)
 
+_OVERLAP = Overlap()
+"""What runs beside computation: as steps do by default."""
+
 _REMATS = (Remat("none"), Remat("min_cut"), Remat("full"), Remat("full", gathered_bytes=0))
 """What is computed again, or gathered again, to save memory: the more, the later in the list."""
 
@@ -148,27 +151,25 @@ class StepModel:
         chosen = choose_schedule(schedule, self._costs, self._distribution.mesh, self._distribution.microbatches)
         programs = lower(chosen, self._pipeline.edges)
         graphs = [
-            divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat)
+            divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat, _OVERLAP)
             for stage, local in zip(self._stages, self._local, strict=True)
         ]
         memory = {each.planned.joint.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
         return DividedStep(schedule, way, programs, graphs, max(peak.peak_bytes for peak in peaks))
 
-    def estimate(
-        self, step: DividedStep, overlap: Overlap | None = None, fuse: Fuse = True, *, knows_hosts: bool = True
-    ) -> Estimate:
+    def estimate(self, step: DividedStep, fuse: Fuse = True, *, knows_hosts: bool = True) -> Estimate:
         """What a step of this model comes to.
 
         `knows_hosts`: whether times go by where the axes of the mesh lie on hosts.
         """
-        mesh, beside = self._distribution.mesh, overlap or Overlap()
+        mesh = self._distribution.mesh
         prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         model = GraphModel(mesh, prices)
         fused = [
-            fuse_stage(each, estimate_stage_fusions(each, model, beside), fuse, _NO_DUMP)[0] for each in step.graphs
+            fuse_stage(each, estimate_stage_fusions(each, model, _OVERLAP), fuse, _NO_DUMP)[0] for each in step.graphs
         ]
-        stages = [estimate_stage(overlap_stage(each, beside, _NO_DUMP), model) for each in fused]
+        stages = [estimate_stage(overlap_stage(each, _OVERLAP, _NO_DUMP), model) for each in fused]
         costs = replace(self._costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
             replace(self._distribution.final_plan, schedule=step.schedule),

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fxpar._torch import c10d_functional
+from fxpar.annotate import Move, set_move
 from fxpar.passes.live_memory import peak_live_bytes
 from tests.allocated_bytes import peak_allocated_bytes
 
@@ -47,7 +49,7 @@ def test_unfused_values_take_what_running_the_graph_allocates(function: Callable
     operands = torch.randn(64, 64), torch.randn(64, 64)
     graph = traced(function, *operands)
     scalars = 100
-    assert peak_live_bytes(graph) == pytest.approx(peak_allocated_bytes(lambda: graph(*operands)), abs=scalars)
+    assert peak_live_bytes(graph.graph) == pytest.approx(peak_allocated_bytes(lambda: graph(*operands)), abs=scalars)
 
 
 @pytest.mark.parametrize(
@@ -65,5 +67,17 @@ def test_unfused_values_take_what_running_the_graph_allocates(function: Callable
 )
 def test_what_is_fused_takes_nothing(function: Callable[..., Any], unfused: int, fused: int) -> None:
     graph = traced(function, torch.randn(64, 64), torch.randn(64, 64))
-    assert peak_live_bytes(graph) // BYTES == unfused
-    assert peak_live_bytes(graph, fuses=True) // BYTES == fused
+    assert peak_live_bytes(graph.graph) // BYTES == unfused
+    assert peak_live_bytes(graph.graph, fuses=True) // BYTES == fused
+
+
+def test_a_collective_holds_what_it_was_given_until_it_is_waited_for() -> None:
+    def reduced(x: Tensor, w: Tensor) -> list[Tensor]:
+        return [wait_tensor(all_reduce(factor @ w, "sum", "anywhere")) for factor in (x, w, x, w)]
+
+    wait_tensor, all_reduce = c10d_functional.wait_tensor, c10d_functional.all_reduce
+    graph = traced(reduced, torch.randn(64, 64), torch.randn(64, 64))
+    for node in graph.graph.find_nodes(op="call_function", target=all_reduce.default):
+        set_move(node, Move("all_reduce", "x", BYTES))
+    # Four results, and the product that the last of them is the sum of.
+    assert peak_live_bytes(graph.graph) // BYTES == 5

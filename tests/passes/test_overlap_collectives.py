@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -149,8 +150,8 @@ def steps(module: fx.GraphModule) -> list[str]:
     return [node.name for node in module.graph.nodes if node.op == "call_function" and node.name.startswith(kept)]
 
 
-def under(rule: OverlapRule, gather_ahead_bytes: float = float("inf")) -> Overlap:
-    return Overlap(frozenset({rule}), gather_ahead_bytes)
+def under(rule: OverlapRule, gather_ahead_bytes: float = math.inf, held_reductions: float = math.inf) -> Overlap:
+    return Overlap(frozenset({rule}), gather_ahead_bytes, held_reductions)
 
 
 def test_the_reduction_of_an_input_gradient_runs_beside_the_weight_gradients(megatron: fx.GraphModule) -> None:
@@ -176,6 +177,23 @@ def test_gradients_of_weights_are_waited_on_at_the_end(gathering: Parts) -> None
     assert steps(backward) == before
     after = steps(overlap_collectives(backward, under("reduce_scatters")))
     assert after == [name for name in before if name not in waits] + waits
+
+
+def test_gradients_of_weights_are_waited_on_earlier_where_too_many_would_be_held(gathering: Parts) -> None:
+    _, backward = gathering
+    two_at_once = steps(overlap_collectives(backward, under("reduce_scatters", held_reductions=2)))
+    assert two_at_once == [
+        *("mm_4", "reduce_scatter_tensor", "mm_5", "mm_6", "reduce_scatter_tensor_1", "mm_7", "mm_8"),
+        *("wait_tensor_4", "reduce_scatter_tensor_2", "mm_9", "mm_10"),
+        *("wait_tensor_5", "reduce_scatter_tensor_3", "mm_11", "wait_tensor_6", "wait_tensor_7"),
+    ]
+    one_at_once = steps(overlap_collectives(backward, under("reduce_scatters", held_reductions=0)))
+    assert one_at_once.index("wait_tensor_4") == one_at_once.index("reduce_scatter_tensor_1") - 1
+
+
+def test_what_a_reduction_holds_is_all_that_it_is_given(gathering: Parts) -> None:
+    _, backward = gathering
+    assert {site.held_bytes for site in find_sites(backward.graph, {"reduce_scatters"})} == {8 * 8 * 4}
 
 
 def test_weights_are_gathered_one_layer_ahead(gathering: Parts) -> None:
@@ -235,12 +253,12 @@ def test_memory_grows_by_what_is_under_way_and_no_more(megatron: fx.GraphModule,
     forward, backward = gathering
     weight, piece = 8 * 8 * 4, 4 * 8 * 4
     growths = [
-        peak_live_bytes(overlap_collectives(graph, Overlap())) - peak_live_bytes(graph)
+        peak_live_bytes(overlap_collectives(graph, Overlap()).graph) - peak_live_bytes(graph.graph)
         for graph in (forward, backward, megatron)
     ]
     assert growths[0] <= weight, "one layer ahead"
-    assert growths[1] <= 3 * (weight + piece), "what is reduced stays until the end"
-    assert growths[2] <= 0
+    assert growths[1] <= 2 * weight + 2 * piece, "two gradients are reduced at once, and two weights gathered"
+    assert growths[2] <= 6 * 8 * 4, "what is reduced stays while the weights' gradients are computed"
 
 
 @pytest.mark.parametrize(("seed", "sizes"), [(0, {"x": 3}), (3, {"x": 3}), (2, {"y": 2, "x": 2})], ids=str)
