@@ -21,6 +21,11 @@ FXPAR_API int fxpar_philox_uniform(float* out, uint64_t seed, uint32_t step, uin
 // `num_terms` is 1 or more; `out` overlaps no term.
 FXPAR_API void fxpar_sum(float* out, const float* const* terms, int64_t num_terms, int64_t count);
 
+// A descriptor, closed on exec, of a new empty file in memory; `name` is for /proc alone. Or of the process `pid`,
+// readable once that has ended. Both return a negative errno value where the kernel cannot.
+FXPAR_API int fxpar_memory_file(const char* name);
+FXPAR_API int fxpar_process_file(int pid);
+
 // The memory that ranks of one host share; on Linux alone.
 //
 // A signal is 16 bytes, aligned to 8, in memory that may be shared between processes; all zero, it has value 0. Its

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from fxpar.config import host_name
+from fxpar.core.kernel_files import memory_file, process_file
 
 
 def host_identity() -> str:
@@ -50,7 +51,7 @@ class OpenFile:
         Raises:
             OSError: the process has ended, or is not seen here.
         """
-        return os.pidfd_open(self.pid)
+        return process_file(self.pid)
 
     def open(self) -> int:
         """A descriptor of this process for the same file, to read and write.
@@ -97,7 +98,7 @@ _hosts: WeakKeyDictionary[dist.ProcessGroup, tuple[int, ...]] = WeakKeyDictionar
 def _discover(group: dist.ProcessGroup) -> tuple[int, ...]:
     num_ranks = dist.get_world_size(group)
     identity = host_identity()
-    probe = os.memfd_create("fxpar-probe") if sys.platform == "linux" else None
+    probe = memory_file("fxpar-probe") if sys.platform == "linux" else None
     offered = (identity, None if probe is None else OpenFile.of(probe))
     of_ranks: list[tuple[str, OpenFile | None]] = [offered] * num_ranks
     dist.all_gather_object(of_ranks, offered, group)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fxpar.core.kernel_files import memory_file
 from fxpar.core.shared_memory import Heap, Signal
 from fxpar.errors import PeerLostError, SharedMemoryError
 from fxpar.hosts import OpenFile, discover_hosts
@@ -63,7 +64,7 @@ class OwnSegment(Segment):
     """
 
     def __init__(self, num_bytes: int = SEGMENT_BYTES) -> None:
-        fd = os.memfd_create("fxpar")
+        fd = memory_file("fxpar")
         finalize(self, os.close, fd).atexit = False
         os.ftruncate(fd, num_bytes)
         super().__init__(fd, num_bytes)
