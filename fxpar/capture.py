@@ -59,9 +59,12 @@ class Capture:
         return [i for i, value in enumerate(values) if value.dim() == 0 and value.is_floating_point()]
 
     def signature(self) -> str:
-        """The same for two captures of one program: every operation, with the shapes that it gives."""
+        """The same for two captures of one program, whichever device of a host each is for.
+
+        It names every operation, with what it takes and the shapes that it gives.
+        """
         return "\n".join(
-            f"{node.format_node()} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
+            f"{_describe_call(node)} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
         )
 
     def describe_results(self) -> str:
@@ -77,10 +80,20 @@ def example(node: fx.Node) -> Tensor:
     return value
 
 
+def _describe_call(node: fx.Node) -> str:
+    target = node.target if isinstance(node.target, str) else torch.typename(node.target)
+    given = fx.node.map_aggregate((node.args, node.kwargs), _without_index)
+    return f"{node.op} {node.name} = {target}{given}"
+
+
+def _without_index(given: object) -> Any:
+    return given.type if isinstance(given, torch.device) else given
+
+
 def _describe(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return ""
-    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device} {value.requires_grad}"
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device.type} {value.requires_grad}"
 
 
 def is_marker(node: fx.Node, name: str) -> bool:
