@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from fxpar.annotate import where
@@ -41,7 +42,7 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
         return
     results = range(len(capture.results)) if capture.loss is None else [capture.loss]
     wanted = [Port(PortKind.RESULT, str(position)) for position in results]
-    node = find_batch_mixing(stages, capture.batch_dims, num_samples, wanted)
+    node = find_batch_mixing(stages, capture.batch_dims, num_samples, wanted, means_are_whole=microbatches == 1)
     if node is not None:
         distribution.has_warned_of_mixing = True
         warnings.warn(
@@ -54,7 +55,12 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
 
 
 def find_batch_mixing(
-    stages: Sequence[JointGraph], batch_dims: Mapping[Port, int], num_samples: int, wanted: Collection[Port]
+    stages: Sequence[JointGraph],
+    batch_dims: Mapping[Port, int],
+    num_samples: int,
+    wanted: Collection[Port],
+    *,
+    means_are_whole: bool = False,
 ) -> fx.Node | None:
     """The first op on the way to the outputs `wanted` that combines samples other than in a sum that leads to them.
 
@@ -70,13 +76,15 @@ def find_batch_mixing(
         stages: the joint graphs of all stages, in order, as decomposed for sharding.
         batch_dims: the batch dim of each input that has one, of `num_samples` in a microbatch. With one sample in each,
             nothing is found.
+        means_are_whole: whether means over batch shards, as of `SyncBatchNorm`, are those of the whole batch, whatever
+            the number of shards: where it comes in one microbatch.
     """
     if num_samples == 1:  # of dims of one element, rules do not say where they go
         return None
     programs = [operations(joint) for joint in stages]
     known: dict[Port, Batched] = {}
     for program, relevant in zip(programs, _leading_to(programs, wanted), strict=True):
-        tracker = _Tracker(known, batch_dims, num_samples)
+        tracker = _Tracker(known, batch_dims, num_samples, means_are_whole)
         for operation in program:
             if operation.node in relevant and tracker.mixes(operation):
                 return operation.node
@@ -98,8 +106,11 @@ def _leading_to(programs: Sequence[Sequence[Operation]], wanted: Collection[Port
 class _Tracker:
     """Where the samples lie in the values of one stage; `known` are those of edges."""
 
-    def __init__(self, known: dict[Port, Batched], batch_dims: Mapping[Port, int], num_samples: int) -> None:
+    def __init__(
+        self, known: dict[Port, Batched], batch_dims: Mapping[Port, int], num_samples: int, means_are_whole: bool
+    ) -> None:
         self._known, self._batch_dims, self._num_samples = known, batch_dims, num_samples
+        self._means_are_whole = means_are_whole
         self._values: dict[Value, Batched] = {}
         self._trained: set[Value] = set()
 
@@ -111,9 +122,10 @@ class _Tracker:
             return False
         trained = any(value in self._trained for value in operation.operands)
         states = [self._values.get(value) for value in operation.operands]
-        found = samples_of_results(
-            operation, operation.call, [None if state is None else state.samples for state in states]
-        )
+        given = [None if state is None else state.samples for state in states]
+        if self._means_are_whole and operation.node.target is torch.ops.fxpar.batch_mean.default:
+            given = [None if samples is Other.SUM else samples for samples in given]
+        found = samples_of_results(operation, operation.call, given)
         if found is None:
             return True
         for value, samples in zip(operation.results, found, strict=True):

@@ -114,6 +114,15 @@ def test_a_batch_norm_mixes_in_training_and_not_in_evaluation() -> None:
     assert mixing(Encoder(lambda a, b: (a - b).square().mean(), nn.BatchNorm1d(WIDTH).eval()), pairs()) is None
 
 
+@pytest.mark.parametrize(("microbatches", "sizes", "warns"), [(1, {"data": 2}, False), (2, {"data": 2}, True)], ids=str)
+def test_a_synchronized_batch_norm_mixes_microbatches_alone(
+    microbatches: int, sizes: dict[str, int], warns: bool
+) -> None:
+    norm = nn.SyncBatchNorm(WIDTH)
+    found = warned(lambda a, b: (a - b).square().mean(), microbatches, norm, **sizes)
+    assert bool(found) == warns, found
+
+
 def test_samples_are_followed_from_stage_to_stage() -> None:
     found = mixing(Encoder(contrastive), pairs(), ["second"])
     assert found is not None and found.target is torch.ops.aten.mm.default
@@ -133,8 +142,10 @@ def test_a_unet_treats_each_sample_by_itself() -> None:
     assert mixing(small_unet(1), image_batch(SAMPLES)) is None
 
 
-def warned(loss: Callable[[Tensor, Tensor], Tensor], microbatches: int, **sizes: int) -> list[str]:
-    capture, distribution = captured(Encoder(loss), pairs(), microbatches=microbatches, mesh=Mesh(**sizes))
+def warned(
+    loss: Callable[[Tensor, Tensor], Tensor], microbatches: int, norm: nn.Module | None = None, **sizes: int
+) -> list[str]:
+    capture, distribution = captured(Encoder(loss, norm), pairs(), microbatches=microbatches, mesh=Mesh(**sizes))
     joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, [])]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
