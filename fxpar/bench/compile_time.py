@@ -120,6 +120,7 @@ def _until_ready(prepare: Callable[[], Callable[..., Tensor]], batch: Any) -> Co
 
 
 def _model_and_batch() -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)  # all ranks compile the same
     gpt = example("gpt")
     config = gpt.Config()
     tokens = torch.randint(config.vocabulary, (BATCH, config.context + 1))
