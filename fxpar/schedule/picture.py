@@ -8,14 +8,15 @@ from fxpar.report.timeline import Bar, Lane, draw
 from fxpar.schedule.timeline import WAIT, Span, Timeline
 
 _COLOURS = {"F": 1, "B": 2, "I": 4, "W": 3, "value": 6, "gradient": 5}
-_LEGEND = (
-    ("forward", 1),
-    ("backward", 2),
-    ("input gradients (I)", 4),
-    ("weight gradients (W)", 3),
-    ("values sent", 6),
-    ("gradients sent", 5),
-)
+_LEGEND_OF = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradients (I)",
+    "W": "weight gradients (W)",
+    "value": "values sent",
+    "gradient": "gradients sent",
+}
+_LEGEND = tuple((label, _COLOURS[kind]) for kind, label in _LEGEND_OF.items())
 
 
 def draw_timelines(title: str, timelines: Mapping[str, Timeline], *, beside: bool = False) -> str:
