@@ -365,6 +365,17 @@ class PeerLostError(FxparError):
         super().__init__(f"lost {lost} while moving {value}: {reason}; look at that rank's own output")
 
 
+class BrokenWorldError(FxparError):
+    """A step is to run after one that failed on the same rank, in which other ranks may still be."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"an earlier step failed on this rank ({reason}), and what other ranks send for it may still arrive: "
+            "expected a world in which all steps ended; start all ranks again, or let each of them destroy its process "
+            "group, form it anew, and call init_mesh and distribute once more"
+        )
+
+
 class ClusterUnavailableError(FxparError):
     """Hosts cannot be emulated on this machine, or not by this user."""
 

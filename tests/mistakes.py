@@ -157,3 +157,30 @@ def wait_long() -> list[str]:
         return said
     dist.barrier()
     return said
+
+
+class Classes(nn.Module):
+    """Its first stage refuses what is no class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 3)
+
+    def forward(self, classes: Tensor) -> Tensor:
+        return self.second(self.first(torch.nn.functional.one_hot(classes, 3).float())).square().mean()
+
+
+def go_on_after_a_failure() -> list[str]:
+    """A step that fails on the rank of the first stage while the other one waits for it; then one that would not."""
+    mesh = fxpar.init_mesh(pipe=2)
+    model = fxpar.distribute(Classes(), mesh, stages=["second"], microbatches=2)
+    step = torch.compile(model, backend="fxpar", options={**ATEN, "transfer_timeout_s": 3.0})
+    good, bad = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 7, 1])
+    step(good).backward()
+    errors = []
+    for classes in (bad, good, good):
+        try:
+            step(classes)
+        except (FxparError, RuntimeError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors

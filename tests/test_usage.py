@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxpar.launch import run_ranks
-from tests.mistakes import be_killed, leave_early, use_wrongly, wait_long
+from tests.mistakes import be_killed, go_on_after_a_failure, leave_early, use_wrongly, wait_long
 
 
 def test_wrong_inputs_and_uses_of_results_are_named_on_every_rank() -> None:
@@ -60,6 +60,13 @@ def test_a_rank_that_is_killed_is_missed_by_what_its_group_does(sizes: dict[str,
     (message,) = run_ranks(2, be_killed, sizes, doomed=[1])
     assert message.startswith(f"PeerLostError: lost another rank while moving {moving}: "), message
     assert message.endswith("(RuntimeError)")
+
+
+def test_after_a_step_that_failed_none_takes_what_was_sent_for_it() -> None:
+    for failed, *later in run_ranks(2, go_on_after_a_failure):
+        reason, _, _ = failed.partition("\n")
+        assert later == [later[0]] * 2
+        assert later[0].startswith(f"BrokenWorldError: an earlier step failed on this rank ({reason}"), later
 
 
 def test_a_long_wait_is_warned_of_while_it_lasts() -> None:

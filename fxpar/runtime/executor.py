@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fxpar.lost_peers import naming_lost_peers
 from fxpar.mesh import Mesh
+from fxpar.runtime.broken_world import breaking_its_world
 from fxpar.runtime.buffer_broadcast import BufferBroadcast
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
 from fxpar.runtime.hand_over import HandOver
@@ -117,9 +119,11 @@ class Executor:
 
         Raises:
             PeerLostError: another rank died.
+            BrokenWorldError: an earlier step of several ranks failed on this one.
         """
+        whole_or_none = breaking_its_world() if self._mesh.num_ranks > 1 else nullcontext()
         try:
-            with naming_lost_peers("the parameters, gradients or loss of a step"):
+            with whole_or_none, naming_lost_peers("the parameters, gradients or loss of a step"):
                 held = {**parameters, **self._lending.exchange(parameters)}
                 self._state = StepState(held, buffers, self._split(inputs))
                 for runner in self._runners.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 import pytest
@@ -38,3 +39,28 @@ def test_what_a_job_held_is_let_go_before_anyone_learns_that_it_is_done() -> Non
         del held
         future.result()
         assert ref() is None
+
+
+def test_jobs_of_several_threads_run_in_one() -> None:
+    worker, ran_in = Worker("test"), set[int]()
+    together = threading.Barrier(8)
+
+    def submit() -> None:
+        together.wait()
+        worker.submit(lambda: ran_in.add(threading.get_ident())).result()
+
+    submitters = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in submitters:
+        thread.start()
+    for thread in submitters:
+        thread.join()
+    assert len(ran_in) == 1
+
+
+def test_a_worker_that_nobody_has_any_more_ends_its_thread() -> None:
+    worker = Worker("a worker of no one")
+    worker.submit(lambda: None).result()
+    (running,) = [each for each in threading.enumerate() if each.name == "a worker of no one"]
+    del worker
+    running.join(10)
+    assert not running.is_alive()
