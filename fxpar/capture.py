@@ -14,6 +14,7 @@ from fxpar._torch import stored_outside
 from fxpar.annotate import kept_outside, set_kept_outside, source_line
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.markers import PLAIN
+from fxpar.passes.attention_dropout import define_attention_dropout
 from fxpar.passes.inline_checkpoints import inline_checkpoints
 from fxpar.stage import Port, PortKind
 
@@ -118,6 +119,7 @@ def read_capture(module: fx.GraphModule, held: Sequence[Tensor]) -> Capture:
         UnsupportedGraphError: an argument is a symbolic number, or an object from outside keeps a tensor.
     """
     inline_checkpoints(module)
+    define_attention_dropout(module)
     nodes = list(module.graph.nodes)
     exits = [node for node in nodes if is_marker(node, "exit")]
     if not exits:

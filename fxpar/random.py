@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -18,12 +20,33 @@ def streams(state: Tensor, numbers: list[int]) -> list[Tensor]:
 
     So an op that draws is the same in every layer, and equal layers can share compiled code.
     """
-    return [torch.cat([state, state.new_tensor([[number]])], 1) for number in numbers]
+    # Filled, not made of a list, which a GPU would have to get from the host.
+    return [torch.cat([state, state.new_full((1, 1), number)], 1) for number in numbers]
 
 
 @streams.register_fake
 def _streams_fake(state: Tensor, numbers: list[int]) -> list[Tensor]:
     return [state.new_empty(1, 4) for _ in numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A strided box of a logical tensor: the (size, stride) of its `dims`, and where its first element is."""
+
+    dims: tuple[tuple[int, int], ...]
+    offset: int
+
+    def joined(self) -> Box:
+        """The same box in as few dims as possible, but one at least: dims that together are evenly spaced are one."""
+        joined: list[tuple[int, int]] = []
+        for size, stride in self.dims:
+            if size == 1:
+                continue
+            if joined and joined[-1][1] == size * stride:
+                joined[-1] = joined[-1][0] * size, stride
+            else:
+                joined.append((size, stride))
+        return Box(tuple(joined) or ((1, 1),), self.offset)
 
 
 @torch.library.custom_op("fxpar::uniform", mutates_args=())
@@ -44,6 +67,7 @@ def _uniform_fake(
     return stream.new_empty(shape, dtype=torch.float32)
 
 
-def random_state(seed: int, step: int, first: int, microbatches: int) -> Tensor:
+def random_state(seed: int, step: int, first: int, microbatches: int, device: torch.device | str = "cpu") -> Tensor:
     """The states of a step's microbatches, (microbatches, 3) of int64; `first` is the first one's global number."""
-    return torch.tensor([[seed, step, first + microbatch] for microbatch in range(microbatches)])
+    states = [[seed, step, first + microbatch] for microbatch in range(microbatches)]
+    return torch.tensor(states, dtype=torch.int64, device=device)

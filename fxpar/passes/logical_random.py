@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
-from fxpar.annotate import program_order, set_value
+from fxpar.annotate import program_order, set_value, value
 from fxpar.passes.local_graph import fake_mode_of
 from fxpar.passes.redraw import Redraw, Streams
 from fxpar.random import RANDOM_STATE
@@ -29,7 +30,7 @@ def logical_random(joint: JointGraph) -> JointGraph:
     drawing = [node for node in joint.module.graph.nodes if _is_random(node)]
     if not drawing:
         return joint
-    streams = Streams(joint.module.graph, _add_state(joint), drawing[0])
+    streams = Streams(joint.module.graph, _add_state(joint, _device_of(drawing[0])), drawing[0])
     uses: dict[int, int] = {}
     for node in drawing:
         order = program_order(node)
@@ -53,12 +54,17 @@ def _is_random(node: fx.Node) -> bool:
     return bool(dropout != 0.0)
 
 
-def _add_state(joint: JointGraph) -> fx.Node:
-    """A placeholder after the other inputs, before the tangents."""
+def _device_of(drawing: fx.Node) -> torch.device:
+    """Where an op that draws puts what it gives."""
+    return next(given.device for given in pytree.tree_leaves(value(drawing)) if isinstance(given, Tensor))
+
+
+def _add_state(joint: JointGraph, device: torch.device) -> fx.Node:
+    """A placeholder on `device` after the other inputs, before the tangents."""
     placeholders = [node for node in joint.module.graph.nodes if node.op == "placeholder"]
     with fake_mode_of(joint.module.graph):
-        value = torch.empty(1, 3, dtype=torch.int64)
+        state_value = torch.empty(1, 3, dtype=torch.int64, device=device)
     with joint.module.graph.inserting_after(placeholders[len(joint.inputs) - 1]):
         state = joint.module.graph.placeholder("random_state")
-    set_value(state, value)
+    set_value(state, state_value)
     return state

@@ -97,7 +97,8 @@ class Step:
         """The random state of this step; it moves on with every step that trains."""
         distribution = self._distribution
         first = batch_rank(distribution.mesh) * distribution.microbatches
-        state = random_state(distribution.seed, distribution.num_steps, first, distribution.microbatches)
+        number, microbatches = distribution.num_steps, distribution.microbatches
+        state = random_state(distribution.seed, number, first, microbatches, distribution.mesh.device_type)
         distribution.num_steps += self._with_backward
         return state
 
@@ -128,8 +129,9 @@ class _Gradients:
                 "backward through this loss ran already: a step's gradients are handed over once; run the step again"
             )
         local, self._local = self._local, None
-        if factor.item() != 1.0:
-            torch._foreach_mul_([local[name] for name in self._names], factor.item())
+        # On a GPU, to look at the factor would be to wait for all that the step has begun.
+        if factor.device.type != "cpu" or factor.item() != 1.0:
+            torch._foreach_mul_([local[name] for name in self._names], factor)
         planned = self._distribution.final_plan.parameters
         mesh = self._distribution.mesh.stage_mesh
         return [from_local(local[name], planned[name].layout, mesh) for name in self._names]

@@ -17,9 +17,11 @@ from fxpar.lowering.triton.gather_kernel import multiply_gathered
 from fxpar.lowering.triton.pieces import Pieces, Segments, order_of_arrival, order_of_owners, row_tiles
 from fxpar.lowering.triton.scatter_kernel import multiply_scattered, sum_pieces
 from fxpar.lowering.triton.tiling import Tiling
+from fxpar.lowering.triton.uniform_kernel import draw_uniform
+from fxpar.random import Box
 
 PLACE_ELEMENTS = 16
-_SUM_BLOCK = 1024
+_SUM_BLOCK, _UNIFORM_BLOCK = 1024, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,21 @@ def sum_programs(out: Tensor) -> int:
     return -(-out.numel() // _SUM_BLOCK)
 
 
+def uniform_call(out: Tensor, stream: Tensor, box: Box, span: int) -> Call:
+    """out, contiguous, becomes what `fxpar::uniform` draws from `stream` for a `box`, which has as many elements.
+
+    It takes `uniform_programs(out)` programs.
+    """
+    dims = _dims_table(box.joined().dims, out.device)
+    arguments = out, stream, dims, box.offset, span, out.numel()
+    return Call(draw_uniform, arguments, {"NDIM": len(dims), "BLOCK": _UNIFORM_BLOCK})
+
+
+def uniform_programs(out: Tensor) -> int:
+    """How many programs `uniform_call` takes."""
+    return -(-out.numel() // _UNIFORM_BLOCK)
+
+
 def wrapped(count: int) -> int:
     """A count as kernels compare it: the int32 that it is modulo 2^32."""
     return (count + (1 << 31)) % (1 << 32) - (1 << 31)
@@ -205,6 +222,11 @@ def _arrival_table(
 @lru_cache(maxsize=1024)
 def _owners_table(matrices: int, rows: int, tile_rows: int, pieces: Pieces, rank: int, device: torch.device) -> Tensor:
     return _table(order_of_owners(list(row_tiles(matrices, rows, tile_rows)), pieces, rank), device)
+
+
+@lru_cache(maxsize=1024)
+def _dims_table(dims: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    return torch.tensor(dims[::-1], dtype=torch.int64).to(device)
 
 
 def _table(order: list[int], device: torch.device) -> Tensor:

@@ -8,19 +8,22 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fxpar import random
 from fxpar._torch import process_group_named
 from fxpar.hosts import discover_hosts
 from fxpar.lowering import ops
 from fxpar.lowering.triton.decide import decide, possible_tilings, versions
 from fxpar.lowering.triton.factors import as_matrices, come_in_vectors, dense, is_transposed
 from fxpar.lowering.triton.gather import FORMS, Gather, gather_and_multiply
+from fxpar.lowering.triton.launch import uniform_call, uniform_programs
 from fxpar.lowering.triton.plan import Fused, How, Unfused
 from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling
 from fxpar.lowering.triton.tuner import Problem, ways_to_gather
 from fxpar.lowering.triton.workspace import Workspace
 
-_decided: dict[Problem, How] = {}
+_decided: dict[tuple[str, Problem], How] = {}
+"""By group: ranks that have one in common may have decided on the same problem in others, each on another way."""
 
 
 @ops.all_gather_matmul.register_kernel("cuda")
@@ -103,6 +106,16 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
 
 
+@random.uniform.register_kernel("cuda")
+def uniform(stream: Tensor, shape: list[int], sizes: list[int], strides: list[int], offset: int, span: int) -> Tensor:
+    """See `fxpar.random`."""
+    out = torch.empty(shape, dtype=torch.float32, device=stream.device)
+    if out.numel() > 0:
+        box = random.Box(tuple(zip(sizes, strides, strict=True)), offset)
+        uniform_call(out, stream, box, span).run(uniform_programs(out))
+    return out
+
+
 def _workspace_for(factors: Sequence[Tensor], parts: int, group_name: str) -> Workspace | None:
     """The group's symmetric memory, where it can have any and kernels multiply such factors. A collective at first."""
     like = factors[0]
@@ -147,6 +160,7 @@ def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, worksp
 def _decide(
     problem: Problem, possible: Sequence[Tiling], ways: Sequence[Fused], run: Callable[[How], object], to: Workspace
 ) -> How:
-    if problem not in _decided:
-        _decided[problem] = decide(problem, possible, ways, run, to.renew, to.group, to.device)
-    return _decided[problem]
+    key = to.group.group_name, problem
+    if key not in _decided:
+        _decided[key] = decide(problem, possible, ways, run, to.renew, to.group, to.device)
+    return _decided[key]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
@@ -23,6 +23,8 @@ from fxpar.lowering.triton.launch import (
     scattered_call,
     sum_call,
     sum_programs,
+    uniform_call,
+    uniform_programs,
     wrapped,
 )
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
@@ -30,6 +32,7 @@ from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.scatter import Product
 from fxpar.lowering.triton.tile import place_of_tile
 from fxpar.lowering.triton.tiling import DTYPES, Tiling
+from fxpar.random import Box
 from tests.lowering.triton.products import assert_product, factor
 
 SMALL = Tiling(16, 16, 16, warps=4, stages=2, band=1)
@@ -305,6 +308,29 @@ def test_sums_are_taken_in_the_order_of_the_ranks() -> None:
     out = torch.zeros(1)
     sum_call(pieces, out, torch.zeros(4, dtype=torch.int32), 0).run(1)
     assert out.item() == ((pieces[0] + pieces[1]) + pieces[2] + pieces[3]).item()
+
+
+dims = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 2**40)), max_size=4).map(tuple)
+
+
+@settings(max_examples=30)
+@given(dims, st.integers(0, 2**41), st.integers(0, 2**31), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1))
+def test_random_numbers_are_those_of_the_cpu(
+    dims: tuple[tuple[int, int], ...], offset: int, microbatch: int, seed: int, step: int
+) -> None:
+    sizes, strides = [size for size, _ in dims], [stride for _, stride in dims]
+    stream, span = torch.tensor([[seed, step, microbatch, 1 << 25 | 77]]), 2**30
+    out = torch.full(sizes, torch.nan)
+    uniform_call(out, stream, Box(dims, offset), span).run(uniform_programs(out))
+    assert out.equal(torch.ops.fxpar.uniform(stream, sizes, sizes, strides, offset, span))
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1024, 1025])
+def test_random_numbers_come_in_any_number(count: int) -> None:
+    stream, out = torch.tensor([[5, 6, 7, 8]]), torch.full((count + 1,), torch.nan)
+    uniform_call(out[:count], stream, Box(((count, 1),), 3), count).run(uniform_programs(out[:count]))
+    assert out[:count].equal(torch.ops.fxpar.uniform(stream, [count], [count], [1], 3, count))
+    assert bool(out[count:].isnan().all()), "nothing is written beyond the end"
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 12))

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from fxpar.lowering.triton.launch import sum_call
+from fxpar.lowering.triton.launch import sum_call, uniform_call
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling, tilings
+from fxpar.random import Box
 from tests.lowering.triton.compiled import Compiled, compile_call, gathered, scattered
 
 CAPABILITIES = (80, 90, 100)
@@ -53,6 +54,13 @@ def test_tiles_by_pointers_of_all_dtypes_fit_into_registers(op: Op) -> None:
 def test_sums_fit_into_registers(capability: int) -> None:
     pieces = torch.empty(8, 1 << 20, dtype=torch.bfloat16)
     check(compile_call(sum_call(pieces, pieces[0], torch.empty(8, dtype=torch.int32), 1), capability), capability)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_random_numbers_fit_into_registers(capability: int) -> None:
+    out, stream = torch.empty(1 << 20), torch.empty(1, 4, dtype=torch.int64)
+    for dims in (((1 << 20, 1),), ((64, 1 << 30), (128, 1 << 12), (128, 1))):
+        check(compile_call(uniform_call(out, stream, Box(dims, 1 << 40), 1 << 50), capability), capability)
 
 
 def test_a_wait_acquires_and_a_signal_releases_across_devices() -> None:

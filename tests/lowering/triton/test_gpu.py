@@ -82,6 +82,18 @@ def test_rows_are_counted_when_they_are_stored_by_every_tiling(m: int, n: int, k
         assert case.remote[1:].equal(case.staging[1:].cpu())
 
 
+@pytest.mark.parametrize(("sizes", "strides"), [((1 << 20,), (1,)), ((64, 33, 5), (1000, 7, 1)), ((3,), (1 << 40,))])
+def test_numbers_by_logical_index_are_those_of_the_cpu(sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    from fxpar.lowering.triton import register_on_gpus
+    from fxpar.random import random_state
+
+    register_on_gpus()
+    (stream,) = torch.ops.fxpar.streams(random_state(2**62 + 7, 3, 5, 1), [1 << 25])
+    arguments = list(sizes), list(sizes), list(strides), 11, 1 << 44
+    expected = torch.ops.fxpar.uniform(stream, *arguments)
+    assert torch.ops.fxpar.uniform(stream.cuda(), *arguments).cpu().equal(expected)
+
+
 def test_a_row_of_the_benchmark_has_all_times() -> None:
     from fxpar.bench.fused_one_gpu import Shape, one_gpu_rows
 
@@ -124,11 +136,7 @@ def compare_with_definitions() -> None:
 
 
 def _possible(op: Any, dtype: torch.dtype, n: int, k: int) -> list[Any]:
-    from fxpar.lowering.triton.decide import fits
-    from fxpar.lowering.triton.tiling import tilings
+    from fxpar.lowering.triton.decide import possible_tilings
 
     device = torch.device("cuda", torch.cuda.current_device())
-    major, minor = torch.cuda.get_device_capability(device)
-    vectors = n % 16 == 0 and k % 16 == 0
-    possible = tilings(op, dtype, 10 * major + minor, vectors=vectors, matrices=1)
-    return [tiling for tiling in possible if fits(tiling, dtype, device)]
+    return possible_tilings(op, dtype, device, vectors=n % 16 == 0 and k % 16 == 0, matrices=1)

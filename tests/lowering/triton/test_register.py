@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from fxpar import random
 from fxpar.lowering import ops
 from fxpar.lowering.triton import register_on_gpus
 
@@ -26,5 +27,5 @@ def test_kernels_for_cuda_are_registered_for_every_op() -> None:
     pytest.importorskip("triton")
     import fxpar.lowering.triton.register  # noqa: F401  registers them
 
-    for op in (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce):
+    for op in (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce, random.uniform):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(op._qualname, "CUDA")
