@@ -93,6 +93,7 @@ __all__ = [
     "register_work",
     "rename_placeholder",
     "schema",
+    "sharable_memory",
     "skip_frame",
     "stored_outside",
     "symmetric_memory",
@@ -218,14 +219,24 @@ def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[s
 # What follows takes seconds to import, which only those who use it should pay: hence the imports inside the functions.
 
 
-def symmetric_memory(num_bytes: int, device: torch.device, group: ProcessGroup) -> "SymmetricMemory":
-    """Memory of a GPU that all ranks of `group`, GPUs of one host, can read and write. A collective.
+def sharable_memory(num_bytes: int, device: torch.device) -> Tensor:
+    """Memory of a GPU that `symmetric_memory` can share: uint8 (num_bytes,).
+
+    Raises:
+        RuntimeError: there is not so much, or PyTorch cannot share any of this device.
+    """
+    from torch.distributed import _symmetric_memory
+
+    return _symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def symmetric_memory(memory: Tensor, group: ProcessGroup) -> "SymmetricMemory":
+    """`memory` of each rank of `group`, GPUs of one host, so that all can read and write it. A collective.
 
     It is there as long as what is given, or a tensor of its `get_buffer`.
     """
     from torch.distributed import _symmetric_memory
 
-    memory = _symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
     return _symmetric_memory.rendezvous(memory, group)
 
 

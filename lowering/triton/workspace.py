@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar._torch import process_group_named, symmetric_memory
+from fxpar._torch import process_group_named, sharable_memory, symmetric_memory
 
 if TYPE_CHECKING:
     from fxpar._torch import SymmetricMemory
@@ -101,10 +101,27 @@ class Workspace:
         dist.barrier(self.group)
         self._num_signals, self._num_bytes, self._counted = num_signals, _aligned(num_bytes), [0, 0]
         size = 2 * self._half_bytes()
-        self._memory = symmetric_memory(size, self.device, self.group)
+        self._memory = symmetric_memory(self._allocated(size), self.group)
         self._memory.get_buffer(self.rank, (size,), torch.uint8).zero_()
         torch.cuda.synchronize(self.device)
         dist.barrier(self.group)
+
+    def _allocated(self, num_bytes: int) -> Tensor:
+        """Memory that can be shared, or on all ranks an error: who has none may not leave the others to share theirs.
+
+        Raises:
+            RuntimeError: a rank has not so much memory, or none that others can reach.
+        """
+        memory, failure = None, None
+        try:
+            memory = sharable_memory(num_bytes, self.device)
+        except RuntimeError as error:
+            failure = error
+        failures = torch.tensor([memory is None], dtype=torch.int32, device=self.device)
+        dist.all_reduce(failures, group=self.group)
+        if memory is None or failures.item():
+            raise RuntimeError(f"not all ranks have {num_bytes} bytes of symmetric memory") from failure
+        return memory
 
     def _half_bytes(self) -> int:
         return _signal_bytes(self._num_signals, self.parts) + self._num_bytes
