@@ -18,6 +18,12 @@ from fxpar.resharding.network import LOOPBACK, Network
 _FOLDER = Path(__file__).parent / "clusters"
 
 
+USABLE_OF_GPU = 0.9
+"""The share of a GPU's memory that tensors may take. CUDA's context and kernels, the buffers of communicators,
+workspaces of matrix products and the gaps in what the allocator holds have the rest. An estimate: no GPU has confirmed
+it yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Hosts of `ranks_per_host` ranks each, all alike.
@@ -62,6 +68,11 @@ class Cluster:
     def host_bytes_per_us(self) -> float:
         """What all interfaces of a host send together."""
         return self.interface_bytes_per_us * self.interfaces_per_host
+
+    @property
+    def usable_bytes(self) -> float:
+        """What of a rank's memory its tensors may take."""
+        return self.memory_bytes * (USABLE_OF_GPU if self.device_type == "cuda" else 1.0)
 
     @property
     def network(self) -> Network:

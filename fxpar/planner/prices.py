@@ -10,7 +10,7 @@ import torch
 
 from fxpar.mesh import Mesh
 from fxpar.passes.moves import StepKind
-from fxpar.planner.cluster import Cluster, default_cluster
+from fxpar.planner.cluster import USABLE_OF_GPU, Cluster, default_cluster
 from fxpar.planner.placement import bytes_per_us, latency_us, spread
 from fxpar.resharding.network import LOOPBACK, Network
 
@@ -112,5 +112,5 @@ def _link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
 
 
 def memory_of(device_type: str) -> float:
-    """The bytes that a rank has for its tensors: a GPU's memory; on a CPU, which ranks share, it is not known."""
-    return torch.cuda.get_device_properties().total_memory if device_type == "cuda" else math.inf
+    """The bytes that a rank has for its tensors on a GPU; on a CPU, which ranks share, it is not known."""
+    return USABLE_OF_GPU * torch.cuda.get_device_properties().total_memory if device_type == "cuda" else math.inf

@@ -86,7 +86,7 @@ def plan(
         microbatches: numbers to try; by default some multiples of the pipe axis, and without one as many as it takes to
             fit into memory.
         schedules: to try, of one stage on each rank.
-        memory_bytes: what a rank may take; default: what the cluster's ranks have.
+        memory_bytes: what a rank may take; default: what the cluster's ranks have for tensors.
         most, seconds: how many meshes to look at closely, and for how long; one at least.
         whole: make the graphs of the whole model; by default, of a long list of layers that are alike, two short ones
             tell what all of them come to.
@@ -99,7 +99,7 @@ def plan(
     """
     known = read_cluster(cluster)
     ranks = num_ranks or known.ranks_per_host
-    budget = memory_bytes or known.memory_bytes
+    budget = memory_bytes or known.usable_bytes
     tell = say or _silent
     size, rows = _batch(batch, batch_dims or {})
     if unknown := set(axes) - set(AXES):
