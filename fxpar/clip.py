@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from fxpar.dtensor import layout_of
 from fxpar.layout import Shard
 from fxpar.lost_peers import naming_lost_peers
+from fxpar.mesh import mesh_of_this_world
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -27,8 +28,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
     locals_ = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-    device = locals_[0].device if locals_ else torch.device("cpu")
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), device=_device_of(held))
     for gradient, local in zip(gradients, locals_, strict=True):
         if norm_type == math.inf:
             total = torch.maximum(total, local.abs().max() if local.numel() else total)
@@ -42,6 +42,14 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm
     for local in locals_:
         local.mul_(scale.to(local.dtype))
     return norm
+
+
+def _device_of(held: Sequence[Tensor]) -> torch.device:
+    """Where this rank keeps its parameters; also of a rank that has none, and adds nothing to the norm."""
+    if held:
+        return held[0].device
+    mesh = mesh_of_this_world()
+    return torch.device("cpu" if mesh is None else mesh.device_type)
 
 
 def _copies(gradient: Tensor) -> int:

@@ -17,7 +17,7 @@ from fxpar.model.make_plan import make_plan
 from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
 from fxpar.model.stale_optimizers import refuse_stale_optimizers
-from fxpar.model.unset import materialize_buffers
+from fxpar.model.unset import place_buffers
 from fxpar.plan import Plan
 from fxpar.schedule import GivenSchedule, schedule_text
 
@@ -73,7 +73,7 @@ def distribute(
     chosen = schedule_text(schedule) if plan is None else plan.schedule
     distribution = Distribution.of(model, mesh, layouts, microbatches, batch_dims)
     install(distribution)
-    on_meta = materialize_buffers(model, mesh.device_type)
+    on_meta = place_buffers(model, mesh.device_type)
     if plan is not None:
         distribution.placement = plan.placement
     distribution.plan = plan or make_plan(distribution, stages, chosen, example_inputs)

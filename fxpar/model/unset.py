@@ -39,15 +39,20 @@ def _marker(dtype: torch.dtype) -> float | int | None:
     return torch.iinfo(dtype).min if dtype.is_signed else None
 
 
-def materialize_buffers(model: nn.Module, device_type: str) -> dict[str, nn.Module]:
-    """Put buffers from the meta device on the real one, without values; the modules that held meta tensors, by path."""
+def place_buffers(model: nn.Module, device_type: str) -> dict[str, nn.Module]:
+    """Put buffers on the real device, those from meta without values; the modules that held meta tensors, by path."""
     found = {}
+    moved: dict[Tensor, Tensor] = {}
     for path, module in model.named_modules():
         if any(t.is_meta for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             found[path] = module
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = unset_like(buffer, tuple(buffer.shape), device_type)
+            elif buffer is not None and buffer.device.type != device_type:
+                if buffer not in moved:
+                    moved[buffer] = buffer.to(device_type)
+                module._buffers[name] = moved[buffer]
     return found
 
 

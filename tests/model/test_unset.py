@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fxpar.distribute import distribute
 from fxpar.errors import NotCompiledError, NotLoadedError, UninitializedModuleError
+from fxpar.model.unset import place_buffers
 from tests.fake_mesh import as_rank, fake_mesh
 
 ROWS = torch.zeros(2, 4)
@@ -106,3 +107,14 @@ def test_what_init_weights_passes_over_must_be_loaded() -> None:
         assert model.weight.to_local().tolist() == [1.0] * 4
         with pytest.raises(NotLoadedError, match="no values yet for table;"):
             model(ROWS)
+
+
+def test_buffers_that_lie_elsewhere_come_to_the_devices_of_the_mesh() -> None:
+    model = nn.Sequential(Scale(), nn.BatchNorm1d(4), Scale())
+    model[2].table = model[0].table
+    assert place_buffers(model, "cpu") == {}
+    before = dict(model.named_buffers())
+    assert all(buffer is before[name] for name, buffer in model.named_buffers()), "those that are there stay"
+    place_buffers(model, "meta")  # which stands for another device here
+    assert all(buffer.is_meta for buffer in model.buffers())
+    assert model[2].table is model[0].table
