@@ -25,6 +25,7 @@ from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lost_peers import warning_of_a_long_wait
 from fxpar.lowering import lower as lowering_named
+from fxpar.lowering.first_calls import call_fused_ops
 from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.model.buffers import assign_buffers
 from fxpar.model.choose_schedule import check_placement, choose_schedule
@@ -33,7 +34,7 @@ from fxpar.passes.batch_mixing import warn_of_batch_mixing
 from fxpar.passes.fusion_costs import FusionCost, dearest
 from fxpar.passes.pipeline_messages import pipeline_messages
 from fxpar.passes.verdicts import Verdict, verdict_table
-from fxpar.pipeline import Pipeline
+from fxpar.pipeline import Pipeline, lookahead_on
 from fxpar.planner.graph_time import GraphModel
 from fxpar.planner.prices import cluster_of, memory_of, prices_of
 from fxpar.planner.remat import Remat
@@ -102,11 +103,13 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     check_collectives({name: started for each in graphs for name, started in each.started.items()})
     lowering = lowering_named(options.lowering, model.compute_us)
     own = [lower_stage(each, lowering) for each in graphs]
+    if mesh.moves_in_groups and options.lowering != SLEEP:
+        call_fused_ops(module for each in graphs for module in each.of_microbatch.values())
     if options.profile:
         costs = gather_costs(replace(costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
         if with_backward:  # the order of forwards does not depend on times
             schedule = _schedule(distribution, options, costs, with_backward=with_backward)
-            programs = _programs(schedule, stages, pipeline)
+            programs = _programs(schedule, stages, pipeline, mesh)
     peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
     check_memory(peaks, _budget(options, mesh))
     program = programs[mesh.coordinate["pipe"]]
@@ -218,7 +221,7 @@ def _divide(
     memory, else the last.
     """
     mesh, num_microbatches = distribution.mesh, distribution.final_plan.microbatches
-    programs = _programs(schedule, stages, pipeline)
+    programs = _programs(schedule, stages, pipeline, mesh)
     local = {
         index: localize_stage(stages[index], distribution) for index in schedule.stages_of(mesh.coordinate["pipe"])
     }
@@ -246,8 +249,10 @@ def _divide(
     return graphs, costs, programs
 
 
-def _programs(schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline) -> tuple[Program, ...]:
-    programs = lower(schedule, pipeline.edges)
+def _programs(
+    schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mesh
+) -> tuple[Program, ...]:
+    programs = lower(schedule, pipeline.edges, lookahead_on(mesh))
     messages = pipeline_messages(stages, [reshard.crossing for reshard in pipeline.reshards])
     check_programs(programs, schedule, pipeline.edges, messages)
     return programs

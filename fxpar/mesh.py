@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -108,6 +109,17 @@ class Mesh:
         return self.device_mesh.get_group(axis)
 
     @property
+    def moves_in_groups(self) -> bool:
+        """Whether stages exchange values by collectives of process groups, as NCCL has them.
+
+        Otherwise they do by gloo's messages, and through memory that a host's ranks share.
+        """
+        if dist.is_initialized() and dist.get_backend() != "fake":
+            return moves_in_groups(self.device_type)
+        # Nothing moves: it is planned for what the cluster has, or for what the devices are.
+        return (self.device_type if self.cluster is None else self.cluster.device_type) != "cpu"
+
+    @property
     def stage_axes(self) -> tuple[str, ...]:
         """The axes of `stage_mesh`: those of `STAGE_AXES` with several ranks, since DTensor pays for every axis."""
         return tuple(axis for axis in STAGE_AXES if self.sizes[axis] > 1) or STAGE_AXES[:1]
@@ -149,10 +161,14 @@ def init_mesh(
     shape = Mesh(pipe, data, z, y, x)
     device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     known = None if cluster is None else read_cluster(cluster)
+    if device_type == "cuda":
+        _prepare_cuda()
     _init_process_group(device_type)
     if shape.num_ranks != dist.get_world_size():
         raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
     device_mesh = make_device_mesh(shape, device_type)
+    if moves_in_groups(device_type):
+        _connect_axes(device_mesh)
     with naming_lost_peers("the hosts of all ranks"):
         hosts = discover_hosts()
     mesh = Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, hosts, known)
@@ -178,14 +194,40 @@ def make_device_mesh(shape: Mesh, device_type: str) -> DeviceMesh:
     return DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
 
 
+def _prepare_cuda() -> None:
+    """Choose what CUDA and NCCL read once, where the user has not."""
+    # As many hardware queues as there can be: streams that share one, as more than 8 do by default, wait for each
+    # other, and a receive that is posted may stand before the send that it waits for.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # Groups are connected by one small collective each: without this, that of a large one may be connected later, when
+    # other ranks are busy with receives.
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+
+
+def _connect_axes(device_mesh: DeviceMesh) -> None:
+    """Run the first collective of each axis' group, which keeps the CPU until all members have come to it."""
+    for group in device_mesh.get_all_groups():
+        probe = torch.zeros(1, device=device_mesh.device_type)
+        dist.all_reduce(probe, group=group)
+        probe.cpu()  # waits for the device
+
+
 def _init_process_group(device_type: str) -> None:
     if dist.is_initialized():
         return
     backend = "nccl" if device_type == "cuda" else "gloo"
     if dist.is_torchelastic_launched():
+        if device_type == "cuda":
+            torch.cuda.set_device(dist.get_node_local_rank())
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+
+
+def moves_in_groups(device_type: str) -> bool:
+    """As `Mesh.moves_in_groups`, for values on devices of this type in the world as it is."""
+    backends = dict(backend.split(":") for backend in dist.get_backend_config().split(","))
+    return backends.get(device_type) not in ("gloo", "fake")
 
 
 def num_batch_shards(mesh: Mesh) -> int:

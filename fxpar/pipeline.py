@@ -130,3 +130,13 @@ class Pipeline:
 
     def __str__(self) -> str:
         return "\n\n".join(f"{reshard.crossing.name}\n{reshard.plan}" for reshard in self.reshards)
+
+
+_POSTED_IN_GROUPS = 1
+"""The next is on its way while its predecessor is computed with; each more would hold buffers for nothing, since a
+group moves one value after another."""
+
+
+def lookahead_on(mesh: Mesh) -> int | None:
+    """How many receives of an edge to post before they are waited for, as of `lower`."""
+    return _POSTED_IN_GROUPS if mesh.moves_in_groups else None

@@ -50,7 +50,10 @@ class Region:
 
     @property
     def signature(self) -> str:
-        """What the region computes of its inputs, as text: equal for regions that may share code, on every rank."""
+        """What the region computes of its inputs, as text: equal for regions that may share code, on every rank.
+
+        So it has no device's index, which ranks of a host do not have in common.
+        """
         names = {node: f"${index}" for index, node in enumerate(self.inputs)}
         names |= {node: f"%{index}" for index, node in enumerate(self.nodes)}
         lines = [f"{names[node]}: {_describe(value(node))}" for node in self.inputs]
@@ -166,6 +169,7 @@ def _label(call: _Call) -> str:
 
 def _describe_call(node: fx.Node, names: dict[fx.Node, str]) -> str:
     arguments = pytree.tree_map_only(fx.Node, lambda source: _Bare(names[source]), (node.args, node.kwargs))
+    arguments = pytree.tree_map_only(torch.device, lambda device: device.type, arguments)
     return f"{node.target}{arguments}"
 
 
@@ -182,7 +186,7 @@ class _Bare:
 def _describe(found: Any) -> str:
     """Type, device, shape and strides of a fake value, or of each tensor of a tuple."""
     if isinstance(found, Tensor):
-        return f"{found.dtype} {found.device} {tuple(found.shape)} {found.stride()}"
+        return f"{found.dtype} {found.device.type} {tuple(found.shape)} {found.stride()}"
     if isinstance(found, tuple | list):
         return f"({', '.join(map(_describe, found))})"
     return repr(found)

@@ -51,14 +51,14 @@ class StageNodes:
         return self.planned.border
 
 
-def stage_edges(stages: Sequence[StageNodes]) -> tuple[Edge, ...]:
-    """Every value that some stage makes and later ones use, in the order of the stages."""
+def stage_edges(stages: Sequence[StageNodes], *, multicast: bool) -> tuple[Edge, ...]:
+    """Every value that some stage makes and later ones use, in the order of the stages; `multicast` as of `Edge`."""
     edges = []
     for source in stages:
         for port in source.outputs:
             if port.kind is PortKind.EDGE:
                 readers = tuple(stage.index for stage in stages if port in stage.inputs)
-                edges.append(Edge(port.name, source.index, readers, port in source.tangents))
+                edges.append(Edge(port.name, source.index, readers, port in source.tangents, multicast))
     return tuple(edges)
 
 
@@ -96,9 +96,9 @@ def loans(
 
 
 def value_crossings(edge: Edge, stages: Sequence[StageNodes], placement: Sequence[int]) -> list[Crossing]:
-    """The value of an edge on its way to its readers: to those of other ranks together, and to those of the same."""
+    """The value of an edge on its way to its readers: to those of other ranks, and to those of the same."""
     port, maker, found = Port(PortKind.EDGE, edge.name), stages[edge.source], []
-    for targets in edge.away_and_home(placement):
+    for targets in edge.targets_together(placement):
         layouts = tuple(stages[reader].border.inputs[port] for reader in targets)
         dtype, pipes = tensor(maker.outputs[port]).dtype, _pipes(edge.source, targets, placement)
         found.append(Crossing(port, False, edge.source, targets, maker.border.outputs[port], layouts, dtype, pipes))

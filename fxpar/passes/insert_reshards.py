@@ -51,7 +51,8 @@ def insert_reshards(
 ) -> Pipeline:
     """The step of one microbatch as one graph, in logical shapes: calls of the stages, and of `fxpar.reshard`.
 
-    A value that several stages use moves to all of them at once. Each sends its own gradient back, and the maker adds
+    A value that several stages use moves to all of them at once, unless it moves in groups, in which those that need it
+    early would wait for those that need it late. Each sends its own gradient back, and the maker adds
     them up; a stage that has none sends zeros. Parameters that several stages use are lent by their owner likewise.
 
     The graph takes a dict for each stage, of the parameters and buffers that it alone uses; then lent parameters,
@@ -76,7 +77,8 @@ def insert_reshards(
 
     placement = tuple(range(len(stages))) if placement is None else tuple(placement)
     nodes = [StageNodes.of(stage) for stage in stages]
-    return _Builder(nodes, owners, placement, plan, PipelineGraph(mesh, placement)).build()
+    graph = PipelineGraph(mesh, placement)
+    return _Builder(nodes, owners, placement, plan, graph, multicast=not mesh.moves_in_groups).build()
 
 
 class _Builder:
@@ -93,9 +95,11 @@ class _Builder:
         placement: Sequence[int],
         plan: Callable[[Crossing], Reshard],
         graph: PipelineGraph,
+        *,
+        multicast: bool,
     ) -> None:
         self._stages, self._placement, self._plan, self._graph = stages, placement, plan, graph
-        self._edges, self._loans = stage_edges(stages), loans(stages, owners, placement)
+        self._edges, self._loans = stage_edges(stages, multicast=multicast), loans(stages, owners, placement)
         self._lent = {loan.port for loan in self._loans}
         self._values: dict[tuple[int, Port], fx.Node] = {}
         self._gradients: dict[tuple[int, Port], fx.Node] = {}

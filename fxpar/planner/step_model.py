@@ -33,7 +33,7 @@ from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.model.make_plan import make_plan
 from fxpar.overlap import Fuse, Overlap
-from fxpar.pipeline import Pipeline
+from fxpar.pipeline import Pipeline, lookahead_on
 from fxpar.plan import Plan
 from fxpar.planner.graph_time import GraphModel, Traffic
 from fxpar.planner.prices import Prices, agnostic_prices_of, prices_of
@@ -149,7 +149,7 @@ class StepModel:
     def divide(self, schedule: str, way: Way) -> DividedStep:
         """The step by the schedule of that name, with one stage on each rank."""
         chosen = choose_schedule(schedule, self._costs, self._distribution.mesh, self._distribution.microbatches)
-        programs = lower(chosen, self._pipeline.edges)
+        programs = lower(chosen, self._pipeline.edges, lookahead_on(self._distribution.mesh))
         graphs = [
             divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat, _OVERLAP)
             for stage, local in zip(self._stages, self._local, strict=True)

@@ -25,11 +25,12 @@ AxisSpec: TypeAlias = Sequence[str | Sequence[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """By which strategy, in which order, and over what network."""
+    """By which strategy, in which order, over what network, and how long one message may take."""
 
     strategy: str
     algorithm: str
     network: Network
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -62,19 +64,17 @@ def reshard(
         UnknownStrategyError, UnknownAlgorithmError: no such name.
         PeerLostError: a rank died, or took too long.
     """
-    request = make_request(tensor, dst_mesh, dst_layout, _how(dst_mesh, strategy, algorithm, network))
+    how = _how(dst_mesh, strategy, algorithm, network, timeout_s)
+    request = make_request(tensor, dst_mesh, dst_layout, how)
     check_agreement(request.facts())
-    route, needed = _open(request, timeout_s)
+    route, needed = _open(request)
     piece = torch.empty(needed.shape if needed else 0, dtype=tensor.dtype, device=tensor.device)
-    receipt = route.post_receive(piece, 0)
     if request.holds:
-        local = tensor.to_local().detach()
-        shipment = route.send(local, 0)
-        route.keep(local, receipt)
+        shipment, receipt = route.exchange(tensor.to_local().detach(), piece, 0)
         route.wait(receipt)
         route.complete(shipment)
     else:
-        route.wait(receipt)
+        route.wait(route.post_receive(piece, 0))
     route.finish()
     return from_piece(piece, dst_mesh, request.destination.placements, tensor.shape, tensor.stride())
 
@@ -105,24 +105,34 @@ def plan_reshard(
     return request.plan(found)
 
 
-def _how(mesh: DeviceMesh, strategy: str, algorithm: str, network: Network | None) -> How:
-    return How(strategy, algorithm, network or default_cluster(mesh.device_type).network)
+def _how(mesh: DeviceMesh, strategy: str, algorithm: str, network: Network | None, timeout_s: float = math.inf) -> How:
+    return How(strategy, algorithm, network or default_cluster(mesh.device_type).network, timeout_s)
 
 
-def _open(request: Request, timeout_s: float) -> tuple[Way, Tile | None]:
+def _open(request: Request) -> tuple[Way, Tile | None]:
     """The route of a request, and what this rank needs of it."""
-    # Routes belong to the world that they were opened in.
-    return _routes(request, timeout_s, dist.group.WORLD)
+    assert dist.group.WORLD is not None, "the default process group must exist"
+    return _routes.setdefault(dist.group.WORLD, _Routes()).open(request)
 
 
-@lru_cache(maxsize=64)
-def _routes(request: Request, timeout_s: float, world: dist.ProcessGroup) -> tuple[Way, Tile | None]:
-    rank = dist.get_rank()
-    held, needed = (request.tiles(end).get(rank) for end in (request.source, request.destination))
-    name = f"a tensor of shape {request.shape} from {request.source} to {request.destination}"
-    move = Move(request.plan(discover_hosts()), Side(name, rank, held, needed, request.dtype))
-    buffers = Buffers(torch.device(request.destination.mesh.device_type))
-    (route,) = open_routes(
-        [move], buffers, _FIRST_TAG + TAG_KINDS * _routes.cache_info().misses, timedelta(seconds=timeout_s)
-    )
-    return route, needed
+class _Routes:
+    """The routes that were opened last in one world, with which they go."""
+
+    def __init__(self) -> None:
+        self._num_opened = 0
+        self.open = lru_cache(maxsize=64)(self._open)
+
+    def _open(self, request: Request) -> tuple[Way, Tile | None]:
+        rank = dist.get_rank()
+        held, needed = (request.tiles(end).get(rank) for end in (request.source, request.destination))
+        name = f"a tensor of shape {request.shape} from {request.source} to {request.destination}"
+        move = Move(request.plan(discover_hosts()), Side(name, rank, held, needed, request.dtype))
+        buffers = Buffers(torch.device(request.destination.mesh.device_type))
+        tag = _FIRST_TAG + TAG_KINDS * self._num_opened
+        self._num_opened += 1
+        (route,) = open_routes([move], buffers, tag, timedelta(seconds=request.how.timeout_s))
+        return route, needed
+
+
+_routes: WeakKeyDictionary[dist.ProcessGroup, _Routes] = WeakKeyDictionary()
+"""By world."""

@@ -2,12 +2,16 @@
 
 For NCCL, whose broadcast is a chunked ring of its own, and which moves data inside a host on faster links than shared
 memory. Chunks and hops of the plan are left to it; senders, receivers and order are the plan's.
+
+What NCCL does, and so what is proved of programs that use it: a group is a queue in order on each rank, and a
+collective is over when all members have come to it. A receive that is posted is at the head of its queue, or behind
+others from the same sender, which were sent earlier; so posting it early keeps nothing else waiting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,20 +19,9 @@ from torch import Tensor
 from fxpar.resharding.plan import Relay, ReshardPlan
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.packing import Landing, packed_relays
+from fxpar.runtime.sender_groups import SenderGroup, sender_group
 from fxpar.runtime.side import Side
 from fxpar.runtime.transport import complete
-
-
-def make_groups(plan: ReshardPlan, timeout: timedelta) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """A group for every set of ranks that some relay involves; a collective of all ranks.
-
-    Each route has groups of its own: collectives of one group run in one order on all its ranks, which routes of
-    opposite directions could not keep.
-    """
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for members in sorted({_members(relay) for relay in plan.relays}):
-        groups[members] = dist.new_group(list(members), timeout=timeout)
-    return groups
 
 
 @dataclass(slots=True)
@@ -51,16 +44,13 @@ class GroupRoute:
     """As `Route`, with `groups` in place of messages and shared memory."""
 
     def __init__(
-        self,
-        plan: ReshardPlan,
-        side: Side,
-        groups: dict[tuple[int, ...], dist.ProcessGroup],
-        buffers: Buffers,
+        self, plan: ReshardPlan, side: Side, groups: Mapping[SenderGroup, dist.ProcessGroup], buffers: Buffers
     ) -> None:
-        self._plan, self._side, rank = plan, side, side.rank
-        self._groups, self._buffers = groups, buffers
-        self._sent = [relay for relay in plan.relays if relay.path[0] == rank]
-        self._received = [relay for relay in plan.relays if rank in _members(relay) and relay.path[0] != rank]
+        self._plan, self._side, self._groups, self._buffers = plan, side, groups, buffers
+        rank = side.rank
+        self._own = [relay for relay in plan.relays if rank in sender_group(relay)[1]]
+        self._sent = [relay for relay in self._own if relay.path[0] == rank]
+        self._received = [relay for relay in self._own if relay.path[0] != rank]
 
     def send(self, value: Tensor, microbatch: int) -> GroupShipment:
         """Begin to send this rank's piece, which must not change before all is complete.
@@ -68,23 +58,36 @@ class GroupRoute:
         Raises:
             ReshardError: the piece is not of the planned shape or dtype; nothing is sent.
         """
-        held = self._side.tile_to_send(value)
         shipment = GroupShipment()
-        memories = packed_relays(self._sent, self._plan.tasks, value, held, self._buffers)
-        for relay, memory in zip(self._sent, memories, strict=True):
-            shipment.works.append((self._broadcast(memory, relay), memory))
+        for relay, memory in self._loads(value):
+            self._send(relay, memory, shipment)
         return shipment
 
     def post_receive(self, value: Tensor, microbatch: int) -> GroupReceipt:
         """Begin to receive this rank's piece into `value`, whose memory nobody else may use until it is there."""
         receipt = GroupReceipt(value)
         for relay in self._received:
-            if relay.task not in receipt.landings:
-                task, needed = self._plan.tasks[relay.task], self._side.tile_to_receive()
-                receipt.landings[relay.task] = Landing(task, needed, value, self._buffers)
-            memory = receipt.landings[relay.task].memory(relay)
-            receipt.arriving.append((relay, memory, self._broadcast(memory, relay)))
+            self._receive(relay, receipt)
         return receipt
+
+    def exchange(self, value: Tensor, into: Tensor, microbatch: int) -> tuple[GroupShipment, GroupReceipt]:
+        """Begin to send this rank's piece and to receive another, with what this rank keeps.
+
+        In the order of the plan, which all ranks have in common: so even where all groups share one queue, of ranks
+        that send to each other none waits for another.
+
+        Raises:
+            ReshardError: as of `send`.
+        """
+        shipment, receipt = GroupShipment(), GroupReceipt(into)
+        loads = iter(self._loads(value))
+        for relay in self._own:
+            if relay.path[0] == self._side.rank:
+                self._send(*next(loads), shipment)
+            else:
+                self._receive(relay, receipt)
+        self._side.keep(self._plan, value, into, self._buffers)
+        return shipment, receipt
 
     def wait(self, receipt: GroupReceipt) -> Tensor:
         """This rank's piece, once it has arrived.
@@ -96,10 +99,6 @@ class GroupRoute:
             complete(work, self._side.name, relay.path[0])
             receipt.landings[relay.task].deliver(relay, memory)
         return receipt.value
-
-    def keep(self, value: Tensor, receipt: GroupReceipt) -> None:
-        """Copy what this rank both holds, in `value`, and needs."""
-        self._side.keep(self._plan, value, receipt.value, self._buffers)
 
     def complete(self, shipment: GroupShipment) -> None:
         """Wait until the others have all of `shipment`.
@@ -114,12 +113,24 @@ class GroupRoute:
     def finish(self) -> None:
         """Nothing: a collective leaves no one to pass anything on."""
 
+    def _loads(self, value: Tensor) -> list[tuple[Relay, Tensor]]:
+        """What this rank sends of `value`, by relay."""
+        held = self._side.tile_to_send(value)
+        memories = packed_relays(self._sent, self._plan.tasks, value, held, self._buffers)
+        return list(zip(self._sent, memories, strict=True))
+
+    def _send(self, relay: Relay, memory: Tensor, shipment: GroupShipment) -> None:
+        shipment.works.append((self._broadcast(memory, relay), memory))
+
+    def _receive(self, relay: Relay, receipt: GroupReceipt) -> None:
+        if relay.task not in receipt.landings:
+            task, needed = self._plan.tasks[relay.task], self._side.tile_to_receive()
+            receipt.landings[relay.task] = Landing(task, needed, receipt.value, self._buffers)
+        memory = receipt.landings[relay.task].memory(relay)
+        receipt.arriving.append((relay, memory, self._broadcast(memory, relay)))
+
     def _broadcast(self, memory: Tensor, relay: Relay) -> dist.Work:
-        group = self._groups[_members(relay)]
+        group = self._groups[sender_group(relay)]
         work: dist.Work | None = dist.broadcast(memory, relay.path[0], group, async_op=True)
         assert work is not None, "this rank belongs to the group"
         return work
-
-
-def _members(relay: Relay) -> tuple[int, ...]:
-    return tuple(sorted({*relay.path, *(rank for group in relay.readers for rank in group)}))

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from fxpar.mesh import moves_in_groups
 from fxpar.resharding.plan import ReshardPlan
 from fxpar.runtime.buffers import Buffers
 from fxpar.runtime.channel import ChannelRequest, Channels, open_channels
-from fxpar.runtime.group_route import GroupRoute, make_groups
+from fxpar.runtime.group_route import GroupRoute
+from fxpar.runtime.sender_groups import connect_senders
 from fxpar.runtime.side import Side
 from fxpar.runtime.transport import TAG_KINDS, Route, RouteChannels
 from fxpar.runtime.turns import Turns
@@ -34,12 +36,13 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     """The routes of `moves`; a collective of all ranks, with the same moves in the same order.
 
     Args:
-        buffers: of the device on which values lie. Between GPUs it is for NCCL to move them.
+        buffers: of the device on which values lie.
         first_tag: of the messages; `TAG_KINDS` from there on are taken for each microbatch of each move.
         timeout: how long one message may take.
     """
-    if buffers.device.type == "cuda":
-        return [GroupRoute(move.plan, move.side, make_groups(move.plan, timeout), buffers) for move in moves]
+    if moves_in_groups(buffers.device.type):
+        groups = connect_senders([move.plan for move in moves], timeout, buffers.device)
+        return [GroupRoute(move.plan, move.side, groups, buffers) for move in moves]
     turns = [Turns.of(move.plan) if move.in_turn else Turns({}) for move in moves]
     requests = [(*_requests(move), *_turn_requests(move, own)) for move, own in zip(moves, turns, strict=True)]
     channels = open_channels([request for asked in requests for _, request in asked])

@@ -26,12 +26,13 @@ class StageWay:
     Args:
         piece: how what this rank receives lies in its memory; None if it only sends.
         buffers: where that memory comes from.
-        keeps: whether this rank may need what it holds itself.
+        keeps: whether this rank both sends and receives, and may need what it holds itself.
     """
 
     def __init__(self, way: Way, piece: Piece | None, buffers: Buffers, *, keeps: bool = False) -> None:
         self._way, self._piece, self._buffers, self._keeps = way, piece, buffers, keeps
-        self._posted: dict[int, Any] = {}
+        self._awaited: dict[int, Tensor] = {}
+        self._receipts: dict[int, Any] = {}
 
     def send(self, value: Tensor, microbatch: int) -> Any:
         """Begin to send this rank's piece, which must not change before `complete` of what this gives.
@@ -39,18 +40,20 @@ class StageWay:
         A rank that keeps some of it has posted its receive.
         """
         piece = value.unsqueeze(0)
-        if self._keeps:
-            self._way.keep(piece, self._posted.pop(microbatch))
-        return self._way.send(piece, microbatch)
+        if not self._keeps:
+            return self._way.send(piece, microbatch)
+        into = self._awaited.pop(microbatch)
+        shipment, self._receipts[microbatch] = self._way.exchange(piece, into, microbatch)
+        return shipment
 
     def post_receive(self, microbatch: int) -> Any:
         """Begin to receive this rank's piece; `wait` for what this gives."""
         assert self._piece is not None, "this rank receives nothing"
-        memory = self._buffers.take(self._piece.num_bytes)
-        receipt = self._way.post_receive(self._piece.over(memory).unsqueeze(0), microbatch)
-        if self._keeps:
-            self._posted[microbatch] = receipt
-        return receipt
+        piece = self._piece.over(self._buffers.take(self._piece.num_bytes)).unsqueeze(0)
+        if not self._keeps:
+            return self._way.post_receive(piece, microbatch)
+        self._awaited[microbatch] = piece
+        return microbatch
 
     def wait(self, receipt: Any) -> Tensor:
         """This rank's piece, once it has arrived.
@@ -58,7 +61,7 @@ class StageWay:
         Raises:
             PeerLostError: a sender has died, or took too long.
         """
-        return self._way.wait(receipt).squeeze(0)
+        return self._way.wait(self._receipts.pop(receipt) if self._keeps else receipt).squeeze(0)
 
     def complete(self, shipment: Any) -> None:
         """Wait until the next ranks have all of a shipment.
@@ -78,7 +81,8 @@ class StageWay:
 
     def forget(self) -> None:
         """Keep nothing of a step that failed."""
-        self._posted.clear()
+        self._awaited.clear()
+        self._receipts.clear()
 
 
 def open_stage_ways(

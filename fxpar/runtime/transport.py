@@ -211,9 +211,17 @@ class Route:
             arrival.release()
         return receipt.value
 
-    def keep(self, value: Tensor, receipt: Receipt) -> None:
-        """Copy what this rank both holds, in `value`, and needs."""
-        self._side.keep(self._plan, value, receipt.value, self._buffers)
+    def exchange(self, value: Tensor, into: Tensor, microbatch: int) -> tuple[Shipment, Receipt]:
+        """Begin to send this rank's piece and to receive another, with what this rank keeps.
+
+        Raises:
+            ReshardError: as of `send`.
+            PeerLostError: a sender has died.
+        """
+        receipt = self.post_receive(into, microbatch)  # first: gloo is twice as fast where receives are posted
+        shipment = self.send(value, microbatch)
+        self._side.keep(self._plan, value, into, self._buffers)
+        return shipment, receipt
 
     def complete(self, shipment: Shipment) -> None:
         """Wait until the next ranks have all of `shipment`.

@@ -22,8 +22,8 @@ class Way(Protocol):
     def wait(self, receipt: Any) -> Tensor:
         """This rank's piece, once it has arrived."""
 
-    def keep(self, value: Tensor, receipt: Any) -> None:
-        """Copy what this rank both holds, in `value`, and needs."""
+    def exchange(self, value: Tensor, into: Tensor, microbatch: int) -> tuple[Any, Any]:
+        """Both, on a rank that holds some and needs some, with what it keeps: what `send` and `post_receive` give."""
 
     def complete(self, shipment: Any) -> None:
         """Wait until the next ranks have all of a shipment."""

@@ -16,23 +16,29 @@ from fxpar.schedule.action import Action, Kind
 class Edge:
     """A value that stage `source` makes and the later stages `targets` use, whether or not they are adjacent.
 
-    If it is `differentiable`, every target sends its gradient back to the source, which adds them up.
+    If it is `differentiable`, every target sends its gradient back to the source, which adds them up. If it is a
+    `multicast`, one transfer serves all targets on other ranks than the source's; otherwise each such rank has its own,
+    so that none waits for what a later one does.
     """
 
     name: str
     source: int
     targets: tuple[int, ...]
     differentiable: bool = True
+    multicast: bool = True
 
     def __post_init__(self) -> None:
         ascending = all(stage < later for stage, later in pairwise((self.source, *self.targets)))
         assert self.targets and ascending, f"edge {self}: its targets must ascend from its source"
 
-    def away_and_home(self, placement: Sequence[int]) -> list[tuple[int, ...]]:
-        """The targets on other ranks than the source's, and those on the same, each if there are any."""
-        away = tuple(target for target in self.targets if placement[target] != placement[self.source])
-        home = tuple(target for target in self.targets if placement[target] == placement[self.source])
-        return [part for part in (away, home) if part]
+    def targets_together(self, placement: Sequence[int]) -> list[tuple[int, ...]]:
+        """The targets of each transfer: those on other ranks than the source's, then those on the same."""
+        own = placement[self.source]
+        by_rank: dict[int, tuple[int, ...]] = {}
+        for target in self.targets:
+            to = -1 if self.multicast and placement[target] != own else placement[target]
+            by_rank[to] = (*by_rank.get(to, ()), target)
+        return sorted(by_rank.values(), key=lambda targets: placement[targets[0]] == own)
 
 
 def chain(num_stages: int) -> tuple[Edge, ...]:
@@ -89,7 +95,7 @@ class Routes:
         self._sent: _RouteTable = defaultdict(list)
         self._known: dict[tuple[_Route, int], Transfer] = {}
         for edge in edges:
-            for targets in edge.away_and_home(self._rank_of):
+            for targets in edge.targets_together(self._rank_of):
                 self._add("F", (edge.name, edge.source, targets))
             for reader in edge.targets if edge.differentiable else ():
                 self._add("B", (edge.name, reader, (edge.source,)))

@@ -145,9 +145,9 @@ def lose_a_rank(hosts: tuple[int, ...]) -> tuple[str, float]:
 
 def _die_in_the_midst(tensor: DTensor, destination: DeviceMesh) -> None:
     """Take part like every rank until the first byte has come; as a reader, until it has asked."""
-    request = make_request(tensor, destination, [Replicate()], tensors._how(destination, "broadcast", "best", None))
+    request = make_request(tensor, destination, [Replicate()], tensors._how(destination, "broadcast", "best", None, 20))
     check_agreement(request.facts())
-    route, needed = tensors._open(request, 20)
+    route, needed = tensors._open(request)
     assert needed is not None
     piece = torch.zeros(needed.shape, dtype=tensor.dtype)
 

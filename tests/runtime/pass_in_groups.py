@@ -13,7 +13,8 @@ from fxpar.resharding.plan import make_plan
 from fxpar.resharding.strategies import STRATEGIES
 from fxpar.resharding.tile import Tile, tile_of
 from fxpar.runtime.buffers import Buffers
-from fxpar.runtime.group_route import GroupRoute, make_groups
+from fxpar.runtime.group_route import GroupRoute
+from fxpar.runtime.sender_groups import connect_senders
 from fxpar.runtime.side import Side
 from fxpar.tiles import shard_of
 
@@ -33,15 +34,21 @@ def move_there_and_back() -> list[str]:
         held, needed = (_tiles(*end) for end in (source, destination))
         plan = make_plan(held, needed, 8, [0, 0, 1, 1, 2, 2], strategy=strategy)
         side = Side(strategy, rank, held.get(rank), needed.get(rank), torch.int64)
-        way = GroupRoute(plan, side, make_groups(plan, limit), Buffers(torch.device("cpu")))
+        groups = connect_senders([plan], limit, torch.device("cpu"))
+        way = GroupRoute(plan, side, groups, Buffers(torch.device("cpu")))
         wholes = [torch.arange(42).view(SHAPE) + 100 * microbatch for microbatch in range(3)]
         shape = needed[rank].shape if rank in needed else (0,)
-        receipts = [way.post_receive(torch.zeros(shape, dtype=torch.int64), k) for k in range(3) if rank in needed]
-        for microbatch, whole in enumerate(wholes if rank in held else ()):
+        pieces = [torch.zeros(shape, dtype=torch.int64) for _ in wholes]
+        receipts = []
+        for microbatch, (whole, into) in enumerate(zip(wholes, pieces, strict=True)):
+            if rank not in held:
+                receipts.append(way.post_receive(into, microbatch))
+                continue
             piece = shard_of(whole, source[1], source[0][rank])
-            way.complete(way.send(piece, microbatch)) if rank not in needed else way.send(piece, microbatch)
             if rank in needed:
-                way.keep(piece, receipts[microbatch])
+                receipts.append(way.exchange(piece, into, microbatch)[1])
+            else:
+                way.complete(way.send(piece, microbatch))
         for whole, receipt in zip(wholes, receipts, strict=False):
             if not torch.equal(way.wait(receipt), shard_of(whole, destination[1], destination[0][rank])):
                 problems.append(f"{strategy} to rank {rank}")

@@ -129,3 +129,24 @@ class TimedRun:
             if transfer in self._routes.sent(action)
         )
         return maker
+
+
+class QueuedRun(TimedRun):
+    """Over groups, as NCCL has them: what one rank sends to the same others is a queue on each of them.
+
+    A message arrives when all its receivers have come to it, and all that was sent before it in its queue is there.
+    """
+
+    def _ready_messages(self) -> list[tuple[int, Transfer]]:
+        sent: dict[Transfer, int] = {}
+        for (source, _), transfers in self._sent.items():
+            sent |= dict.fromkeys(transfers, source)
+        queues: defaultdict[tuple[int, tuple[int, ...]], list[Transfer]] = defaultdict(list)
+        for transfer, source in sent.items():
+            queues[source, self._routes.target_ranks(transfer)].append(transfer)
+        ready = []
+        for (source, targets), transfers in queues.items():
+            missing = [t for t in transfers if any((target, t) not in self._arrived for target in targets)]
+            if missing and all(missing[0] in self._posted[source, target] for target in targets):
+                ready += [(target, missing[0]) for target in targets if (target, missing[0]) not in self._arrived]
+        return ready

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,17 +18,20 @@ from fxpar.schedule import (
     chain,
     check_programs,
     lower,
+    read_schedule,
 )
-from tests.schedule.any_timing import TimedRun
+from tests.schedule.any_timing import QueuedRun, TimedRun
 
 T = TypeVar("T")
 EDGES = [*chain(4), Edge("skip", 0, (2, 3)), Edge("mask", 1, (3,), differentiable=False)]
 
 
-def _edges(num_stages: int) -> list[Edge]:
+def _edges(num_stages: int, *, multicast: bool = True) -> list[Edge]:
     """Those of `EDGES` within so many stages."""
     within = [(edge, tuple(t for t in edge.targets if t < num_stages)) for edge in EDGES]
-    return [Edge(edge.name, edge.source, targets, edge.differentiable) for edge, targets in within if targets]
+    return [
+        Edge(edge.name, edge.source, targets, edge.differentiable, multicast) for edge, targets in within if targets
+    ]
 
 
 @st.composite
@@ -58,9 +62,10 @@ def _mutated(draw: st.DrawFn, items: Sequence[T]) -> list[T]:
 
 
 @st.composite
-def mutated_programs(draw: st.DrawFn) -> tuple[Schedule, list[Program]]:
+def mutated_programs(draw: st.DrawFn, *, multicast: bool = True) -> tuple[Schedule, list[Program]]:
     schedule = draw(schedules())
-    programs = list(lower(schedule, _edges(schedule.num_stages), draw(st.sampled_from([None, 0, 1]))))
+    edges = _edges(schedule.num_stages, multicast=multicast)
+    programs = list(lower(schedule, edges, draw(st.sampled_from([None, 0, 1]))))
     for _ in range(draw(st.integers(1, 2))):
         rank = draw(st.integers(0, len(programs) - 1))
         programs[rank] = Program(rank, tuple(_mutated(draw, programs[rank].instructions)))
@@ -78,6 +83,30 @@ def test_a_program_that_is_accepted_runs_under_any_timing(given: tuple[Schedule,
         return
     for more in range(3):
         assert TimedRun(programs, schedule, edges, seed + more).run()
+
+
+@settings(max_examples=200)
+@given(mutated_programs(multicast=False), st.integers(0, 1000))
+def test_without_multicasts_it_does_so_in_queues_too(given: tuple[Schedule, list[Program]], seed: int) -> None:
+    schedule, programs = given
+    edges = _edges(schedule.num_stages, multicast=False)
+    try:
+        check_programs(programs, schedule, edges)
+    except InvalidScheduleError:
+        return
+    for more in range(3):
+        assert QueuedRun(programs, schedule, edges, seed + more).run()
+
+
+@pytest.mark.parametrize("multicast", [False, True])
+def test_in_queues_a_multicast_hangs_that_waits_for_who_asks_late(multicast: bool) -> None:
+    """Stage 1 takes microbatch 1 first, for whose skip connection stage 2 does not ask before it has microbatch 0."""
+    schedule = read_schedule("0F0 0F1 0B0 0B1\n1F1 1F0 1B0 1B1\n2F0 2F1 2B0 2B1")
+    edges = [*chain(3), Edge("skip", 0, (1, 2), multicast=multicast)]
+    programs = lower(schedule, edges, 0)
+    check_programs(programs, schedule, edges)
+    assert QueuedRun(programs, schedule, edges, 0).run() == (not multicast)
+    assert TimedRun(programs, schedule, edges, 0).run()
 
 
 @st.composite
@@ -113,5 +142,6 @@ def test_a_schedule_is_refused_or_hangs_under_every_timing_or_runs_under_every_t
 
 @given(schedules(), st.sampled_from([None, 0, 1, 2]), st.integers(0, 1000))
 def test_what_lowering_makes_runs_under_any_timing(schedule: Schedule, lookahead: int | None, seed: int) -> None:
-    edges = _edges(schedule.num_stages)
-    assert TimedRun(lower(schedule, edges, lookahead), schedule, edges, seed).run()
+    for run, multicast in ((TimedRun, True), (TimedRun, False), (QueuedRun, False)):
+        edges = _edges(schedule.num_stages, multicast=multicast)
+        assert run(lower(schedule, edges, lookahead), schedule, edges, seed).run()

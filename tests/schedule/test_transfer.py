@@ -1,5 +1,7 @@
 """Edges between stages decide what every action receives and sends."""
 
+from dataclasses import replace
+
 import pytest
 
 from fxpar.schedule import Action, Edge, Routes, Transfer, chain
@@ -93,3 +95,10 @@ def test_a_chain_joins_neighbours() -> None:
 def test_an_edge_must_lead_to_later_stages_in_order(targets: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError, match="ascend"):
         Edge("e", 1, targets)
+
+
+def test_without_a_multicast_every_rank_gets_a_transfer_of_its_own() -> None:
+    edge = Edge("h", 0, (1, 2, 3, 4, 5))
+    placement = (0, 1, 0, 1, 2, 0)
+    assert edge.targets_together(placement) == [(1, 3, 4), (2, 5)]
+    assert replace(edge, multicast=False).targets_together(placement) == [(1, 3), (4,), (2, 5)]
