@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
+from fxpar.runtime.clock import clock_of
 from fxpar.runtime.step_state import StepState
 from fxpar.schedule import Compute, Instruction, Send, Wait
 from fxpar.schedule.timeline import SENDS, WAIT, Span, Timeline
@@ -20,33 +20,35 @@ class Recorder:
     parameters, gathered or not, buffers and inputs of the step.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, device_type: str = "cpu") -> None:
         self._rank = rank
-        self._spans: list[Span] = []
+        self._clock = clock_of(device_type)
+        self._noted: list[tuple[Compute | Wait | Send, Any, Any]] = []
         self.saved_peak_bytes = 0
-        self._epoch_us = 1e6 * time.time() - 1e-3 * time.perf_counter_ns()
 
     def observe(self, instruction: Instruction, state: StepState, run: Callable[[], Any]) -> None:
         """Run an instruction, and note it."""
-        begin = self._now_us()
+        begin = self._clock.now()
         run()
-        end = self._now_us()
-        match instruction:
-            case Compute(action):
-                self._spans.append(Span.of_action(self._rank, action, begin, end))
-                self.saved_peak_bytes = max(self.saved_peak_bytes, _kept_bytes(state))
-            case Wait(transfer):
-                self._spans.append(Span.of_transfer(self._rank, WAIT, transfer, begin, end))
-            case Send(transfer):
-                self._spans.append(Span.of_transfer(self._rank, SENDS, transfer, begin, end))
+        if isinstance(instruction, Compute | Wait | Send):
+            self._noted.append((instruction, begin, self._clock.now()))
+        if isinstance(instruction, Compute):
+            self.saved_peak_bytes = max(self.saved_peak_bytes, _kept_bytes(state))
 
     @property
     def timeline(self) -> Timeline:
         """What was noted, by the wall clock; of sends, how long they kept the rank from computing."""
-        return Timeline(tuple(self._spans))
+        return Timeline(tuple(self._span(*noted) for noted in self._noted))
 
-    def _now_us(self) -> float:
-        return self._epoch_us + 1e-3 * time.perf_counter_ns()
+    def _span(self, instruction: Compute | Wait | Send, begin: Any, end: Any) -> Span:
+        times = self._clock.us(begin), self._clock.us(end)
+        match instruction:
+            case Compute(action):
+                return Span.of_action(self._rank, action, *times)
+            case Wait(transfer):
+                return Span.of_transfer(self._rank, WAIT, transfer, *times)
+            case Send(transfer):
+                return Span.of_transfer(self._rank, SENDS, transfer, *times)
 
 
 def _kept_bytes(state: StepState) -> int:

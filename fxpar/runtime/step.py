@@ -87,7 +87,7 @@ class Step:
     ) -> StepResult:
         """Run the step, and write its timeline."""
         mesh = self._distribution.mesh
-        recorder = Recorder(mesh.coordinate["pipe"])
+        recorder = Recorder(mesh.coordinate["pipe"], mesh.device_type)
         done = self._executor.run(*arguments, recorder.observe)
         directory.mkdir(parents=True, exist_ok=True)
         recorder.timeline.save(directory / f"timeline.rank{mesh.rank}.json")

@@ -20,8 +20,8 @@ class _Kept(Recorder):
 
     latest: Recorder | None = None
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
+    def __init__(self, rank: int, device_type: str) -> None:
+        super().__init__(rank, device_type)
         _Kept.latest = self
 
 

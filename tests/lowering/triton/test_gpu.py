@@ -94,6 +94,17 @@ def test_numbers_by_logical_index_are_those_of_the_cpu(sizes: tuple[int, ...], s
     assert torch.ops.fxpar.uniform(stream.cuda(), *arguments).cpu().equal(expected)
 
 
+def test_what_a_stream_does_is_timed_when_it_does_it() -> None:
+    from fxpar.runtime.clock import clock_of
+
+    clock = clock_of("cuda")
+    begin = clock.now()
+    torch.cuda._sleep(100_000_000)
+    end = clock.now()
+    torch.cuda.synchronize()
+    assert 1e4 < clock.us(end) - clock.us(begin) < 1e6, "the host itself is done at once"
+
+
 def test_a_row_of_the_benchmark_has_all_times() -> None:
     from fxpar.bench.fused_one_gpu import Shape, one_gpu_rows
 
