@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import RLock
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -20,6 +21,10 @@ from fxpar.core.kernel_files import memory_file
 from fxpar.core.shared_memory import Heap, Signal
 from fxpar.errors import PeerLostError, SharedMemoryError
 from fxpar.hosts import OpenFile, discover_hosts
+from fxpar.lost_peers import naming_lost_peers
+
+T = TypeVar("T")
+P = TypeVar("P")
 
 # Virtual: a segment never moves as it grows, and takes memory only for what was allocated.
 SEGMENT_BYTES = 64 << 30
@@ -162,8 +167,32 @@ _shared: WeakKeyDictionary[dist.ProcessGroup, SharedMemory] = WeakKeyDictionary(
 def _share(group: dist.ProcessGroup) -> SharedMemory:
     hosts = discover_hosts(group)
     own_rank = dist.get_rank(group)
-    own = OwnSegment()
-    found_at = [own.found_at] * len(hosts)
-    dist.all_gather_object(found_at, own.found_at, group)
+    own, found_at = allocate_together(OwnSegment, lambda own: own.found_at, group)
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[own_rank] and rank != own_rank]
     return SharedMemory(own_rank, own, {rank: PeerSegment(rank, found_at[rank]) for rank in neighbours})
+
+
+def allocate_together(
+    allocate: Callable[[], T], place_of: Callable[[T], P], group: dist.ProcessGroup
+) -> tuple[T, list[P]]:
+    """What `allocate` gives here, and its place on each rank of `group`; a collective that fails on all ranks or none.
+
+    Raises:
+        SharedMemoryError: a rank has no such memory left; the others do not wait for it.
+        PeerLostError: a rank has ended.
+    """
+    own: T | SharedMemoryError
+    try:
+        own = allocate()
+    except SharedMemoryError as error:
+        own = error
+    offered: P | str = str(own) if isinstance(own, SharedMemoryError) else place_of(own)
+    places: list[Any] = [offered] * dist.get_world_size(group)
+    with naming_lost_peers("the places of shared memory"):
+        dist.all_gather_object(places, offered, group)
+    if isinstance(own, SharedMemoryError):
+        raise own
+    for rank, place in enumerate(places):
+        if isinstance(place, str):
+            raise SharedMemoryError("have the part of every rank", f"on rank {rank}: {place}")
+    return own, places

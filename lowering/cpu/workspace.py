@@ -23,7 +23,7 @@ from fxpar.core.shared_memory import Signal
 from fxpar.errors import PeerLostError
 from fxpar.hosts import discover_hosts
 from fxpar.lowering.cpu.wire import Wire
-from fxpar.runtime.segments import PeerSegment, Segment, share_memory
+from fxpar.runtime.segments import PeerSegment, Segment, allocate_together, share_memory
 
 _CELL_BYTES = 64  # a cache line
 _BUFFERS = 2
@@ -75,14 +75,14 @@ class Workspace:
         return Call(self, self._num_calls, self.buffers[self._num_calls % _BUFFERS])
 
     def _grow(self, capacity: int) -> None:
-        own, old = self._memory.own, self._own_place.buffers
-        self._own_place = _Place(self._own_place.signals, tuple(own.allocate(capacity) for _ in range(_BUFFERS)))
-        places = [self._own_place] * len(self.hosts)
-        try:
-            dist.all_gather_object(places, self._own_place, process_group_named(self._group_name))
-        except RuntimeError as error:
-            raise PeerLostError("the places of shared buffers", None, str(error)) from error
-        self._places, self._capacity = places, capacity
+        own, signals, old = self._memory.own, self._own_place.signals, self._own_place.buffers
+
+        def allocate() -> _Place:
+            return _Place(signals, tuple(own.allocate(capacity) for _ in range(_BUFFERS)))
+
+        group = process_group_named(self._group_name)
+        self._own_place, self._places = allocate_together(allocate, lambda place: place, group)
+        places, self._capacity = self._places, capacity
         self.buffers = tuple(
             {rank: segment.bytes_at(places[rank].buffers[i], capacity) for rank, segment in self._segments.items()}
             for i in range(_BUFFERS)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.errors import PeerLostError
+from fxpar.errors import PeerLostError, SharedMemoryError
 from fxpar.runtime.channel import ChannelReader, ChannelRequest, ChannelWriter, open_channels
 from fxpar.runtime.segments import OwnSegment, PeerSegment, SegmentFile, share_memory
 
@@ -265,3 +267,16 @@ def wait_in_vain() -> tuple[str, float, float]:
     except PeerLostError as lost:
         error = str(lost)
     return error, time.monotonic() - began, time.thread_time() - began_running
+
+
+def share_what_one_rank_lacks() -> str:
+    """Rank 1 may have no address space for its segment; the error of each rank."""
+    if dist.get_rank() == 1:
+        (pages, *_) = Path("/proc/self/statm").read_text().split()
+        limit = int(pages) * resource.getpagesize() + (1 << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        share_memory()
+    except SharedMemoryError as error:
+        return str(error)
+    return "shared"

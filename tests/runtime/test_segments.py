@@ -12,7 +12,7 @@ from fxpar.errors import PeerLostError, SharedMemoryError
 from fxpar.hosts import OpenFile
 from fxpar.launch import run_ranks
 from fxpar.runtime.segments import OwnSegment, PeerSegment, SegmentFile
-from tests.runtime.pass_messages import shared_pages
+from tests.runtime.pass_messages import share_what_one_rank_lacks, shared_pages
 
 MIB = 1 << 20
 
@@ -22,6 +22,12 @@ def test_each_rank_of_a_host_maps_the_segments_of_the_others_which_have_no_names
         assert peers == tuple(peer for peer in range(3) if peer != rank)
         assert read == list(peers)
         assert name == "/memfd:fxpar (deleted)"
+
+
+def test_what_one_rank_cannot_have_no_rank_waits_for() -> None:
+    other, lacking = run_ranks(2, share_what_one_rank_lacks, timeout_s=60)
+    assert "cannot map" in lacking and "Cannot allocate memory" in lacking
+    assert "cannot have the part of every rank" in other and f"on rank 1: {lacking}" in other
 
 
 def test_two_views_of_a_segment_are_the_same_memory() -> None:
