@@ -1,0 +1,50 @@
+"""The stages of a model for one GPU of a cluster, through all passes, in a process without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import fx, nn
+
+from fxpar import compiler
+from fxpar.compiler import estimate_stage_fusions, fuse_stage, overlap_stage
+from fxpar.dump import Dump
+from fxpar.overlap import Overlap
+from fxpar.passes.trace_joint import trace_joint
+from fxpar.planner.cluster import cluster_named
+from fxpar.planner.graph_time import GraphModel
+from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
+from fxpar.planner.prices import prices_of
+from fxpar.planner.step_model import StepModel
+from fxpar.stage import JointGraph, StageGraph
+from tests.cuda.pretend import without_device_guards
+from tests.cuda.retarget import on_gpu
+
+
+def graphs_on_gpu(
+    model: nn.Module, batch: Mapping[str, Any], sizes: Mapping[str, int], microbatches: int, device: torch.device
+) -> dict[str, fx.GraphModule]:
+    """What runs for each microbatch, by stage and name, on the first rank of each stage, as if it had `device`.
+
+    Collectives are fused wherever they can be, and all else is ordered to overlap.
+    """
+
+    def trace(stage: StageGraph, *, with_backward: bool) -> JointGraph:
+        return on_gpu(trace_joint(stage, with_backward=with_backward), device)
+
+    cluster, overlap, dump = cluster_named("dgx-a100"), Overlap(), Dump(None, 0)
+    num_ranks = torch.Size(sizes.values()).numel()
+    with imagined_world(num_ranks), patch.object(compiler, "trace_joint", trace), without_device_guards():
+        mesh = imagined_mesh(sizes, cluster)
+        step = StepModel(model, batch, mesh, microbatches)
+        divided = step.divide("1f1b", step.ways()[0])
+        costs = GraphModel(mesh, prices_of(mesh))
+        found: dict[str, fx.GraphModule] = {}
+        for each in divided.graphs:
+            fused, _ = fuse_stage(each, estimate_stage_fusions(each, costs, overlap), "always", dump)
+            for name, module in overlap_stage(fused, overlap, dump).of_microbatch.items():
+                found[f"{name} of stage {each.planned.joint.index}"] = module
+        return found

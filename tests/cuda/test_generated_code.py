@@ -1,0 +1,68 @@
+"""Models go through all passes for GPUs that are not there, up to compiled kernels; each GPU of a host alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+pytest.importorskip("triton")
+
+from fxpar.lowering.inductor import lower_to_inductor
+from fxpar.lowering.regions import split_regions
+from tests.cuda.pretend import compile_kernel, kernels_of, pretended_gpus
+from tests.cuda.stages import graphs_on_gpu
+from tests.parity import image_batch, small_unet, token_batch
+from tests.small_models import hf_gpt2, hf_llama
+
+SIZES = [{"pipe": 2, "x": 2}, {"z": 2}]
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] = {
+    "gpt2 with dropout": (lambda: hf_gpt2(layers=2, dropout=0.1), lambda: token_batch(("input_ids", "labels"), 8)),
+    "llama": (lambda: hf_llama(layers=2), lambda: token_batch(("input_ids", "labels"), 8)),
+    "unet": (lambda: small_unet(2), lambda: image_batch(8)),
+}
+
+
+def graphs(name: str, sizes: dict[str, int], device: str) -> dict[str, fx.GraphModule]:
+    build, batch = MODELS[name]
+    torch.manual_seed(0)
+    return graphs_on_gpu(build(), batch(), sizes, 2, torch.device(device))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kernel_compiles(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    modules, kernels = graphs(name, sizes, "cuda:1"), dict[str, str]()
+    with pretended_gpus(90) as sources:
+        for module in modules.values():
+            lower_to_inductor(module)
+        for source in sources:
+            kernels |= kernels_of(source)
+        assert kernels, "there is something to compute"
+        for kernel, source in kernels.items():
+            compile_kernel(kernel, source, tmp_path)
+
+
+def test_every_value_is_on_the_device_masks_of_dropout_too() -> None:
+    modules = graphs("gpt2 with dropout", {"pipe": 2, "x": 2}, "cuda:1")
+    assert any(torch.ops.fxpar.uniform.default is node.target for m in modules.values() for node in m.graph.nodes)
+    for module in modules.values():
+        for node in module.graph.nodes:
+            for found in pytree.tree_leaves(node.meta.get("val")):
+                assert not isinstance(found, Tensor) or found.device == torch.device("cuda:1"), node.format_node()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_with_different_devices_compile_the_same(name: str) -> None:
+    first, second = (graphs(name, SIZES[0], device) for device in ("cuda:0", "cuda:1"))
+    assert first.keys() == second.keys()
+    for stage in first:
+        signatures = [[region.signature for region in split_regions(each[stage].graph)] for each in (first, second)]
+        assert signatures[0] == signatures[1]
