@@ -1,0 +1,215 @@
+"""A GPU on the CPU, one for each rank's process: streams, a copy engine, shared memory, and kernels interpreted.
+
+What the host tells a stream is done later, by a thread of the stream, after a pause of any length. Only copies of
+memory in one piece are done beside a kernel, as by a copy engine: all else needs multiprocessors, which a kernel that
+waits may fill. Memory that nothing was written to is not a number.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpar.lowering.triton import copies, gather, launch, plan, scatter, workspace
+
+aten = torch.ops.aten
+
+PROGRAMS = 3
+"""How many of a kernel run at a time; the interpreter runs one after another."""
+
+PATIENCE_S = 60.0
+_LONGEST_PAUSE_S = 0.003
+_POLL_S = 0.0005
+
+_AT_ONCE = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided, aten._unsafe_view)
+"""What the host does itself, besides views: memory is allocated as it is asked for."""
+
+
+class Gpu:
+    """This rank's: its streams, and what happened that must not."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.failures: list[BaseException] = []
+        self.kernels = threading.Lock()
+        self.streams: list[Stream] = []
+        self.main = Stream(self)
+        self.current = self.main
+
+    def synchronize(self, device: object = None) -> None:
+        """Wait for all that any stream was told."""
+        for stream in self.streams:
+            stream.drain()
+
+
+class Stream:
+    """Does what it is told in order, some time later."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        gpu.streams.append(self)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def tell(self, work: Callable[[], None], *, needs_processors: bool) -> None:
+        def do() -> None:
+            if needs_processors:
+                with self._gpu.kernels:
+                    work()
+            else:
+                work()
+
+        self._work.put(do)
+
+    def wait_stream(self, other: Stream) -> None:
+        done = threading.Event()
+        other.tell(done.set, needs_processors=False)
+        self.tell(lambda: _expect(done.wait(PATIENCE_S), "another stream"), needs_processors=False)
+
+    def drain(self) -> None:
+        done = threading.Event()
+        self.tell(done.set, needs_processors=False)
+        _expect(done.wait(PATIENCE_S), "the device")
+        if self._gpu.failures:
+            raise self._gpu.failures[0]
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            time.sleep(self._gpu.random.uniform(0, _LONGEST_PAUSE_S))
+            try:
+                work()
+            except BaseException as error:
+                self._gpu.failures.append(error)
+
+
+def _expect(came: bool, awaited: str) -> None:
+    if not came:
+        raise TimeoutError(f"a deadlock: nothing came of waiting for {awaited}")
+
+
+class _Deferred(TorchDispatchMode):
+    """Inside, the host tells the current stream what it calls."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is aten._local_scalar_dense.default or func.namespace == "c10d":
+            self._gpu.synchronize()
+            return func(*args, **kwargs)
+        if func.is_view or func.overloadpacket in _AT_ONCE or not any(_tensors(args)):
+            return func(*args, **kwargs)
+        if func._schema.arguments[0].is_write:
+            self._tell(lambda: func(*args, **kwargs), func, args)
+            return args[0]
+        like = func(*pytree.tree_map_only(Tensor, _on_meta, args), **kwargs)
+        out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        self._tell(lambda: out.copy_(func(*args, **kwargs)), func, args)
+        return out
+
+    def _tell(self, work: Callable[[], Any], func: Any, args: tuple[Any, ...]) -> None:
+        is_copy = func.overloadpacket is aten.copy_ and all(each.is_contiguous() for each in args[:2])
+        self._gpu.current.tell(work, needs_processors=not is_copy)
+
+
+def _tensors(args: Any) -> Iterator[bool]:
+    yield from (isinstance(each, Tensor) for each in pytree.tree_leaves(args))
+
+
+def _on_meta(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+class SymmetricMemory:
+    """The memory of all ranks, each a file that all have mapped."""
+
+    multicast_ptr = 0
+
+    def __init__(self, memories: list[Tensor]) -> None:
+        self._memories, self.world_size = memories, len(memories)
+
+    def get_buffer(self, rank: int, shape: Any, dtype: torch.dtype, storage_offset: int = 0) -> Tensor:
+        memory = self._memories[rank].view(dtype)
+        return memory[storage_offset : storage_offset + torch.Size(shape).numel()].view(shape)
+
+
+@contextmanager
+def simulated_gpu(folder: Path, seed: int) -> Iterator[Gpu]:
+    """Inside, the fused ops of `lowering/triton` run on this rank's GPU; `folder` is the same on all ranks."""
+    gpu, rank, parts = Gpu(seed), dist.get_rank(), dist.get_world_size()
+    count = iter(range(1_000_000))
+
+    def sharable_memory(num_bytes: int, device: object) -> Tensor:
+        path = folder / f"{next(count)}.{rank}"
+        path.write_bytes(b"\xff" * num_bytes)  # not a number, of any dtype
+        memory = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
+        memory.path = path  # type: ignore[attr-defined]
+        return memory
+
+    def symmetric_memory(memory: Any, group: object) -> SymmetricMemory:
+        dist.barrier()
+        paths = [memory.path.with_suffix(f".{other}") for other in range(parts)]
+        size = memory.numel()
+        found = [torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8) for path in paths]
+        dist.barrier()
+        return SymmetricMemory(found)
+
+    def run(call: launch.Call, programs: int) -> None:
+        kernel, arguments, constants = call.kernel, call.arguments, call.constants
+        gpu.current.tell(lambda: kernel[(programs,)](*arguments, **constants), needs_processors=True)
+
+    def set_signal(signal: Tensor, value: int) -> None:
+        gpu.current.tell(lambda: signal.numpy().__setitem__(0, launch.wrapped(value)), needs_processors=False)
+
+    def await_signal(signal: Tensor, value: int) -> None:
+        def wait() -> None:
+            deadline, found = time.monotonic() + PATIENCE_S, signal.numpy()
+            while launch.wrapped(int(found[0]) - value) < 0:
+                _expect(time.monotonic() < deadline, "a signal")
+                time.sleep(_POLL_S)
+
+        gpu.current.tell(wait, needs_processors=False)
+
+    @contextmanager
+    def on_stream(stream: Stream) -> Iterator[None]:
+        gpu.current, before = stream, gpu.current
+        yield
+        gpu.current = before
+
+    pretended = [
+        (torch.cuda, "Stream", lambda device, priority=0: Stream(gpu)),
+        (torch.cuda, "current_stream", lambda device=None: gpu.current),
+        (torch.cuda, "stream", on_stream),
+        (torch.cuda, "synchronize", gpu.synchronize),
+        (workspace, "sharable_memory", sharable_memory),
+        (workspace, "symmetric_memory", symmetric_memory),
+        (launch.Call, "run", run),
+        (plan.Fused, "programs", lambda self, device: PROGRAMS),
+        (copies, "set_signal", set_signal),
+        (copies, "await_signal", await_signal),
+        (gather, "set_signal", set_signal),
+    ]
+    assert scatter.beside is copies.beside, "what is pretended for one holds for the other"
+    with ExitStack() as stack:
+        for owner, name, instead in pretended:
+            stack.enter_context(patch.object(owner, name, instead))
+        stack.enter_context(_Deferred(gpu))
+        yield gpu
