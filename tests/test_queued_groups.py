@@ -20,7 +20,7 @@ RUNS = {
     "parameters of several stages": Run("shared embedder", {"pipe": 2, "data": 2}, 4),
     "tied embeddings": Run("gpt", {"pipe": 4}, 8, stages=4),
     "skip connections": Run("unet", {"pipe": 4}, 4, steps=1),
-    "stages in turn": Run("unet", {"pipe": 2}, 4, schedules=("interleaved",), stages=4, steps=1),
+    "stages in turn": Run("gpt", {"pipe": 2}, 4, schedules=("interleaved",), stages=4, steps=1),
     "weights in shards": Run("gpt", {"pipe": 2, "z": 2}, 4),
     "one microbatch": Run("gpt", {"pipe": 2, "x": 2}, 1, steps=1),
 }
