@@ -10,7 +10,7 @@ export TORCH_CPP_LOG_LEVEL := ERROR
 # Each of the many processes of a test run would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test sanitize format clean
+.PHONY: install demo test gpu sanitize format clean
 
 install: $(STAMP)
 
@@ -31,6 +31,16 @@ test: install
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# On a machine with NVIDIA GPUs: the kernels and what they win on one of them, and the demo over NCCL on all of them.
+gpu: install
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
+	"make gpu needs an NVIDIA GPU and a PyTorch built for CUDA; found torch " + torch.__version__)'
+	$(BIN)/pytest -m gpu
+	mkdir -p results
+	$(BIN)/fxpar bench fused --json > results/fused.json
+	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node gpu examples/train_gpt.py
+	$(BIN)/fxpar bench report results/fused.json
 
 # The native core under AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the tree. Their runtimes must be loaded
 # first, and so also check how torch and gloo call the C library; libstdc++ comes with them, as they look up its throw.

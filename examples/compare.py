@@ -53,9 +53,9 @@ def train_alone(model: nn.Module, batches: Sequence[Batch], lr: float) -> Iterat
 
 
 def part_of(batches: Sequence[Batch], mesh: fxpar.Mesh) -> list[Batch]:
-    """This process's part of each batch."""
+    """This process's part of each batch, on its device."""
     parts, part = fxpar.num_batch_shards(mesh), fxpar.batch_rank(mesh)
-    return [tuple(tensor.chunk(parts)[part] for tensor in batch) for batch in batches]
+    return [tuple(tensor.chunk(parts)[part].to(mesh.device_type) for tensor in batch) for batch in batches]
 
 
 def compare(distributed: Iterable[float], alone: Iterable[float], mesh: fxpar.Mesh, work: Work, path: Path) -> None:
