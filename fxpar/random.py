@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -27,26 +25,6 @@ def streams(state: Tensor, numbers: list[int]) -> list[Tensor]:
 @streams.register_fake
 def _streams_fake(state: Tensor, numbers: list[int]) -> list[Tensor]:
     return [state.new_empty(1, 4) for _ in numbers]
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A strided box of a logical tensor: the (size, stride) of its `dims`, and where its first element is."""
-
-    dims: tuple[tuple[int, int], ...]
-    offset: int
-
-    def joined(self) -> Box:
-        """The same box in as few dims as possible, but one at least: dims that together are evenly spaced are one."""
-        joined: list[tuple[int, int]] = []
-        for size, stride in self.dims:
-            if size == 1:
-                continue
-            if joined and joined[-1][1] == size * stride:
-                joined[-1] = joined[-1][0] * size, stride
-            else:
-                joined.append((size, stride))
-        return Box(tuple(joined) or ((1, 1),), self.offset)
 
 
 @torch.library.custom_op("fxpar::uniform", mutates_args=())

@@ -34,6 +34,11 @@ def inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=lambda position: order[position])
 
 
+def unfilled_like(like: Tensor) -> Tensor:
+    """New memory of the shape, strides, dtype and device of a real or fake tensor."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+
 def strided_like(found: Tensor, expected: Tensor) -> Tensor:
     """`found` in the memory order of `expected`, on which later views may count."""
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype), f"{found} in the place of {expected}"

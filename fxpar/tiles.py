@@ -75,6 +75,19 @@ class LogicalBox:
     strides: tuple[int, ...]
     offset: int
 
+    def joined(self) -> LogicalBox:
+        """The same box in as few dims as possible, but one at least: dims that together are evenly spaced are one."""
+        joined: list[tuple[int, int]] = []
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            if size == 1:
+                continue
+            if joined and joined[-1][1] == size * stride:
+                joined[-1] = joined[-1][0] * size, stride
+            else:
+                joined.append((size, stride))
+        sizes, strides = zip(*joined or [(1, 1)], strict=True)
+        return LogicalBox(sizes, strides, self.offset)
+
 
 def logical_box(layout: Layout, coordinate: Mapping[str, int]) -> LogicalBox:
     """Where the elements of the local piece stand in the row-major logical tensor; what random numbers are drawn by."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-import torch
 from torch import fx
 
 from fxpar.annotate import fused, tensor
+from fxpar.strides import unfilled_like
 
 
 def call_fused_ops(graphs: Iterable[fx.GraphModule]) -> None:
@@ -21,10 +20,5 @@ def call_fused_ops(graphs: Iterable[fx.GraphModule]) -> None:
     for graph in graphs:
         for node in graph.graph.nodes:
             if fused(node) is not None:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), _zeros)
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: unfilled_like(tensor(each)).zero_())
                 node.target(*args, **kwargs)
-
-
-def _zeros(node: fx.Node) -> Any:
-    like = tensor(node)
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()

@@ -22,7 +22,7 @@ from fxpar.annotate import is_backward, tensor
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.machine_lock import machine_lock
 from fxpar.lowering.stitch import Compiled, stitch_regions
-from fxpar.strides import inverse, is_dense, stride_order
+from fxpar.strides import inverse, is_dense, stride_order, unfilled_like
 
 
 def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
@@ -38,15 +38,11 @@ def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
     # Inductor caches only what was traced under a mode that could have symbolic sizes.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
-        inputs = [_blank(tensor(node)) for node in region.graph.nodes if node.op == "placeholder"]
+        inputs = [unfilled_like(tensor(node)) for node in region.graph.nodes if node.op == "placeholder"]
         decomposed = _decompose(region, inputs)
     work = f"{decomposed.code}{inputs}"
     with tracing(TracingContext(mode)), machine_lock(inductor_cache() / "fxpar", work):
         return inductor_compile(decomposed, inputs, backward=backward)
-
-
-def _blank(like: Tensor) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModule:

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional, process_group_named
-from fxpar.annotate import fused, move, tensor, value
+from fxpar.annotate import fused, move, value
 from fxpar.lowering.cpu_collectives import exchange_and_reduce, replace_cpu_collectives
 from fxpar.passes.extract import returned
+from fxpar.strides import unfilled_like
 
 ComputeTime: TypeAlias = Callable[[fx.Node], float]
 """How many microseconds a node computes."""
@@ -121,5 +122,4 @@ def _zeros(node: fx.Node) -> Any:
     fake = value(node)
     if not isinstance(fake, Tensor):
         return None
-    like = tensor(node)
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
+    return unfilled_like(fake).zero_()

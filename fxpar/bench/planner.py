@@ -43,9 +43,9 @@ CONFIG: Mapping[str, int] = {"layers": LAYERS, "hidden": 256, "heads": 8, "conte
 nearly every mesh is possible."""
 
 FLOPS_PER_US, MEMORY_BYTES_PER_US = 8e3, 4e3
-"""What ranks compute, in thought. The model's 40 GFLOP take eight of them 0.6 s; its gradients, 13 MB, take as long to
-be added up between hosts: neither decides alone. By such a memory, what is no matrix product counts, as it does in
-narrow models."""
+"""The speed that ranks are assumed to have. The model's 40 GFLOP take eight of them 0.6 s; its gradients, 13 MB, take
+as long to be added up between hosts: neither decides alone. By such a memory, what is no matrix product counts, as it
+does in narrow models."""
 
 TOP = 5
 """Of 25 meshes, those that a user would still try."""

@@ -52,8 +52,8 @@ def insert_reshards(
     """The step of one microbatch as one graph, in logical shapes: calls of the stages, and of `fxpar.reshard`.
 
     A value that several stages use moves to all of them at once, unless it moves in groups, in which those that need it
-    early would wait for those that need it late. Each sends its own gradient back, and the maker adds
-    them up; a stage that has none sends zeros. Parameters that several stages use are lent by their owner likewise.
+    early would wait for those that need it late. Each sends its own gradient back, and the maker adds them up; a stage
+    that has none sends zeros. Parameters that several stages use are lent by their owner likewise.
 
     The graph takes a dict for each stage, of the parameters and buffers that it alone uses; then lent parameters,
     inputs, and the gradient of the loss. It gives the results, the gradients of lent parameters, then for each stage

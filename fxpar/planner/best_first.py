@@ -43,12 +43,13 @@ class BestFirst:
         total = min(most, len(self.analytic))
         for number in range(1, total + 1):
             begun = time.monotonic()
-            if not self._choices():
+            choices = self._choices()
+            if not choices:
                 break
             if self.estimates and begun - begin + longest > seconds:
                 self.left_out |= dict.fromkeys(self._rest(), f"not looked at within {seconds:.0f} seconds")
                 return
-            configuration = self._choices()[0]
+            configuration = choices[0]
             say(f"{number} of {total}: {configuration}")
             try:
                 self.estimates[configuration] = estimate(configuration)

@@ -18,7 +18,7 @@ from fxpar.lowering.triton.pieces import Pieces, Segments, order_of_arrival, ord
 from fxpar.lowering.triton.scatter_kernel import multiply_scattered, sum_pieces
 from fxpar.lowering.triton.tiling import Tiling
 from fxpar.lowering.triton.uniform_kernel import draw_uniform
-from fxpar.random import Box
+from fxpar.tiles import LogicalBox
 
 PLACE_ELEMENTS = 16
 _SUM_BLOCK, _UNIFORM_BLOCK = 1024, 1024
@@ -156,12 +156,13 @@ def sum_programs(out: Tensor) -> int:
     return -(-out.numel() // _SUM_BLOCK)
 
 
-def uniform_call(out: Tensor, stream: Tensor, box: Box, span: int) -> Call:
+def uniform_call(out: Tensor, stream: Tensor, box: LogicalBox, span: int) -> Call:
     """out, contiguous, becomes what `fxpar::uniform` draws from `stream` for a `box`, which has as many elements.
 
     It takes `uniform_programs(out)` programs.
     """
-    dims = _dims_table(box.joined().dims, out.device)
+    joined = box.joined()
+    dims = _dims_table(joined.sizes, joined.strides, out.device)
     arguments = out, stream, dims, box.offset, span, out.numel()
     return Call(draw_uniform, arguments, {"NDIM": len(dims), "BLOCK": _UNIFORM_BLOCK})
 
@@ -225,8 +226,8 @@ def _owners_table(matrices: int, rows: int, tile_rows: int, pieces: Pieces, rank
 
 
 @lru_cache(maxsize=1024)
-def _dims_table(dims: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    return torch.tensor(dims[::-1], dtype=torch.int64).to(device)
+def _dims_table(sizes: tuple[int, ...], strides: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor([sizes[::-1], strides[::-1]], dtype=torch.int64).T.contiguous().to(device)
 
 
 def _table(order: list[int], device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling
 from fxpar.lowering.triton.tuner import Problem, ways_to_gather
 from fxpar.lowering.triton.workspace import Workspace
+from fxpar.tiles import LogicalBox
 
 _decided: dict[tuple[str, Problem], How] = {}
 """By group: ranks that have one in common may have decided on the same problem in others, each on another way."""
@@ -111,7 +112,7 @@ def uniform(stream: Tensor, shape: list[int], sizes: list[int], strides: list[in
     """See `fxpar.random`."""
     out = torch.empty(shape, dtype=torch.float32, device=stream.device)
     if out.numel() > 0:
-        box = random.Box(tuple(zip(sizes, strides, strict=True)), offset)
+        box = LogicalBox(tuple(sizes), tuple(strides), offset)
         uniform_call(out, stream, box, span).run(uniform_programs(out))
     return out
 

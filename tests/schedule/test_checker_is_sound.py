@@ -72,30 +72,28 @@ def mutated_programs(draw: st.DrawFn, *, multicast: bool = True) -> tuple[Schedu
     return schedule, programs
 
 
-@settings(max_examples=400)
-@given(mutated_programs(), st.integers(0, 1000))
-def test_a_program_that_is_accepted_runs_under_any_timing(given: tuple[Schedule, list[Program]], seed: int) -> None:
-    schedule, programs = given
-    edges = _edges(schedule.num_stages)
+def _check_that_it_runs(
+    schedule: Schedule, programs: Sequence[Program], run: type[TimedRun], edges: Sequence[Edge], seed: int
+) -> None:
+    """If the checker accepts it, it runs under any timing."""
     try:
         check_programs(programs, schedule, edges)
     except InvalidScheduleError:
         return
     for more in range(3):
-        assert TimedRun(programs, schedule, edges, seed + more).run()
+        assert run(programs, schedule, edges, seed + more).run()
+
+
+@settings(max_examples=400)
+@given(mutated_programs(), st.integers(0, 1000))
+def test_a_program_that_is_accepted_runs_under_any_timing(given: tuple[Schedule, list[Program]], seed: int) -> None:
+    _check_that_it_runs(*given, TimedRun, _edges(given[0].num_stages), seed)
 
 
 @settings(max_examples=200)
 @given(mutated_programs(multicast=False), st.integers(0, 1000))
 def test_without_multicasts_it_does_so_in_queues_too(given: tuple[Schedule, list[Program]], seed: int) -> None:
-    schedule, programs = given
-    edges = _edges(schedule.num_stages, multicast=False)
-    try:
-        check_programs(programs, schedule, edges)
-    except InvalidScheduleError:
-        return
-    for more in range(3):
-        assert QueuedRun(programs, schedule, edges, seed + more).run()
+    _check_that_it_runs(*given, QueuedRun, _edges(given[0].num_stages, multicast=False), seed)
 
 
 @pytest.mark.parametrize("multicast", [False, True])

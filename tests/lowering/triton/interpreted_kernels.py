@@ -32,7 +32,7 @@ from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.scatter import Product
 from fxpar.lowering.triton.tile import place_of_tile
 from fxpar.lowering.triton.tiling import DTYPES, Tiling
-from fxpar.random import Box
+from fxpar.tiles import LogicalBox
 from tests.lowering.triton.products import assert_product, factor
 
 SMALL = Tiling(16, 16, 16, warps=4, stages=2, band=1)
@@ -321,14 +321,14 @@ def test_random_numbers_are_those_of_the_cpu(
     sizes, strides = [size for size, _ in dims], [stride for _, stride in dims]
     stream, span = torch.tensor([[seed, step, microbatch, 1 << 25 | 77]]), 2**30
     out = torch.full(sizes, torch.nan)
-    uniform_call(out, stream, Box(dims, offset), span).run(uniform_programs(out))
+    uniform_call(out, stream, LogicalBox(tuple(sizes), tuple(strides), offset), span).run(uniform_programs(out))
     assert out.equal(torch.ops.fxpar.uniform(stream, sizes, sizes, strides, offset, span))
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1025])
 def test_random_numbers_come_in_any_number(count: int) -> None:
     stream, out = torch.tensor([[5, 6, 7, 8]]), torch.full((count + 1,), torch.nan)
-    uniform_call(out[:count], stream, Box(((count, 1),), 3), count).run(uniform_programs(out[:count]))
+    uniform_call(out[:count], stream, LogicalBox((count,), (1,), 3), count).run(uniform_programs(out[:count]))
     assert out[:count].equal(torch.ops.fxpar.uniform(stream, [count], [count], [1], 3, count))
     assert bool(out[count:].isnan().all()), "nothing is written beyond the end"
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from fxpar.lowering.triton.launch import sum_call, uniform_call
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling, tilings
-from fxpar.random import Box
+from fxpar.tiles import LogicalBox
 from tests.lowering.triton.compiled import Compiled, compile_call, gathered, scattered
 
 CAPABILITIES = (80, 90, 100)
@@ -59,8 +59,9 @@ def test_sums_fit_into_registers(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_random_numbers_fit_into_registers(capability: int) -> None:
     out, stream = torch.empty(1 << 20), torch.empty(1, 4, dtype=torch.int64)
-    for dims in (((1 << 20, 1),), ((64, 1 << 30), (128, 1 << 12), (128, 1))):
-        check(compile_call(uniform_call(out, stream, Box(dims, 1 << 40), 1 << 50), capability), capability)
+    for sizes, strides in (((1 << 20,), (1,)), ((64, 128, 128), (1 << 30, 1 << 12, 1))):
+        box = LogicalBox(sizes, strides, 1 << 40)
+        check(compile_call(uniform_call(out, stream, box, 1 << 50), capability), capability)
 
 
 def test_a_wait_acquires_and_a_signal_releases_across_devices() -> None:
