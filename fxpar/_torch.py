@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -84,6 +85,7 @@ __all__ = [
     "is_shared",
     "join_imagined_world",
     "leave_out_of_state_dict",
+    "load_empty_groups",
     "make_fx",
     "mark_static",
     "never_compiled",
@@ -265,6 +267,32 @@ def bypass_in_get_state_dict(
 
     optimizer.state_dict = state_dict  # type: ignore[method-assign]
     _patched_state_dict.add(equal)
+
+
+def load_empty_groups(is_ours: Callable[[torch.optim.Optimizer], bool]) -> None:
+    """Have `set_state_dict` load groups without a parameter on this rank, for the optimizers that `is_ours` names.
+
+    torch finds the group to load by its parameters, and refuses one that has none here but some on other ranks.
+    """
+    from torch.distributed.checkpoint import state_dict as module
+
+    split = module._split_optim_state_dict
+
+    def split_with_empty_groups(model: nn.Module, optimizer: Any, loaded: dict[str, Any], info: Any) -> dict[str, Any]:
+        filled = [group for group in optimizer.param_groups if group["params"]]
+        groups = loaded["param_groups"]
+        if len(filled) == len(groups) or len(optimizer.param_groups) != len(groups) or not is_ours(optimizer):
+            return split(model, optimizer, loaded, info)
+        of_filled_groups: Any = SimpleNamespace(param_groups=filled)
+        found = split(model, of_filled_groups, loaded, info)
+        if found is loaded:  # without states, such as SGD's without momentum, all groups are passed on
+            return loaded
+        left = iter(found["param_groups"])
+        pairs = zip(optimizer.param_groups, groups, strict=True)
+        whole = [next(left) if own["params"] else {**given, "params": []} for own, given in pairs]
+        return {**found, "param_groups": whole}
+
+    module._split_optim_state_dict = split_with_empty_groups  # type: ignore[assignment]
 
 
 def inductor_cache() -> Path:

@@ -60,11 +60,13 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Two groups of parameters, which each have some in both stages."""
-    parameters = list(model.parameters())
+    """Two groups of parameters, which each have some in both stages, and one whose parameters are in one stage."""
+    parameters = dict(model.named_parameters())
+    last = [parameters.pop(name) for name in list(parameters) if name.startswith("blocks.1.out")]
     return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters.values() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": last, "weight_decay": 0.2},
+        {"params": [p for p in parameters.values() if p.dim() == 1], "weight_decay": 0.0},
     ]
 
 
