@@ -382,7 +382,7 @@ class ClusterUnavailableError(FxparError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"expected to make network namespaces with rate-limited links, but {reason}; this needs Linux with veth, "
-            "bridge and tbf, the commands `ip` and `tc` (package iproute2), and root (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
+            "bridge and htb, the commands `ip` and `tc` (package iproute2), and root (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
         )
 
 

@@ -22,8 +22,13 @@ DEVICE = "eth0"
 
 # Packets travel in trains. A queue lets a train through at once where its burst has room for it, so long ones
 # understate the time of short messages; short ones cost the processor more.
-_TRAIN = "gso_max_size 16384"
-_QUEUE = "root tbf rate {rate_mbit}mbit burst 18kb latency 20ms"
+_TRAIN_BYTES = 16384
+_BURST_BYTES = 18 << 10
+_TRAIN = f"gso_max_size {_TRAIN_BYTES}"
+_CLASS = f"burst {_BURST_BYTES} cburst {_BURST_BYTES} quantum {_TRAIN_BYTES}"
+
+# How long a packet waits at most where others of the same two hosts are before it.
+_WAIT_S = 0.02
 
 # How often the kernel sends again what the connections of an ended process still had to send. By default it tries for
 # minutes, and a namespace ends with its last connection.
@@ -40,8 +45,9 @@ _HASTE = 10
 class EmulatedCluster:
     """`num_hosts` network namespaces, each on a full-duplex link of `rate_mbit` Mbit/s to one switch.
 
-    Either end of a link is limited, so messages from several hosts to one share the rate of its link. The rate counts
-    packets with their headers: TCP leaves 95.6% of it to the payload. Messages within a host pass no link.
+    Either end of a link is limited, so messages from several hosts to one share the rate of its link, in turns, as the
+    ports of an InfiniBand switch do it. The rate counts packets with their headers: TCP leaves 95.6% of it to the
+    payload. Messages within a host pass no link.
 
     A context manager: the hosts exist inside it, and go when it ends or when this process does, even if it is killed.
     Entering takes some hundredths of a second.
@@ -116,7 +122,6 @@ class EmulatedCluster:
     def _build(self, namespaces: ExitStack) -> None:
         if sys.platform != "linux":
             raise ClusterUnavailableError(f"this is {sys.platform}")
-        queue = _QUEUE.format(rate_mbit=self.rate_mbit)
         self.switch, *self.hosts = (
             namespaces.enter_context(closing(NetworkNamespace())) for _ in range(1 + self.num_hosts)
         )
@@ -126,14 +131,47 @@ class EmulatedCluster:
             for end, host in zip(ends, self.hosts, strict=True)
         ]
         self.switch.run(("ip", "-batch", "-"), ["link add switch up type bridge", *links])
-        self.switch.run(("tc", "-batch", "-"), [f"qdisc add dev {end} {queue}" for end in ends])
-        for number, host in enumerate(self.hosts, start=1):
+        queues = (_queues(end, "src", self._others(host), self.rate_mbit) for host, end in enumerate(ends))
+        self.switch.run(("tc", "-batch", "-"), [command for each in queues for command in each])
+        for number, host in enumerate(self.hosts):
             # Without addrgenmode, the kernel would give the device an IPv6 address some time later.
-            up = [f"link set {DEVICE} addrgenmode none up", f"address add 10.0.0.{number}/24 dev {DEVICE}"]
+            up = [f"link set {DEVICE} addrgenmode none up", f"address add {_address(number)}/24 dev {DEVICE}"]
             host.run(("ip", "-batch", "-"), ["link set lo up", *up])
-            host.run(("tc", *f"qdisc add dev {DEVICE} {queue}".split()))
+            host.run(("tc", "-batch", "-"), _queues(DEVICE, "dst", self._others(number), self.rate_mbit))
             host.run(*_LAST_TRIES)
             host.run(*_CONGESTION_CONTROL)
+
+    def _others(self, host: int) -> list[int]:
+        return [other for other in range(self.num_hosts) if other != host]
+
+
+def _address(host: int) -> str:
+    return f"10.0.0.{host + 1}"
+
+
+def _queues(device: str, end: str, others: Sequence[int], rate_mbit: float) -> list[str]:
+    """Commands of `tc` for the one end of a link at `device`: a queue for each of the `others`, taken in turns.
+
+    In one queue for all, TCP would give messages that pass two busy links, as those between inner stages do, at most a
+    quarter of what it gives to those that pass one.
+
+    Args:
+        end: the address of a packet that tells the other host, "src" or "dst".
+    """
+    commands = [
+        f"qdisc add dev {device} root handle 1: htb",
+        f"class add dev {device} parent 1: classid 1:ffff htb rate {rate_mbit}mbit {_CLASS}",
+    ]
+    waiting_bytes = int(rate_mbit * 1e6 / 8 * _WAIT_S) + _BURST_BYTES
+    for other in others:
+        own = f"rate {rate_mbit / len(others)}mbit ceil {rate_mbit}mbit"
+        name = f"1:{other + 1:x}"
+        commands += [
+            f"class add dev {device} parent 1:ffff classid {name} htb {own} {_CLASS}",
+            f"qdisc add dev {device} parent {name} bfifo limit {waiting_bytes}",
+            f"filter add dev {device} parent 1: protocol ip u32 match ip {end} {_address(other)}/32 flowid {name}",
+        ]
+    return commands
 
 
 def _enter_host(networks: Sequence[str], rank: int) -> None:

@@ -33,7 +33,8 @@ def cluster() -> Iterator[EmulatedCluster]:
 
 def queues(network: NetworkNamespace, device: str) -> str:
     """How `device` sends."""
-    return network.run(["ip", "-details", "link", "show", device]) + network.run(["tc", "qdisc", "show", "dev", device])
+    classes = network.run(["tc", "class", "show", "dev", device])
+    return network.run(["ip", "-details", "link", "show", device]) + classes
 
 
 def bytes_switched(cluster: EmulatedCluster) -> list[tuple[int, int]]:
@@ -62,13 +63,16 @@ def test_ranks_for_another_number_of_hosts_are_refused() -> None:
         EmulatedCluster(2).hosts_of_ranks((1, 1, 1))
 
 
-def test_both_ends_of_every_link_are_limited(cluster: EmulatedCluster) -> None:
-    assert cluster.switch is not None
-    ends = [(cluster.switch, f"host{host}") for host in range(2)] + [(host, DEVICE) for host in cluster.hosts]
-    for network, device in ends:
-        found = queues(network, device)
-        assert "qdisc tbf" in found and "rate 100Mbit burst 18Kb lat 20ms" in found, found
-        assert "gso_max_size 16384" in found, found
+@pytest.mark.usefixtures("cluster")
+def test_both_ends_of_every_link_are_limited_and_serve_the_other_hosts_in_turns() -> None:
+    with EmulatedCluster(3, rate_mbit=100) as cluster:
+        assert cluster.switch is not None
+        ends = [(cluster.switch, f"host{host}") for host in range(3)] + [(host, DEVICE) for host in cluster.hosts]
+        for network, device in ends:
+            found = queues(network, device)
+            assert "htb 1:ffff root rate 100Mbit ceil 100Mbit" in found, found
+            assert found.count("parent 1:ffff") == found.count("rate 50Mbit ceil 100Mbit burst 18Kb") == 2, found
+            assert "gso_max_size 16384" in found, found
 
 
 def test_every_rank_reaches_every_other_with_whole_values(cluster: EmulatedCluster) -> None:

@@ -40,7 +40,8 @@ def test_exposed_communication_is_the_share_of_a_1f1b_step_that_was_asked_for(sh
     makespan_ms = Variant("1f1b").predicted_ms(model)
     computed_ms = sum(model.compute_us[kind] for kind in "FB") / 1e3 * MICROBATCHES
     fills_ms = makespan_ms - computed_ms / (1 - share)
-    # Where communication takes as long as computation, messages of a filling pipe share links, too.
+    # Where communication takes as long as computation, messages of a filling pipe share links, too: that makes 1.5% of
+    # two stages' step 14.7% of three's.
     assert 0 < fills_ms < 0.15 * makespan_ms, "besides, the pipe is filled and drained"
 
 

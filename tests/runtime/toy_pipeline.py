@@ -174,8 +174,11 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
     joint, border = planned.joint, planned.border
     index, coordinate = joint.index, mesh.coordinate
     arrange = as_columns if index % 2 == 0 else Tensor.contiguous  # edges lead between different orders in memory
+    input_pieces = [_piece(port, border.inputs[port], coordinate) for port in joint.inputs]
+    tangent_pieces = [_piece(port, border.tangents[port], coordinate) for port in joint.tangents]
 
     def forward(*inputs: Tensor) -> list[Tensor]:
+        _check_strides(joint.inputs, input_pieces, inputs)
         leaves = {port: value.detach() for port, value in zip(joint.inputs, inputs, strict=True)}
         for port in joint.gradients:
             leaves[port].requires_grad_()
@@ -192,6 +195,7 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
     def gradients(values: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
         leaves, made = values[:num_leaves], values[num_leaves : num_leaves + num_made]
         chosen, tangents = [leaves[position] for position in wanted], values[num_leaves + num_made :]
+        _check_strides(joint.tangents, tangent_pieces, tangents)
         return list(torch.autograd.grad(made, chosen, tangents, retain_graph=True)) if chosen else []
 
     def backward(*values: Tensor) -> list[Tensor]:
@@ -204,8 +208,6 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
         return gradients(values, from_weights)
 
     everything = tuple(range(num_leaves + num_made))
-    pieces = [arrange(_empty(port, border.inputs[port], coordinate)) for port in joint.inputs]
-    tangents = [arrange(_empty(port, border.tangents[port], coordinate)) for port in joint.tangents]
     return CompiledStage(
         index,
         forward,
@@ -215,18 +217,27 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
         joint.tangents,
         joint.gradients,
         border,
-        tuple(pieces),
-        tuple(tangents),
+        tuple(input_pieces),
+        tuple(tangent_pieces),
         CompiledSplit(input_gradients, weight_gradients, everything, everything) if joint.gradients else None,
     )
+
+
+def _check_strides(ports: Sequence[Port], pieces: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """What crossed an edge lies as the stage was compiled for, which code of Inductor relies on."""
+    for port, piece, value in zip(ports, pieces, given, strict=True):
+        if port.kind is PortKind.EDGE:
+            assert value.stride() == piece.stride(), f"{port}: {value.stride()}, compiled for {piece.stride()}"
 
 
 def dtype(port: Port) -> torch.dtype:
     return torch.long if port == MASK else torch.double
 
 
-def _empty(port: Port, layout: Layout, coordinate: Mapping[str, int]) -> Tensor:
-    return torch.empty(layout.local_shape(coordinate), dtype=dtype(port))
+def _piece(port: Port, layout: Layout, coordinate: Mapping[str, int]) -> Tensor:
+    """What all stages of a rank expect: rank by rank, and port by port, in another order in memory."""
+    piece = torch.empty(layout.local_shape(coordinate), dtype=dtype(port))
+    return as_columns(piece) if (ord(port.name[-1]) + coordinate["pipe"]) % 2 == 0 else piece
 
 
 def as_columns(value: Tensor) -> Tensor:
