@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxpar.annotate import module_path
-from fxpar.capture import Capture, example
+from fxpar.capture import Capture, example, is_marker
 from fxpar.errors import InvalidStagesError
 from fxpar.passes.shared_values import is_context, recomputable
 from fxpar.passes.split_stages import operations
@@ -76,7 +76,8 @@ def _node_times(capture: Capture, nodes: Sequence[fx.Node], prices: Prices) -> l
 
 
 def _node_time(node: fx.Node, capture: Capture, prices: Prices, counter: FlopCounterMode) -> float:
-    if node in capture.sources or node.op not in ("call_function", "call_method"):
+    is_border = node in capture.sources or is_marker(node, "exit")
+    if is_border or node.op not in ("call_function", "call_method"):
         return 0.0
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor):

@@ -69,11 +69,11 @@ def _first_uses(ops: Sequence[fx.Node], waits: Mapping[fx.Node, Sequence[Site]])
 
 
 def _ends_of_layers(first_uses: Mapping[fx.Node, Sequence[Site]]) -> list[int]:
-    """How many sites are needed up to the end of each layer."""
+    """How many sites are needed up to the end of each layer; what follows the last matmul is one, too."""
     ends: list[int] = []
     passed = 0
     for op, sites in first_uses.items():
         passed += len(sites)
         if is_matmul(op):
             ends.append(passed)
-    return ends if not first_uses or ends[-1:] == [passed] else [*ends, passed]
+    return ends if passed == sum(ends[-1:]) else [*ends, passed]

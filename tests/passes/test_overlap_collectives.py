@@ -209,6 +209,33 @@ def test_weights_are_gathered_one_layer_ahead(gathering: Parts) -> None:
     ]
 
 
+class Scaled(Chain):
+    """A chain whose results are scaled, before a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.scale = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(super().forward(x) * self.scale, dim=-1)
+
+
+def test_what_is_needed_after_the_last_matmul_is_gathered_ahead_too() -> None:
+    def scale_is_needed_whole(node: fx.Node, strategies: Sequence[Strategy]) -> Strategy:
+        if any(operand.name == "scale" for operand in node.all_input_nodes):
+            return Strategy((ROWS, REPLICATE), (ROWS,))
+        if node.target is aten.sum.dim_IntList:
+            return Strategy((ROWS,), (Partial(),))
+        if node.target is aten.view.default:
+            return Strategy((Partial(),), (Partial(),))
+        return sharded_batch(node, strategies)
+
+    forward, _ = parts_of(Scaled(), scale_is_needed_whole, torch.randn(6, 8))
+    names = steps(overlap_collectives(forward, under("all_gathers")))
+    gathers = [name for name in names if name.startswith("all_gather")]
+    assert names.index(gathers[-1]) < names.index("mm_1"), names
+
+
 def test_what_is_needed_much_later_is_not_gathered_yet() -> None:
     between = FARTHEST + 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fxpar.layout import REPLICATE, Partial, Shard
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
@@ -52,6 +52,17 @@ def test_a_kernel_that_takes_slices_for_dense_operands_is_found() -> None:
     args = (gradient, x, [8], mean, rstd, weight, weight, [True, True, True])
     with pytest.raises(RuleDisprovedError, match="sliced operands"):
         prove(aten.native_layer_norm_backward.default, args, {}, 2, rule=rule)
+
+
+def test_a_kernel_that_takes_dense_operands_for_slices_is_found() -> None:
+    def copy(x: Tensor) -> Tensor:
+        return x + 1 if x.size(1) < 6 and x.is_contiguous() else x.clone()
+
+    def emit(local: LocalOp) -> fx.Node:
+        return local.emit(copy, *local.args)
+
+    with pytest.raises(RuleDisprovedError, match="dense operands"):
+        prove(aten.alias.default, (torch.randn(4, 6),), {}, 2, rule=EinsumRule("A b -> A b", emit_local=emit))
 
 
 class _OneWay(EinsumRule):
