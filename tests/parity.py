@@ -166,7 +166,7 @@ class Run:
     """
 
     subject: str
-    mesh: Mapping[str, int]
+    mesh: Mapping[str, Any]
     microbatches: int
     lowering: str = "aten"
     schedules: tuple[str, ...] = SCHEDULE_NAMES
@@ -254,7 +254,7 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
             optimizer.zero_grad()
 
 
-def check_same_bits(subject_name: str, sizes: Mapping[str, int], microbatches: int) -> None:
+def check_same_bits(subject_name: str, sizes: Mapping[str, Any], microbatches: int) -> None:
     """One batch has the loss and gradients of plain training, the very same under every schedule. For `run_ranks`."""
     mesh = fxpar.init_mesh(**sizes)
     assert mesh.data == 1, f"every rank is to see the whole batch: {sizes}"
@@ -298,6 +298,6 @@ def _compare(where: str, expected: Tensor, found: Tensor, alone: nn.Module, mode
         if gradient is None:
             assert parameter.grad is None, f"{where}: {name} got a gradient"
             continue
-        assert parameter.grad is not None, f"{where}: {name} got no gradient"
+        assert isinstance(parameter.grad, DTensor), f"{where}: {name} got no gradient"
         error = (parameter.grad.full_tensor() - gradient).abs().max() / gradient.abs().max().clamp(min=least)
         assert error <= GRADIENT_TOLERANCE, f"{where}, gradient of {name}: relative error {error:.1e}"

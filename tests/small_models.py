@@ -19,7 +19,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = [p(x) for p in (self.q, self.k, self.v)] if self.qkv is None else self.qkv(x).chunk(3, dim=-1)
+        apart = [p(x) for p in (self.q, self.k, self.v) if p is not None]
+        parts = apart if self.qkv is None else self.qkv(x).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(attended.transpose(1, 2).flatten(2))

@@ -73,7 +73,7 @@ def pretended_gpus(capability: int = 90, count: int = 2) -> Iterator[list[str]]:
         sources.append(wrapper.value)
         return SimpleNamespace(call=lambda *_: None, __file__=None, key=None)
 
-    of_cuda = {
+    of_cuda: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: count,
         "current_device": lambda: 0,

@@ -105,7 +105,7 @@ class _Deferred(TorchDispatchMode):
     """Inside, the host tells the current stream what it calls."""
 
     def __init__(self, gpu: Gpu) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._gpu = gpu
 
     def __torch_dispatch__(
@@ -207,7 +207,7 @@ def simulated_gpu(folder: Path, seed: int) -> Iterator[Gpu]:
         (copies, "await_signal", await_signal),
         (gather, "set_signal", set_signal),
     ]
-    assert scatter.beside is copies.beside, "what is pretended for one holds for the other"
+    assert vars(scatter)["beside"] is copies.beside, "what is pretended for one holds for the other"
     with ExitStack() as stack:
         for owner, name, instead in pretended:
             stack.enter_context(patch.object(owner, name, instead))

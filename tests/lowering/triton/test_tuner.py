@@ -89,7 +89,7 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
 
 def test_who_reads_while_others_write_finds_a_whole_file(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    ways = [Unfused(), Fused(SMALL, 1), Fused(LARGE, 123456789)]
+    ways: list[Fused | Unfused] = [Unfused(), Fused(SMALL, 1), Fused(LARGE, 123456789)]
     memory.keep(PROBLEM, ways[0], 1.0)
 
     def write() -> None:
