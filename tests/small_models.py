@@ -111,3 +111,23 @@ def hf_llama(
         attn_implementation="sdpa",
     )
     return transformers.LlamaForCausalLM(config)
+
+
+def hf_mixtral(*, vocabulary: int = 96, width: int = 24, experts: int = 4, length: int = 12) -> nn.Module:
+    """transformers' Mixtral, randomly initialised; its tokens go to two experts each."""
+    config = transformers.MixtralConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=experts,
+        num_experts_per_tok=2,
+        max_position_embeddings=length,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+    return transformers.MixtralForCausalLM(config)
