@@ -13,16 +13,17 @@ from torch.utils import _pytree as pytree
 from fxpar.annotate import set_value, value
 from fxpar.passes.local_graph import fake_mode_of
 from fxpar.stage import JointGraph
+from tests.cuda.attention import BACKWARD_ON_CPU, ON_CPU, Attention, Called, CalledBackward
 
 aten = torch.ops.aten
 
 
-def on_gpu(joint: JointGraph, device: torch.device) -> JointGraph:
-    """`joint` with all its values on `device`, and the attention that PyTorch runs there.
+def on_gpu(joint: JointGraph, device: torch.device, attention: Attention) -> JointGraph:
+    """`joint` with all its values on `device`, and `attention` in the place of the CPU's.
 
     Autograd cannot run on fake values of a GPU where PyTorch has no CUDA: so the graph is traced on the CPU first.
     """
-    moved = _Moved(joint.module, device)
+    moved = _Moved(joint.module, device, attention)
     for node in joint.module.graph.nodes:
         moved.add(node)
     moved.graph.lint()
@@ -30,11 +31,12 @@ def on_gpu(joint: JointGraph, device: torch.device) -> JointGraph:
 
 
 class _Moved:
-    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
+    def __init__(self, module: fx.GraphModule, device: torch.device, attention: Attention) -> None:
         self.graph = fx.Graph()
         self._device, self._mode = device, fake_mode_of(module.graph)
+        self._attention = attention
         self._copies: dict[fx.Node, fx.Node] = {}
-        self._seeds: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self._seeds: dict[fx.Node, tuple[fx.Node, ...]] = {}
 
     def add(self, node: fx.Node) -> None:
         if node.op == "call_function":
@@ -45,38 +47,20 @@ class _Moved:
             set_value(copy, pytree.tree_map_only(Tensor, self._there, value(node)))
 
     def _call(self, node: fx.Node) -> None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self._copies.__getitem__)
-        args, kwargs = pytree.tree_map_only(torch.device, lambda _: self._device, (args, kwargs))
-        target = node.target
-        if target is aten._scaled_dot_product_flash_attention_for_cpu.default:
-            target, args, kwargs = _attention(*args, **kwargs)
-        elif target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
-            target, args, kwargs = self._attention_backward(node, *args, **kwargs)
+        given: Any = fx.map_arg((node.args, node.kwargs), self._copies.__getitem__)
+        args, kwargs = pytree.tree_map_only(torch.device, lambda _: self._device, given)
+        target, kwargs = node.target, dict(kwargs)
+        if target is ON_CPU:
+            mask = kwargs.pop("attn_mask", None)
+            target, args = self._attention.forward, self._attention.forward_args(Called(*args, mask=mask))
+        elif target is BACKWARD_ON_CPU:
+            seeds = self._seeds[args[5].args[0]]  # its sums of exponents are an item of what the forward gave
+            call = CalledBackward(*args, mask=kwargs.pop("attn_mask", None), seeds=seeds)
+            target, args = self._attention.backward, self._attention.backward_args(call)
         copy = self._copies[node] = self._emit(node, target, args, kwargs)
-        if target is aten._scaled_dot_product_efficient_attention.default:
-            seed, offset = (self._emit(node, operator.getitem, (copy, place), {}) for place in (2, 3))
-            self._seeds[node] = seed, offset
-
-    def _attention_backward(
-        self,
-        node: fx.Node,
-        grad: fx.Node,
-        q: fx.Node,
-        k: fx.Node,
-        v: fx.Node,
-        out: fx.Node,
-        logsumexp: fx.Node,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        attn_mask: fx.Node | None = None,
-        scale: float | None = None,
-    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """As the efficient kernel has it, with the seeds that its forward gave."""
-        forward = node.args[5].args[0]  # type: ignore[union-attr]  # its sum of exponents is an item of what it gave
-        seeds = self._seeds[forward]  # type: ignore[index]
-        args = (grad, q, k, v, attn_mask, out, logsumexp, *seeds, dropout_p, [True, True, True, False], is_causal)
-        return aten._scaled_dot_product_efficient_attention_backward.default, args, {"scale": scale}
+        if target is self._attention.forward:
+            places = self._attention.seeds
+            self._seeds[copy] = tuple(self._emit(node, operator.getitem, (copy, place), {}) for place in places)
 
     def _emit(self, origin: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         made = self.graph.call_function(target, args, kwargs)
@@ -89,17 +73,3 @@ class _Moved:
     def _there(self, fake: Tensor) -> Tensor:
         with self._mode:
             return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=self._device)
-
-
-def _attention(
-    q: fx.Node,
-    k: fx.Node,
-    v: fx.Node,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: fx.Node | None = None,
-    scale: float | None = None,
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    args = (q, k, v, attn_mask, True, dropout_p, is_causal)
-    return aten._scaled_dot_product_efficient_attention.default, args, {"scale": scale}

@@ -20,12 +20,18 @@ from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
 from fxpar.planner.prices import prices_of
 from fxpar.planner.step_model import StepModel
 from fxpar.stage import JointGraph, StageGraph
+from tests.cuda.attention import Attention
 from tests.cuda.pretend import without_device_guards
 from tests.cuda.retarget import on_gpu
 
 
 def graphs_on_gpu(
-    model: nn.Module, batch: Mapping[str, Any], sizes: Mapping[str, int], microbatches: int, device: torch.device
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    microbatches: int,
+    device: torch.device,
+    attention: Attention,
 ) -> dict[str, fx.GraphModule]:
     """What runs for each microbatch, by stage and name, on the first rank of each stage, as if it had `device`.
 
@@ -33,7 +39,7 @@ def graphs_on_gpu(
     """
 
     def trace(stage: StageGraph, *, with_backward: bool) -> JointGraph:
-        return on_gpu(trace_joint(stage, with_backward=with_backward), device)
+        return on_gpu(trace_joint(stage, with_backward=with_backward), device, attention)
 
     cluster, overlap, dump = cluster_named("dgx-a100"), Overlap(), Dump(None, 0)
     num_ranks = torch.Size(sizes.values()).numel()

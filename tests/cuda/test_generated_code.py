@@ -15,10 +15,11 @@ pytest.importorskip("triton")
 
 from fxpar.lowering.inductor import lower_to_inductor
 from fxpar.lowering.regions import split_regions
+from tests.cuda.attention import KERNELS
 from tests.cuda.pretend import compile_kernel, kernels_of, pretended_gpus
 from tests.cuda.stages import graphs_on_gpu
 from tests.parity import image_batch, small_unet, token_batch
-from tests.small_models import hf_gpt2, hf_llama, hf_mixtral
+from tests.small_models import GPT, hf_gpt2, hf_llama, hf_mixtral
 
 SIZES = [{"pipe": 2, "x": 2}, {"z": 2}]
 
@@ -29,6 +30,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] 
     "mixtral": (hf_mixtral, lambda: token_batch(("input_ids", "labels"), 8)),
     "unet": (lambda: small_unet(2), lambda: image_batch(8)),
 }
+HALF = "gpt in half precision"
+MODELS_IN_HALF = {
+    HALF: (lambda: GPT(width=32, heads=4).to(torch.bfloat16), lambda: token_batch(("tokens", "targets"), 8))
+}
+"""Without masks, which flash attention does not take."""
 
 A100, H100, B200 = 80, 90, 100
 """Compute capabilities. What is generated for them differs in tuning alone, so that one model shows it."""
@@ -39,10 +45,10 @@ COMPILED = [
 ]
 
 
-def graphs(name: str, sizes: dict[str, int], device: str) -> dict[str, fx.GraphModule]:
-    build, batch = MODELS[name]
+def graphs(name: str, sizes: dict[str, int], device: str, attention: str = "efficient") -> dict[str, fx.GraphModule]:
+    build, batch = (MODELS | MODELS_IN_HALF)[name]
     torch.manual_seed(0)
-    return graphs_on_gpu(build(), batch(), sizes, 2, torch.device(device))
+    return graphs_on_gpu(build(), batch(), sizes, 2, torch.device(device), KERNELS[attention])
 
 
 @pytest.mark.parametrize(("name", "sizes", "capability"), COMPILED, ids=str)
@@ -56,6 +62,17 @@ def test_every_kernel_compiles(name: str, sizes: dict[str, int], capability: int
         assert kernels, "there is something to compute"
         for kernel, source in kernels.items():
             compile_kernel(kernel, source, tmp_path)
+
+
+@pytest.mark.parametrize("attention", KERNELS)
+def test_every_attention_of_gpus_goes_through_all_passes(attention: str) -> None:
+    modules = graphs(HALF, SIZES[0], "cuda:1", attention)
+    called = {node.target for module in modules.values() for node in module.graph.nodes}
+    assert {KERNELS[attention].forward, KERNELS[attention].backward} <= called
+    with pretended_gpus(H100) as sources:
+        for module in modules.values():
+            lower_to_inductor(module)
+    assert sources
 
 
 def test_every_value_is_on_the_device_masks_of_dropout_too() -> None:
