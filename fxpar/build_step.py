@@ -19,13 +19,13 @@ from fxpar.compiler import (
     lower_stage,
     overlap_stage,
     plan_stages,
+    try_stage_fusions,
 )
 from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, Options, is_first_rank
 from fxpar.dump import Dump
 from fxpar.errors import NoLossError
 from fxpar.lost_peers import warning_of_a_long_wait
 from fxpar.lowering import lower as lowering_named
-from fxpar.lowering.first_calls import call_fused_ops
 from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.model.buffers import assign_buffers
 from fxpar.model.choose_schedule import check_placement, choose_schedule
@@ -99,12 +99,10 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         check_agreement(_facts(distribution, capture, stages, pipeline, schedule, options))
     graphs, costs, programs = _divide(stages, pipeline, distribution, schedule, costs, options)
     model = GraphModel(mesh, prices_of(mesh))
-    graphs = [overlap_stage(each, options.overlapping, dump) for each in _fused(graphs, model, options, dump)]
+    graphs = [overlap_stage(each, options.overlapping, dump) for each in _fused(graphs, model, mesh, options, dump)]
     check_collectives({name: started for each in graphs for name, started in each.started.items()})
     lowering = lowering_named(options.lowering, model.compute_us)
     own = [lower_stage(each, lowering) for each in graphs]
-    if mesh.moves_in_groups and options.lowering != SLEEP:
-        call_fused_ops(module for each in graphs for module in each.of_microbatch.values())
     if options.profile:
         costs = gather_costs(replace(costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
         if with_backward:  # the order of forwards does not depend on times
@@ -154,12 +152,19 @@ def _input_check(capture: Capture, distribution: Distribution, options: Options)
     return InputCheck({name: distribution.argument_name(int(name)) for name in inputs}, mesh)
 
 
-def _fused(graphs: Sequence[StageGraphs], model: GraphModel, options: Options, dump: Dump) -> list[StageGraphs]:
+def _fused(
+    graphs: Sequence[StageGraphs], model: GraphModel, mesh: Mesh, options: Options, dump: Dump
+) -> list[StageGraphs]:
     """The stages of this rank with fused ops, by what the ranks of each stage agree on; a collective of all ranks."""
     own: dict[str, Sequence[FusionCost]] = {}
     for each in graphs:
         own |= estimate_stage_fusions(each, model, options.overlapping)
     costs = dearest(of_all_ranks(own))
+    if mesh.moves_in_groups and options.lowering != SLEEP:
+        tried: dict[str, Sequence[FusionCost]] = {}
+        for each in graphs:
+            tried |= try_stage_fusions(each, costs, options.fuse)
+        costs = dearest(of_all_ranks(tried))
     fused: list[StageGraphs] = []
     verdicts: dict[str, Sequence[Verdict]] = {}
     for each in graphs:

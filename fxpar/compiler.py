@@ -14,6 +14,7 @@ from fxpar.layouts.pin_edges import pin_edges
 from fxpar.layouts.pins import Pins
 from fxpar.lowering import Lowering
 from fxpar.lowering.aten import lower_to_aten
+from fxpar.lowering.first_calls import call_fused_ops
 from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution
 from fxpar.model.pin_parameters import pin_parameters
@@ -164,10 +165,11 @@ class StageGraphs:
     def started(self) -> dict[str, list[str]]:
         """The collectives that each graph starts, in order, by a name that is the same on all ranks of the stage."""
         graphs = self.of_microbatch | self.of_step
-        return {
-            f"{name} of stage {self.planned.joint.index}": communicating(module.graph)
-            for name, module in graphs.items()
-        }
+        return {self.name(kind): communicating(module.graph) for kind, module in graphs.items()}
+
+    def name(self, kind: str) -> str:
+        """Of a graph `of_microbatch` or `of_step`, among those of all stages."""
+        return f"{kind} of stage {self.planned.joint.index}"
 
 
 def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGraph:
@@ -220,8 +222,18 @@ def divide_stage(
 def estimate_stage_fusions(graphs: StageGraphs, model: GraphModel, overlap: Overlap) -> CostsByGraph:
     """What `fuse_stage` decides by, as far as this rank knows."""
     return {
-        f"{name} of stage {graphs.planned.joint.index}": estimate_fusions(module, model, overlap)
-        for name, module in (graphs.of_microbatch | graphs.of_step).items()
+        graphs.name(kind): estimate_fusions(module, model, overlap)
+        for kind, module in (graphs.of_microbatch | graphs.of_step).items()
+    }
+
+
+def try_stage_fusions(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse) -> CostsByGraph:
+    """The costs of this stage once its fused ops have been called, for the first time; of all its ranks together."""
+    stage, verdicts = fuse_stage(graphs, costs, fuse, Dump(None, 0))
+    unfused = {graphs.name(kind): call_fused_ops(module) for kind, module in stage.of_microbatch.items()}
+    return {
+        name: [each.cost.tried(runs_unfused=each.fused in unfused.get(name, ())) for each in of_graph]
+        for name, of_graph in verdicts.items()
     }
 
 
@@ -232,16 +244,15 @@ def fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, dump: Dump)
     the parts of a fused op could not run at different times.
     """
     _dump_graphs(graphs, dump)
-    index = graphs.planned.joint.index
     fused: dict[str, fx.GraphModule] = {}
     verdicts: dict[str, Sequence[Verdict]] = {}
-    for name, module in (graphs.of_microbatch | graphs.of_step).items():
-        found = fuse_collectives(module, costs[f"{name} of stage {index}"], fuse)
-        verdicts[f"{name} of stage {index}"] = found.verdicts
-        if name in graphs.of_microbatch:
-            fused[name] = found.module
+    for kind, module in (graphs.of_microbatch | graphs.of_step).items():
+        found = fuse_collectives(module, costs[graphs.name(kind)], fuse)
+        verdicts[graphs.name(kind)] = found.verdicts
+        if kind in graphs.of_microbatch:
+            fused[kind] = found.module
         if any(verdict.fused is not None for verdict in found.verdicts):
-            dump.graph(f"fuse_collectives_{name}", found.module, index)
+            dump.graph(f"fuse_collectives_{kind}", found.module, graphs.planned.joint.index)
     return graphs.with_microbatch(fused), verdicts
 
 

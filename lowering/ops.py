@@ -10,6 +10,7 @@ counts independent matrices. Results are contiguous. Graphs that hold these ops 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -44,6 +45,16 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@dataclass(slots=True)
+class UnfusedCalls:
+    """Calls of fused ops in this process that ran as a collective and matmuls, one after another."""
+
+    count: int = 0
+
+
+unfused_calls = UnfusedCalls()
+
+
 def all_gather_matmul_reference(
     shard: Tensor,
     others: Sequence[Tensor],
@@ -65,6 +76,7 @@ def all_gather_matmul_reference(
         keeps_gathered: whether G itself is wanted, too; it comes last.
         group_name: of the process group, by which functional collectives know it.
     """
+    unfused_calls.count += 1
     started = c10d_functional.all_gather_into_tensor(shard.contiguous(), parts, group_name)
     pieces = c10d_functional.wait_tensor(started).view(parts, *shard.shape)
     return products_of_pieces(pieces, others, biases, form, outer, keeps_gathered)
@@ -82,6 +94,7 @@ def matmul_reduce_scatter_reference(
         outer, parts: digits of the scattered dim; `parts` is the size of the group.
         group_name: of the process group, by which functional collectives know it.
     """
+    unfused_calls.count += 1
     pieces = pieces_of_product(left, right, bias, form, outer, parts)
     started = c10d_functional.reduce_scatter_tensor(pieces.flatten(0, 1), "sum", parts, group_name)
     result: Tensor = c10d_functional.wait_tensor(started)
@@ -99,6 +112,7 @@ def matmul_all_reduce_reference(
         parts: the size of the group.
         group_name: of the process group, by which functional collectives know it.
     """
+    unfused_calls.count += 1
     started = c10d_functional.all_reduce(product(left, right, bias), "sum", group_name)
     result: Tensor = c10d_functional.wait_tensor(started)
     return result

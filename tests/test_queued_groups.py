@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from fxpar.launch import run_ranks
+from fxpar.lowering import ops
 from tests.no_host_wait import HostWaitError, Unlooked
 from tests.parity import Run, check_runs
 from tests.queued_groups import HARDWARE_QUEUES, PATIENCE_S, HangError, on_queued_groups, use_queued_groups
@@ -29,6 +32,25 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_training_equals_one_process(name: str) -> None:
     run_ranks(prod(RUNS[name].mesh.values()), on_queued_groups, check_runs, [RUNS[name]])
+
+
+def check_without_kernels(runs: Sequence[Run]) -> None:
+    """As `check_runs`, where fused ops run as a collective and matmuls, one after another."""
+    ops.all_gather_matmul.register_kernel("cpu", ops.all_gather_matmul_reference)
+    ops.matmul_reduce_scatter.register_kernel("cpu", ops.matmul_reduce_scatter_reference)
+    ops.matmul_all_reduce.register_kernel("cpu", ops.matmul_all_reduce_reference)
+    check_runs(runs)
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_what_does_not_run_as_one_op_is_left_to_overlap(has_kernels: bool, tmp_path: Path) -> None:
+    run = Run("gpt", {"x": 2}, 2, schedules=("gpipe",), steps=1, fuse="always")
+    check = check_runs if has_kernels else check_without_kernels
+    run_ranks(2, on_queued_groups, check, [run], environment={"FXPAR_DUMP": str(tmp_path)})
+    (table,) = tmp_path.glob("rank0/*fuse_collectives.txt")
+    (backward,) = tmp_path.glob("rank0/*overlap_collectives_backward.*")
+    assert ("ran one after the other" in table.read_text()) != has_kernels
+    assert ("fxpar.matmul_" in backward.read_text()) == has_kernels
 
 
 def test_every_strategy_reshards_between_any_meshes() -> None:

@@ -77,6 +77,8 @@ def _decide(start: fx.Node, cost: FusionCost, fuse: Fuse) -> Verdict:
 def _why_left(found: Fusion | Unfit, cost: FusionCost, fuse: Fuse) -> str:
     if isinstance(found, Unfit):
         return found.reason
+    if cost.runs_unfused:
+        return "as one op it ran one after the other here: faster so, or for want of a kernel"
     if math.isinf(cost.fused_us):
         return "the graphs of other ranks differ here"
     matmuls = ", ".join(node.name for node in found.matmuls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from torch import fx
@@ -23,13 +23,19 @@ class FusionCost:
     """Estimated microseconds of a collective: alone, with its matmuls as far as it is waited for, one with them.
 
     Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone. Ways
-    to fuse it are told apart by `way`: ranks whose graphs differ there cannot fuse it at all.
+    to fuse it are told apart by `way`: ranks whose graphs differ there cannot fuse it at all. `runs_unfused` is known
+    once the op has been tried: it is infinitely dear then, since nothing else runs beside it.
     """
 
     collective_us: float
     apart_us: float
     fused_us: float = math.inf
     way: str = ""
+    runs_unfused: bool = False
+
+    def tried(self, *, runs_unfused: bool) -> FusionCost:
+        """The cost once it is known how the op runs."""
+        return replace(self, fused_us=math.inf, runs_unfused=True) if runs_unfused else self
 
     def or_more(self, other: FusionCost) -> FusionCost:
         """Of either what is dearer."""
@@ -38,6 +44,7 @@ class FusionCost:
             max(self.apart_us, other.apart_us),
             max(self.fused_us, other.fused_us) if self.way == other.way else math.inf,
             self.way if self.way == other.way else "",
+            self.runs_unfused or other.runs_unfused,
         )
 
 
