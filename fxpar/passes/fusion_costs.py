@@ -24,7 +24,7 @@ class FusionCost:
 
     Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone. Ways
     to fuse it are told apart by `way`: ranks whose graphs differ there cannot fuse it at all. `runs_unfused` is known
-    once the op has been tried: it is infinitely dear then, since nothing else runs beside it.
+    once the op has been called: `fused_us` is infinite then, since nothing else would run beside it.
     """
 
     collective_us: float

@@ -224,7 +224,7 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
 
 
 def _check_strides(ports: Sequence[Port], pieces: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """What crossed an edge lies as the stage was compiled for, which code of Inductor relies on."""
+    """Check that values from edges have the strides that the stage was compiled for, as Inductor's code demands."""
     for port, piece, value in zip(ports, pieces, given, strict=True):
         if port.kind is PortKind.EDGE:
             assert value.stride() == piece.stride(), f"{port}: {value.stride()}, compiled for {piece.stride()}"
