@@ -1,17 +1,17 @@
 """fxpar: a torch.compile backend that turns a single-device training step into one program per rank."""
 
-from fxpar.clip import clip_grad_norm_
 from fxpar.distribute import distribute
 from fxpar.errors import FxparError
-from fxpar.hints import Grouped
-from fxpar.markers import shard
-from fxpar.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
-from fxpar.plan import Plan
-from fxpar.planner.cluster import Cluster
+from fxpar.hardware.cluster import Cluster
+from fxpar.hardware.network import Network
+from fxpar.ir.hints import Grouped
+from fxpar.ir.markers import shard
+from fxpar.ir.plan import Plan
+from fxpar.model.clip import clip_grad_norm_
 from fxpar.planner.search import plan
-from fxpar.resharding.network import Network
-from fxpar.resharding.tensors import plan_reshard, reshard
+from fxpar.reshard import plan_reshard, reshard
 from fxpar.rules import register_rule
+from fxpar.world.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 
 __version__ = "0.1.0"
 

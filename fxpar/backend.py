@@ -11,13 +11,14 @@ from torch import Tensor, fx
 
 from fxpar._torch import compile_single_device, graph_arguments
 from fxpar.build_step import build_step
-from fxpar.capture import belongs_to_distributed_model, note_kept_outside, read_capture
-from fxpar.config import Options, is_first_rank, read_options
+from fxpar.config import Options, read_options
+from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError, NotDistributedError
-from fxpar.lost_peers import naming_lost_peers
-from fxpar.mesh import mesh_of_this_world
+from fxpar.ir.capture import belongs_to_distributed_model, note_kept_outside, read_capture
 from fxpar.model.distribution import has_distributed_model
 from fxpar.runtime.unavailable import with_unavailable
+from fxpar.world.lost_peers import naming_lost_peers
+from fxpar.world.mesh import mesh_of_this_world
 
 
 def fxpar(

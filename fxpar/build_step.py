@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from fxpar.agreement import check_agreement, check_collectives, of_all_ranks
-from fxpar.capture import Capture, example
 from fxpar.compiler import (
     StageGraphs,
     divide_stage,
@@ -21,26 +19,26 @@ from fxpar.compiler import (
     plan_stages,
     try_stage_fusions,
 )
-from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, Options, is_first_rank
+from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, Options
+from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.prices import cluster_of, memory_of, prices_of
+from fxpar.costs.stage_times import estimate_costs, gather_costs
 from fxpar.dump import Dump
+from fxpar.environment import is_first_rank
 from fxpar.errors import NoLossError
-from fxpar.lost_peers import warning_of_a_long_wait
+from fxpar.ir.capture import Capture, example
+from fxpar.ir.random import RANDOM_STATE
+from fxpar.ir.remat import Remat
+from fxpar.ir.stage import PlannedStage, Port, PortKind
+from fxpar.ir.storage_options import storage_choices
 from fxpar.lowering import lower as lowering_named
-from fxpar.mesh import Mesh, num_batch_shards
 from fxpar.model.buffers import assign_buffers
-from fxpar.model.choose_schedule import check_placement, choose_schedule
 from fxpar.model.distribution import Distribution, distribution_of
-from fxpar.passes.batch_mixing import warn_of_batch_mixing
-from fxpar.passes.fusion_costs import FusionCost, dearest
-from fxpar.passes.pipeline_messages import pipeline_messages
-from fxpar.passes.verdicts import Verdict, verdict_table
-from fxpar.pipeline import Pipeline, lookahead_on
-from fxpar.planner.graph_time import GraphModel
-from fxpar.planner.prices import cluster_of, memory_of, prices_of
-from fxpar.planner.remat import Remat
-from fxpar.planner.stage_times import estimate_costs, gather_costs
-from fxpar.planner.storage import storage_choices
-from fxpar.random import RANDOM_STATE
+from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
+from fxpar.passes.fusion.fusion_costs import FusionCost, dearest
+from fxpar.passes.fusion.verdicts import Verdict, verdict_table
+from fxpar.passes.stages.pipeline_messages import pipeline_messages
+from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.input_check import InputCheck
@@ -62,7 +60,10 @@ from fxpar.schedule import (
     lower,
     peak_memory,
 )
-from fxpar.stage import PlannedStage, Port, PortKind
+from fxpar.schedule.choose_schedule import check_placement, choose_schedule
+from fxpar.world.agreement import check_agreement, check_collectives, of_all_ranks
+from fxpar.world.lost_peers import warning_of_a_long_wait
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 _ALL_RANKS_COMPILE = """all other ranks to compile the model, too, for one microbatch of these arguments:
 {}
@@ -200,7 +201,7 @@ def _planned(
 
 def _schedule(distribution: Distribution, options: Options, costs: Costs, *, with_backward: bool) -> Schedule:
     plan = distribution.final_plan
-    schedule = choose_schedule(options.schedule or plan.schedule, costs, distribution.mesh, plan.microbatches)
+    schedule = choose_schedule(options.schedule or plan.schedule, costs, distribution.mesh.pipe, plan.microbatches)
     check_placement(schedule, distribution.placement)
     if with_backward:
         check_trains(schedule)

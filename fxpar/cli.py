@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fxpar.bench import BENCHMARKS
 from fxpar.calibrate import command as calibration
-from fxpar.config import is_first_rank
+from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError
 from fxpar.planner import command as planning
 from fxpar.simulate import command as simulation
@@ -87,7 +87,7 @@ def _add_modes(parser: argparse.ArgumentParser, modes: Mapping[str, str]) -> Non
 def _bench(options: argparse.Namespace) -> int:
     from fxpar.bench.report import print_report, to_json
 
-    run: Callable[..., Report] = import_module(f"fxpar.bench.{options.name}").run
+    run: Callable[..., Report] = import_module(f"fxpar.bench.{options.name}.run").run
     chosen = {} if options.mode is None else {"mode": options.mode}
     console, progress = _console(quiet=not is_first_rank()), Console(stderr=True, quiet=not is_first_rank())
     with progress.status(options.name) as status:

@@ -7,46 +7,14 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from fxpar.annotate import tensor
-from fxpar.capture import Capture
+from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.prices import prices_of
 from fxpar.dump import Dump
-from fxpar.layouts.pin_edges import pin_edges
-from fxpar.layouts.pins import Pins
-from fxpar.lowering import Lowering
-from fxpar.lowering.aten import lower_to_aten
-from fxpar.lowering.first_calls import call_fused_ops
-from fxpar.mesh import Mesh
-from fxpar.model.distribution import Distribution
-from fxpar.model.pin_parameters import pin_parameters
-from fxpar.overlap import NO_OVERLAP, Fuse, Overlap
-from fxpar.passes.bucket_collectives import bucket_collectives
-from fxpar.passes.decompose_for_sharding import decompose_for_sharding
-from fxpar.passes.fuse_collectives import fuse_collectives
-from fxpar.passes.fusion_costs import CostsByGraph, estimate_fusions
-from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions, hoist_storage
-from fxpar.passes.insert_collectives import communicating, insert_collectives
-from fxpar.passes.insert_reshards import insert_reshards
-from fxpar.passes.kept_memory import kept_memory
-from fxpar.passes.logical_random import logical_random
-from fxpar.passes.outlook import foresee
-from fxpar.passes.overlap_collectives import overlap_collectives
-from fxpar.passes.partition import Partitioned, partition
-from fxpar.passes.propagate_layouts import propagate_layouts
-from fxpar.passes.shard_storage import shard_storage
-from fxpar.passes.split_backward import SplitBackward, split_backward
-from fxpar.passes.split_stages import split_stages
-from fxpar.passes.trace_joint import trace_joint
-from fxpar.passes.verdicts import Verdict, Verdicts
-from fxpar.pipeline import Pipeline
-from fxpar.planner.graph_time import GraphModel
-from fxpar.planner.prices import prices_of
-from fxpar.planner.remat import NO_REMAT, Remat
-from fxpar.planner.stage_memory import stage_memory
-from fxpar.planner.storage import Storage
-from fxpar.planner.working_memory import working_bytes
-from fxpar.schedule import Schedule
-from fxpar.schedule.memory import StageMemory
-from fxpar.stage import (
+from fxpar.ir.capture import Capture
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.overlap_options import NO_OVERLAP, Fuse, Overlap
+from fxpar.ir.remat import NO_REMAT, Remat
+from fxpar.ir.stage import (
     CompiledGathers,
     CompiledReductions,
     CompiledSplit,
@@ -55,6 +23,38 @@ from fxpar.stage import (
     PlannedStage,
     StageGraph,
 )
+from fxpar.ir.storage_options import Storage
+from fxpar.layouts.pins import Pins
+from fxpar.lowering import Lowering
+from fxpar.lowering.aten import lower_to_aten
+from fxpar.lowering.first_calls import call_fused_ops
+from fxpar.model.distribution import Distribution
+from fxpar.passes.bucket_collectives import bucket_collectives
+from fxpar.passes.decompose.norm_policy import foresee
+from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.fuse_collectives import fuse_collectives
+from fxpar.passes.fusion.fusion_costs import CostsByGraph, estimate_fusions
+from fxpar.passes.fusion.verdicts import Verdict, Verdicts
+from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions, hoist_storage
+from fxpar.passes.insert_collectives import communicating, insert_collectives
+from fxpar.passes.insert_reshards import insert_reshards
+from fxpar.passes.logical_random import logical_random
+from fxpar.passes.memory.activation_memory import kept_memory
+from fxpar.passes.memory.stage_memory import stage_memory
+from fxpar.passes.memory.working_memory import working_bytes
+from fxpar.passes.overlap_collectives import overlap_collectives
+from fxpar.passes.partition import Partitioned, partition
+from fxpar.passes.pins.pin_edges import pin_edges
+from fxpar.passes.pins.pin_parameters import pin_parameters
+from fxpar.passes.propagate_layouts import propagate_layouts
+from fxpar.passes.shard_storage import shard_storage
+from fxpar.passes.split_backward import SplitBackward, split_backward
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
+from fxpar.resharding.pipeline import Pipeline
+from fxpar.schedule import Schedule
+from fxpar.schedule.memory import StageMemory
+from fxpar.world.mesh import Mesh
 
 
 def plan_stages(

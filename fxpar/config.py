@@ -1,23 +1,23 @@
-"""The options of `torch.compile(..., backend="fxpar", options=...)`; the only file that reads the environment."""
+"""The options of `torch.compile(..., backend="fxpar", options=...)`."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fxpar.environment import dump_folder
 from fxpar.errors import (
     InvalidOptionError,
     UnknownAlgorithmError,
     UnknownLoweringError,
     UnknownOptionError,
 )
-from fxpar.overlap import FUSE_ALWAYS, HELD_REDUCTIONS, OVERLAP_RULES, Fuse, Overlap
-from fxpar.planner.remat import POLICIES
-from fxpar.planner.storage import AUTO, TIMES
+from fxpar.ir.overlap_options import FUSE_ALWAYS, HELD_REDUCTIONS, OVERLAP_RULES, Fuse, Overlap
+from fxpar.ir.remat import POLICIES
+from fxpar.ir.storage_options import AUTO, TIMES
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
@@ -51,7 +51,7 @@ class Options:
     reduce_gradients: when their gradients are reduced to shards again: "step", once, when the microbatches are summed;
         "microbatch", in the graph of each; or "auto", as above.
     remat: how much of the forward runs once more in the backward rather than be kept for it; "none", "min_cut" (what is
-        cheap) or "full" (every layer), besides what the model checkpoints itself. See `fxpar.passes.recompute.Remat`.
+        cheap) or "full" (every layer), besides what the model checkpoints itself. See `fxpar.ir.remat.Remat`.
     gathered_bytes: how much of the weights that the graph of a microbatch gathers is kept for its backward, which
         gathers the rest again (default: all).
     overlap: which collectives run beside computation: True (all), False, or some of the rules "input_gradients",
@@ -108,7 +108,7 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
         UnknownStrategyError, UnknownAlgorithmError
     """
     values = dict(given or {})
-    values["dump"] = values.get("dump") or os.environ.get("FXPAR_DUMP")
+    values["dump"] = values.get("dump") or dump_folder()
     known = [field.name for field in fields(Options)]
     for name in values:
         if name not in known:
@@ -166,13 +166,3 @@ def _check_names(options: Options) -> None:
     for name, given in (("gather_weights", options.gather_weights), ("reduce_gradients", options.reduce_gradients)):
         if given not in TIMES:
             raise InvalidOptionError(name, given, " or ".join(map(repr, TIMES)))
-
-
-def host_name() -> str | None:
-    """What the environment variable FXPAR_HOST says this rank's host is; ranks of one name may share memory."""
-    return os.environ.get("FXPAR_HOST") or None
-
-
-def is_first_rank() -> bool:
-    """Whether this is rank 0 of what a launcher started, or was started alone: who prints what all ranks know."""
-    return os.environ.get("RANK", "0") == "0"

@@ -8,18 +8,18 @@ from typing import Any
 from torch import nn
 
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
-from fxpar.hints import Entry
-from fxpar.mesh import Mesh
+from fxpar.ir.hints import Entry
+from fxpar.ir.plan import Plan
+from fxpar.make_plan import make_plan
 from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.distribution import Distribution, whole_parameters
 from fxpar.model.logical import install, is_distributed
-from fxpar.model.make_plan import make_plan
 from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
 from fxpar.model.stale_optimizers import refuse_stale_optimizers
 from fxpar.model.unset import place_buffers
-from fxpar.plan import Plan
 from fxpar.schedule import GivenSchedule, schedule_text
+from fxpar.world.mesh import Mesh
 
 
 def distribute(

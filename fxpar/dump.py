@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar.annotate import fused, group, is_backward, known_value, layout_of, move, reshard
-from fxpar.layout import Layout, Partial
-from fxpar.pipeline import Reshard
+from fxpar.ir.layout import Layout, Partial
+from fxpar.ir.node_meta import fused, group, is_backward, known_value, layout_of, move
+from fxpar.resharding.pipeline import Reshard, reshard_of
 
 _DTYPES = {
     torch.float64: "f64",
@@ -104,7 +104,7 @@ def _totals(nodes: list[fx.Node]) -> Iterator[str]:
             key = is_backward(node), f"{kind} over {done.axis}"
             counts[key] += 1
             num_bytes[key] += done.num_bytes
-        if (planned := reshard(node)) is not None:
+        if (planned := reshard_of(node)) is not None:
             key = is_backward(node), "reshard between hosts"
             counts[key] += 1
             num_bytes[key] += planned.plan.num_bytes
@@ -140,7 +140,7 @@ def _dims(layout: Layout) -> str:
 
 
 def _with_comment(line: str, node: fx.Node) -> str:
-    layout, done, planned, remarks = layout_of(node), move(node) or fused(node), reshard(node), []
+    layout, done, planned, remarks = layout_of(node), move(node) or fused(node), reshard_of(node), []
     if layout is not None:
         if layout.shape != tuple(known_value(node).shape):
             remarks.append(f"of [{_dims(layout)}]")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
-from fxpar.annotate import tensor
+from fxpar.ir.node_meta import tensor
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 
 aten = torch.ops.aten

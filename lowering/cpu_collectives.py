@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from fxpar._torch import Work, c10d_functional, process_group_named, register_work
-from fxpar.annotate import tensor
 from fxpar.core.sum import add_up
-from fxpar.passes.extract import copied
+from fxpar.graph.extract import copied
+from fxpar.ir.node_meta import tensor
 
 
 def replace_cpu_collectives(graph: fx.GraphModule) -> fx.GraphModule:

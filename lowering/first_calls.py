@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxpar.annotate import fused, tensor
-from fxpar.lowering.ops import unfused_calls
-from fxpar.strides import unfilled_like
+from fxpar.ir.fused_ops import unfused_calls
+from fxpar.ir.node_meta import fused, tensor
+from fxpar.ir.strides import unfilled_like
 
 
 def call_fused_ops(graph: fx.GraphModule) -> set[str]:

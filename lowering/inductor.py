@@ -18,11 +18,11 @@ from fxpar._torch import (
     make_fx,
     tracing,
 )
-from fxpar.annotate import is_backward, tensor
+from fxpar.ir.node_meta import is_backward, tensor
+from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.machine_lock import machine_lock
 from fxpar.lowering.stitch import Compiled, stitch_regions
-from fxpar.strides import inverse, is_dense, stride_order, unfilled_like
 
 
 def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar.annotate import fused, tensor, value
-from fxpar.passes.collective_sites import is_collective
-from fxpar.passes.cut import may_run_twice
-from fxpar.repeats import find_repeats
-from fxpar.strides import is_dense
+from fxpar.graph.collective_sites import is_collective
+from fxpar.graph.min_cut import may_run_twice
+from fxpar.graph.repeats import find_repeats
+from fxpar.ir.node_meta import fused, tensor, value
+from fxpar.ir.strides import is_dense
 
 SMALLEST_REGION = 12
 """Shorter repeats, in ops, stay inside what surrounds them, where they can be fused with it."""

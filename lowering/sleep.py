@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional, process_group_named
-from fxpar.annotate import fused, move, value
+from fxpar.graph.extract import returned
+from fxpar.ir.node_meta import fused, move, value
+from fxpar.ir.strides import unfilled_like
 from fxpar.lowering.cpu_collectives import exchange_and_reduce, replace_cpu_collectives
-from fxpar.passes.extract import returned
-from fxpar.strides import unfilled_like
 
 ComputeTime: TypeAlias = Callable[[fx.Node], float]
 """How many microseconds a node computes."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, fx
 
-from fxpar.annotate import set_value, value
+from fxpar.ir.node_meta import set_value, value
 from fxpar.lowering.regions import Region, split_regions
 
 Compiled: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]

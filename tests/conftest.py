@@ -23,9 +23,9 @@ import hypothesis
 import pytest
 import torch
 
-from fxpar.launch import PRELOADED, use_rank_servers
-from fxpar.rank_servers import RankServers
-from tests.garbage import collect_garbage_seldom
+from fxpar.world.launch import PRELOADED, use_rank_servers
+from fxpar.world.rank_servers import RankServers
+from tests.support.garbage import collect_garbage_seldom
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -57,13 +57,13 @@ def _shared_rank_servers() -> RankServers:
 def pytest_collection_finish() -> None:
     """Where models are to be trained, what that needs first is done once, and not by each rank: it takes seconds."""
     collect_garbage_seldom()
-    if "tests.parity" in sys.modules:
+    if "tests.support.parity" in sys.modules:
         PRELOADED.extend(
             [
                 "transformers.models.gpt2.modeling_gpt2",
                 "transformers.models.llama.modeling_llama",
                 "diffusers.models.unets.unet_2d",
-                "tests.parity",
-                "tests.warm",
+                "tests.support.parity",
+                "tests.support.warm",
             ]
         )

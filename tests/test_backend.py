@@ -34,7 +34,7 @@ from fxpar.errors import (
     UnknownStrategyError,
     WrongBackendError,
 )
-from tests.fake_mesh import fake_mesh
+from tests.support.fake_mesh import fake_mesh
 
 
 @pytest.fixture

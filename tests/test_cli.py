@@ -56,7 +56,7 @@ def test_the_documentation_has_every_benchmark_in_every_mode() -> None:
 @pytest.fixture
 def missed_bar(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a benchmark that measures one thing in no time, and misses its bar."""
-    benchmark = types.ModuleType("fxpar.bench.quick")
+    benchmark = types.ModuleType("fxpar.bench.quick.run")
     report = Report([{"runs": 1}], [at_most("runs", 1, 0)])
     monkeypatch.setattr(benchmark, "run", lambda say: report, raising=False)
     monkeypatch.setitem(sys.modules, benchmark.__name__, benchmark)
@@ -93,7 +93,7 @@ def test_what_users_can_mend_is_an_error_and_no_traceback(
     def run(say: Say) -> Report:
         raise ClusterUnavailableError("there is none")
 
-    monkeypatch.setattr(sys.modules["fxpar.bench.quick"], "run", run)
+    monkeypatch.setattr(sys.modules["fxpar.bench.quick.run"], "run", run)
     assert main(["bench", missed_bar, "--json"]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("fxpar: expected to make network namespaces")
@@ -108,7 +108,7 @@ def with_modes(monkeypatch: pytest.MonkeyPatch) -> str:
     def run(say: Say, mode: str = "real") -> Report:
         return Report([{"mode": mode}], [])
 
-    benchmark = types.ModuleType("fxpar.bench.modal")
+    benchmark = types.ModuleType("fxpar.bench.modal.run")
     monkeypatch.setattr(benchmark, "run", run, raising=False)
     monkeypatch.setitem(sys.modules, benchmark.__name__, benchmark)
     monkeypatch.setitem(BENCHMARKS, "modal", Benchmark("modes", {"simulate": "by thought", "emulate": "by pretence"}))

@@ -9,7 +9,7 @@ import pytest
 
 from fxpar.config import read_options
 from fxpar.errors import InvalidOptionError, InvalidScheduleError, UnknownScheduleError
-from fxpar.overlap import NO_OVERLAP, Overlap
+from fxpar.ir.overlap_options import NO_OVERLAP, Overlap
 from fxpar.schedule import build_schedule, write_csv
 
 

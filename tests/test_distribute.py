@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxpar.capture import capture_forward
 from fxpar.distribute import distribute
 from fxpar.errors import (
     AlreadyDistributedError,
@@ -23,12 +22,13 @@ from fxpar.errors import (
     StageNotFoundError,
     UnknownScheduleError,
 )
-from fxpar.layout import Layout, Shard
+from fxpar.ir.capture import capture_forward
+from fxpar.ir.layout import Layout, Shard
+from fxpar.ir.plan import Plan, PlannedParameter
+from fxpar.ir.random import random_state
 from fxpar.model.distribution import common_seed, distribution_of
-from fxpar.plan import Plan, PlannedParameter
-from fxpar.random import random_state
 from fxpar.schedule import build_schedule, write_csv
-from tests.fake_mesh import fake_mesh
+from tests.support.fake_mesh import fake_mesh
 
 
 class Net(nn.Module):

@@ -11,12 +11,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fxpar.dump import Dump, format_graph
-from fxpar.layout import REPLICATE, Partial, Shard
+from fxpar.ir.layout import REPLICATE, Partial, Shard
 from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.rules.rule import Strategy
-from tests.fake_mesh import fake_mesh
-from tests.joint_graphs import joint_graph, stage_graph
-from tests.placements import as_told, lay_out
+from tests.support.fake_mesh import fake_mesh
+from tests.support.joint_graphs import joint_graph, stage_graph
+from tests.support.placements import as_told, lay_out
 
 
 class Model(nn.Module):

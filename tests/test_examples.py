@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fxpar.launch import run_ranks
-from tests.run_example import EXAMPLES, run_example
+from fxpar.world.launch import run_ranks
+from tests.support.run_example import EXAMPLES, run_example
 
 SMALL_MODEL = ("--layers", "2", "--hidden", "32", "--microbatches", "2", "--lowering", "aten")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

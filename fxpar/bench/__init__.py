@@ -1,4 +1,4 @@
-"""Benchmarks: each module `fxpar.bench.NAME` listed here has a function `run` that measures and returns a `Report`."""
+"""Benchmarks: for each one listed here, `run` of the module `fxpar.bench.NAME.run` measures, and returns a `Report`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

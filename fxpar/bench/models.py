@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fxpar
-from fxpar.hints import Spec
+from fxpar.ir.hints import Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from itertools import groupby
-from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
 from rich.table import Column, Table
+
+from fxpar.hardware.machine import describe_machine
 
 Row: TypeAlias = Mapping[str, str | int | float | bool]
 """One configuration: raw figures whose names end in their units."""
@@ -46,16 +44,6 @@ def at_least(name: str, value: float, goal: float, *, disturbed: bool = False) -
 def exactly(name: str, value: float, goal: float) -> Bar:
     """A bar that is met by `goal` alone."""
     return Bar(f"{name}, exactly", value, goal, value == goal)
-
-
-def describe_machine() -> str:
-    """The processor, its cores, and the versions that figures depend on."""
-    processor = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
-    versions = f"Python {platform.python_version()}, torch {version('torch')}"
-    return f"{processor}, {os.cpu_count()} cores, {platform.system()}, {versions}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from fxpar.bench.report import describe_machine
 from fxpar.calibrate.compute import MatmulRate, matmul_rates, memory_bytes, memory_bytes_per_us
 from fxpar.calibrate.fit import Line
 from fxpar.calibrate.network import Timed, fit_place, time_collectives
-from fxpar.hosts import discover_hosts
-from fxpar.planner.cluster import Cluster, default_cluster
+from fxpar.hardware.cluster import Cluster, default_cluster
+from fxpar.hardware.machine import describe_machine
+from fxpar.world.hosts import discover_hosts
 
 
 @dataclass(frozen=True, slots=True)

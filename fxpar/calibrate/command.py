@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fxpar.calibrate.calibrate import Calibration, calibrate
-from fxpar.config import is_first_rank
-from fxpar.launch import join_world
+from fxpar.environment import is_first_rank
+from fxpar.world.launch import join_world
 
 
 def add_flags(parser: ArgumentParser) -> None:

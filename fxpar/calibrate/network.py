@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal, TypeAlias, get_args
@@ -15,12 +15,11 @@ import torch
 import torch.distributed as dist
 
 from fxpar._torch import c10d_functional
-from fxpar.annotate import MoveKind
-from fxpar.bench.turns import alternate
 from fxpar.calibrate.compute import wait_for
 from fxpar.calibrate.fit import Line, fit_line
+from fxpar.costs.equations import elements_sent
+from fxpar.ir.node_meta import MoveKind
 from fxpar.lowering.cpu_collectives import exchange_and_reduce
-from fxpar.planner.equations import elements_sent
 
 Place: TypeAlias = Literal["inside hosts", "one ring between hosts", "all rings between hosts"]
 """Which ranks form groups: those of each host; the first of every host; all ranks, with their like on other hosts."""
@@ -67,6 +66,12 @@ def time_collectives(
         for place, kind, size in cases
         for num_ranks in [_num_ranks(place, hosts)]
     ]
+
+
+def alternate(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """All names in every round, backwards in every other: whoever follows whom must not matter."""
+    for turn in range(rounds):
+        yield from reversed(names) if turn % 2 else names
 
 
 def fit_place(timed: Sequence[Timed], place: Place, *kinds: MoveKind) -> Line | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxpar.layout import REPLICATE, Layout, Partial
-from fxpar.layouts.dataflow import Border, Operation, Value
-from fxpar.passes.moves import Step, local_size
-from fxpar.planner.edge_prices import EdgePrices
-from fxpar.planner.prices import Prices
-from fxpar.stage import PortKind
+from fxpar.costs.dataflow import Border, Operation, Value
+from fxpar.costs.edge_prices import EdgePrices
+from fxpar.costs.prices import Prices
+from fxpar.graph.redistribute import Step, local_size
+from fxpar.ir.layout import REPLICATE, Layout, Partial
+from fxpar.ir.stage import PortKind
 
 
 class BorderPrices:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence, Set
 
 from torch import Tensor, fx
 
-from fxpar.dtensor import is_expressible
-from fxpar.layout import REPLICATE, Layout, Partial, Placement, Shard
-from fxpar.layouts.beside import Beside, fits
-from fxpar.layouts.dataflow import Border, Operation, Value
+from fxpar.costs.dataflow import Border, Operation, Value
+from fxpar.ir.dtensor import is_expressible
+from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement, Shard
+from fxpar.ir.stage import PortKind
 from fxpar.layouts.pins import Pin
-from fxpar.mesh import STAGE_AXES
+from fxpar.layouts.solved_axes import Beside, fits
 from fxpar.rules import rule_for
 from fxpar.rules.einsum import leaves_no_rank_empty
 from fxpar.rules.rule import OpCall, Operand, Rule, Strategy
 from fxpar.rules.strategies import candidate_shards, replicated
-from fxpar.stage import PortKind
+from fxpar.world.mesh import STAGE_AXES
 
 
 class _Rules:

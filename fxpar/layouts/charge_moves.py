@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fxpar.layout import Layout, Placement
-from fxpar.layouts.dataflow import Value
+from fxpar.costs.dataflow import Value
+from fxpar.graph.redistribute import StepKind
+from fxpar.ir.layout import Layout, Placement
 from fxpar.layouts.integer_program import IntegerProgram
 from fxpar.layouts.move_prices import MovePrices
-from fxpar.passes.moves import StepKind
 
 _WHOLE = {StepKind.REDUCE_SCATTER: StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL: StepKind.ALL_GATHER}
 """The move that makes a value whole, after which the sharded form is a mere slice."""

@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from fxpar import annotate
-from fxpar.layout import REPLICATE, Layout, Partial, Placement
-from fxpar.layouts.alike import alike
-from fxpar.layouts.beside import Beside
+from fxpar.costs.dataflow import Border, Operation, Value, roots
+from fxpar.costs.edge_prices import EdgePrices
+from fxpar.costs.op_cost import work_us
+from fxpar.costs.prices import Prices
+from fxpar.graph.redistribute import StepKind
+from fxpar.ir import node_meta
+from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement
 from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.charge_moves import charge_moves
-from fxpar.layouts.dataflow import Border, Operation, Value, roots
 from fxpar.layouts.integer_program import IntegerProgram
+from fxpar.layouts.layer_sharing import alike
 from fxpar.layouts.move_prices import MovePrices
+from fxpar.layouts.solved_axes import Beside
 from fxpar.layouts.weights import is_product
-from fxpar.layouts.work import work_us
-from fxpar.passes.moves import StepKind
-from fxpar.planner.edge_prices import EdgePrices
-from fxpar.planner.prices import Prices
 from fxpar.rules.rule import Strategy
 
 _TIE_US = 1e-4
@@ -176,7 +176,7 @@ class _Chooser:
         return (
             self._num_uses[operand] == 1
             and operand.num_bytes == result.num_bytes
-            and annotate.is_backward(operand.node) == annotate.is_backward(operation.node)
+            and node_meta.is_backward(operand.node) == node_meta.is_backward(operation.node)
             and len(set(needed)) == len(needed)
             and self._given[self._sources[operand]].keys() <= set(needed)
         )
@@ -253,10 +253,10 @@ class _Chooser:
         root = roots(self._program)
         read: dict[tuple[Value, float], dict[tuple[int, ...], None]] = {}
         for value, uses in self._uses.items():
-            if root[value].node.op == "placeholder" or annotate.is_backward(value.node):
+            if root[value].node.op == "placeholder" or node_meta.is_backward(value.node):
                 continue
             for use in uses:
-                if self._program[use.reader].call is not None and annotate.is_backward(self._program[use.reader].node):
+                if self._program[use.reader].call is not None and node_meta.is_backward(self._program[use.reader].node):
                     for num_bytes, entries in self._by_size(value, use).items():
                         read.setdefault((root[value], num_bytes), {})[tuple(entries)] = None
         times = Counter((num_bytes, tuple(members)) for (_, num_bytes), members in read.items())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy.sparse import csr_array
 
-from fxpar.layouts.whole_solution import Problem
+from fxpar.layouts.solve_milp import Problem
 
 Term = tuple[int, float]
 """A variable and its coefficient."""

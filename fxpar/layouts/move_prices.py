@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fxpar.layout import Layout, Partial, Placement
-from fxpar.layouts.beside import fits
-from fxpar.layouts.dataflow import Value
-from fxpar.passes.moves import Step, StepKind, local_size
-from fxpar.planner.prices import Prices
+from fxpar.costs.dataflow import Value
+from fxpar.costs.prices import Prices
+from fxpar.graph.redistribute import Step, StepKind, local_size
+from fxpar.ir.layout import Layout, Partial, Placement
+from fxpar.layouts.solved_axes import fits
 
 
 class MovePrices:

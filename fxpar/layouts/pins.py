@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fxpar.hints import Grouped, Spec
-from fxpar.layout import REPLICATE, Layout, Placement, Replicate, Shard
-from fxpar.stage import Port
+from fxpar.ir.hints import Grouped, Spec
+from fxpar.ir.layout import REPLICATE, Layout, Placement, Replicate, Shard
+from fxpar.ir.stage import Port
 
 
 @dataclass(frozen=True, slots=True)

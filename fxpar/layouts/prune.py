@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from fxpar.layout import Partial, Placement
-from fxpar.layouts.dataflow import Operation, Value
+from fxpar.costs.dataflow import Operation, Value
+from fxpar.ir.layout import Partial, Placement
 from fxpar.rules.rule import Strategy
 
 

@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 from torch import fx
 
+from fxpar.costs.dataflow import Operation
+from fxpar.costs.edge_prices import EdgePrices
+from fxpar.costs.prices import Prices
 from fxpar.errors import InfeasibleLayoutError
-from fxpar.layouts.beside import Beside
 from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.choose import Axis
-from fxpar.layouts.dataflow import Operation
 from fxpar.layouts.pins import Pin
 from fxpar.layouts.solve_axis import solve_axis
+from fxpar.layouts.solved_axes import Beside
 from fxpar.layouts.total_price import total_us
 from fxpar.layouts.weights import Wanted, weights_of_products
-from fxpar.mesh import Mesh
-from fxpar.planner.edge_prices import EdgePrices
-from fxpar.planner.prices import Prices
 from fxpar.rules.rule import Strategy
+from fxpar.world.mesh import Mesh
 
 Chosen = Mapping[str, Sequence[Strategy]]
 """For each automatic axis that has several ranks: the strategies of all operations along it."""

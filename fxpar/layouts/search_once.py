@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fxpar import annotate
-from fxpar.layouts.dataflow import Operation
+from fxpar.costs.dataflow import Operation
+from fxpar.ir import node_meta
 from fxpar.layouts.pins import Pin
 from fxpar.layouts.search import Chosen, Search
-from fxpar.once import once
+from fxpar.world.compute_once import once
 
 
 def search_once(search: Search) -> Chosen:
@@ -23,5 +23,5 @@ def _question(search: Search) -> str:
 
 def _described(operation: Operation, pin: Pin | None) -> str:
     operands = [(value.node.name, value.result) for value in operation.operands]
-    side = annotate.is_backward(operation.node)
+    side = node_meta.is_backward(operation.node)
     return f"{operation.node.name} {operation.signature} {operands} {side} {operation.border} {operation.port} {pin}"

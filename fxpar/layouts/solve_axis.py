@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from torch import fx
 
+from fxpar.costs.dataflow import Border, Operation, Value, derived_from, small_constants
 from fxpar.errors import InfeasibleLayoutError
-from fxpar.layout import Placement, Shard
+from fxpar.ir.layout import Placement, Shard
+from fxpar.ir.stage import Port
 from fxpar.layouts.candidates import Candidates
 from fxpar.layouts.choose import Axis, choose
-from fxpar.layouts.dataflow import Border, Operation, Value, derived_from, small_constants
 from fxpar.layouts.pins import Pin
 from fxpar.layouts.prune import prune
 from fxpar.layouts.weights import Wanted
 from fxpar.rules.rule import Strategy
-from fxpar.stage import Port
 
 _DEAR_US = 1e9
 """What it costs to move a value that must not move, to learn which ones stand in the way."""

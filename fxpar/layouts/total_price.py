@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxpar import annotate
-from fxpar.layout import Layout
-from fxpar.layouts.beside import Beside
+from fxpar.costs.dataflow import Operation, Value, roots
+from fxpar.costs.op_cost import work_us
+from fxpar.costs.prices import Prices
+from fxpar.graph.redistribute import local_size, plan_moves, traffic
+from fxpar.ir import node_meta
+from fxpar.ir.layout import Layout
 from fxpar.layouts.border_prices import BorderPrices
-from fxpar.layouts.dataflow import Operation, Value, roots
-from fxpar.layouts.work import work_us
-from fxpar.passes.moves import local_size, plan_moves, traffic
-from fxpar.planner.prices import Prices
+from fxpar.layouts.solved_axes import Beside
 
 
 def total_us(
@@ -61,10 +61,10 @@ def _saved_us(program: Sequence[Operation], beside: Beside, prices: Prices) -> f
     root = roots(program)
     saved: dict[tuple[Value, int], None] = {}
     for number, operation in enumerate(program):
-        if operation.call is None or not annotate.is_backward(operation.node):
+        if operation.call is None or not node_meta.is_backward(operation.node):
             continue
         for position, value in enumerate(operation.operands):
-            if root[value].node.op != "placeholder" and not annotate.is_backward(value.node):
+            if root[value].node.op != "placeholder" and not node_meta.is_backward(value.node):
                 layout = beside.operand(number, position, value)
                 saved[root[value], local_size(layout) * value.tensor.element_size()] = None
     return prices.saved_us_per_byte * sum(num_bytes for _, num_bytes in saved)

@@ -13,9 +13,9 @@ from enum import IntEnum
 import torch
 from torch import fx
 
-from fxpar.layout import Layout, Shard
-from fxpar.layouts.dataflow import Border, Operation, Value
-from fxpar.layouts.work import num_flops
+from fxpar.costs.dataflow import Border, Operation, Value
+from fxpar.costs.op_cost import num_flops
+from fxpar.ir.layout import Layout, Shard
 from fxpar.rules.rule import Strategy
 
 aten = torch.ops.aten

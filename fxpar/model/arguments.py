@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch import mark_static, never_compiled
 from fxpar.errors import InvalidOptionError, MicrobatchError
-from fxpar.mesh import Mesh
 from fxpar.model.distribution import Distribution
+from fxpar.world.mesh import Mesh
 
 
 def split_dim(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from fxpar._torch import leave_out_of_state_dict
-from fxpar.capture import Capture
 from fxpar.errors import SharedBufferError
+from fxpar.ir.capture import Capture
+from fxpar.ir.stage import PlannedStage, Port, PortKind
 from fxpar.model.distribution import Distribution
-from fxpar.stage import PlannedStage, Port, PortKind
 
 
 def assign_buffers(capture: Capture, stages: Sequence[PlannedStage], distribution: Distribution) -> None:

@@ -8,9 +8,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Shard as DShard
 
 from fxpar._torch import StridedShard
-from fxpar.dtensor import from_local, layout_of
-from fxpar.mesh import Mesh
-from fxpar.tiles import shard_of
+from fxpar.ir.dtensor import from_local, layout_of
+from fxpar.ir.tiles import shard_of
+from fxpar.world.mesh import Mesh
 
 
 def contiguous(tensor: DTensor) -> DTensor:

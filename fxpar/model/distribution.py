@@ -13,12 +13,12 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from fxpar.hints import Entry, Hints, resolve_hints
-from fxpar.lost_peers import naming_lost_peers
-from fxpar.mesh import Mesh
+from fxpar.ir.hints import Entry, Hints, resolve_hints
+from fxpar.ir.plan import Plan
+from fxpar.ir.stage import JointGraph, PlannedStage
 from fxpar.model.argument_names import argument_names
-from fxpar.plan import Plan
-from fxpar.stage import JointGraph, PlannedStage
+from fxpar.world.lost_peers import naming_lost_peers
+from fxpar.world.mesh import Mesh
 
 _handles = itertools.count()
 _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
@@ -71,7 +71,7 @@ class Distribution:
     `buffer_stages` says which stage changes a buffer, of those that a captured forward changes; `foreign_buffers` are
     all names of those that stages of other pipe ranks change. `unset` are this rank's tensors that have had no values
     since the model came from the meta device.
-    `has_warned_of_mixing`: as `fxpar.passes.batch_mixing` does once.
+    `has_warned_of_mixing`: as `fxpar.passes.decompose.batch_mixing` does once.
     """
 
     def __init__(

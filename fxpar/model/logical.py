@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch import ignore_logging_calls, recompile_limit, skip_frame
 from fxpar.errors import NotCompiledError, RecompileLimitError
-from fxpar.markers import PLAIN, shard
-from fxpar.mesh import num_batch_shards
+from fxpar.ir.markers import PLAIN, shard
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.model.named_loss import named_loss
 from fxpar.model.sync_batch_norm import synchronized_forward
 from fxpar.model.unset import check_loaded
+from fxpar.world.mesh import num_batch_shards
 
 _MARK = "_fxpar_distributed"
 

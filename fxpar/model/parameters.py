@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 
 from fxpar._torch import TorchDispatchMode
 from fxpar.core.philox import philox_uniform
-from fxpar.dtensor import from_local, layout_of
 from fxpar.errors import UninitializedModuleError
-from fxpar.layout import Layout
+from fxpar.ir.dtensor import from_local, layout_of
+from fxpar.ir.layout import Layout
+from fxpar.ir.tiles import logical_box, shard_of
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.model.unset import is_unset, unset_like
-from fxpar.tiles import logical_box, shard_of
 
 
 def shard_parameters(

@@ -10,15 +10,15 @@ import torch
 from torch import fx
 
 from fxpar._torch import c10d_functional
-from fxpar.annotate import (
+from fxpar.graph.graph_writer import WriterInPlace
+from fxpar.graph.min_cut import closure, operands, users
+from fxpar.ir.node_meta import (
     Move,
     move,
     set_move,
     take_place,
     tensor,
 )
-from fxpar.passes.cut import closure, operands, users
-from fxpar.passes.local_graph import WriterInPlace
 
 aten = torch.ops.aten
 

@@ -11,12 +11,12 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from fxpar._torch import make_fx
-from fxpar.annotate import is_backward, set_origin, tag_direction, tensor, value
-from fxpar.passes.decompositions import DECOMPOSITIONS, cross_entropy_backward
-from fxpar.passes.local_graph import fake_mode_of
-from fxpar.passes.norm_decompositions import NORMS
-from fxpar.passes.outlook import ONE_RANK, Outlook
-from fxpar.strides import strided_like
+from fxpar.graph.graph_writer import fake_mode_of
+from fxpar.ir.node_meta import is_backward, set_origin, tag_direction, tensor, value
+from fxpar.ir.strides import strided_like
+from fxpar.passes.decompose.decompositions import DECOMPOSITIONS, cross_entropy_backward
+from fxpar.passes.decompose.norm_decompositions import NORMS
+from fxpar.passes.decompose.norm_policy import ONE_RANK, Outlook
 
 aten = torch.ops.aten
 

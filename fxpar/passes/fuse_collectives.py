@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxpar.annotate import module_path, move
-from fxpar.overlap import FUSE_ALWAYS, Fuse
-from fxpar.passes.around_collectives import Unfit
-from fxpar.passes.cut import has_effect
-from fxpar.passes.extract import append_after_operands, copied, reordered
-from fxpar.passes.find_fusion import Fusion, find_fusion
-from fxpar.passes.fusion_costs import FusionCost
-from fxpar.passes.gather_matmul import GatherMatmul, write_gather_matmul
-from fxpar.passes.matmul_reduce import write_matmul_reduce
-from fxpar.passes.verdicts import Verdict
+from fxpar.graph.extract import append_after_operands, copied, reordered
+from fxpar.graph.min_cut import has_effect
+from fxpar.graph.view_users import Unfit
+from fxpar.ir.node_meta import module_path, move
+from fxpar.ir.overlap_options import FUSE_ALWAYS, Fuse
+from fxpar.passes.fusion.find_fusion import Fusion, find_fusion
+from fxpar.passes.fusion.fusion_costs import FusionCost
+from fxpar.passes.fusion.gather_matmul import GatherMatmul, write_gather_matmul
+from fxpar.passes.fusion.matmul_reduce import write_matmul_reduce
+from fxpar.passes.fusion.verdicts import Verdict
 
 
 @dataclass(frozen=True, slots=True)

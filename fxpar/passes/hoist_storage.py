@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from fxpar._torch import c10d_functional, rename_placeholder
-from fxpar.annotate import Placed, layout_of, move, set_placed, source, tensor
+from fxpar.graph.extract import extract, returned
+from fxpar.graph.memory_owners import owner_of
+from fxpar.graph.min_cut import closure, has_effect, users
+from fxpar.ir.node_meta import Placed, layout_of, move, set_placed, source, tensor
+from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
-from fxpar.passes.cut import closure, has_effect, users
-from fxpar.passes.extract import extract, returned
-from fxpar.passes.kept_memory import owner_of
-from fxpar.stage import JointGraph, Port, PortKind
 
 
 @dataclass(frozen=True, slots=True)

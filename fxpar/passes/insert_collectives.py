@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar.annotate import (
+from fxpar.graph.emit_redistribution import emit_step
+from fxpar.graph.graph_writer import LocalGraph, fake_mode_of
+from fxpar.graph.redistribute import Step, plan_moves, traffic
+from fxpar.ir.layout import REPLICATE, Layout, Partial
+from fxpar.ir.node_meta import (
     MoveKind,
     Placed,
     fused,
@@ -22,16 +26,12 @@ from fxpar.annotate import (
     tensor,
     value,
 )
-from fxpar.layout import REPLICATE, Layout, Partial
-from fxpar.mesh import Mesh, num_batch_shards
-from fxpar.passes.emit_moves import emit_step
-from fxpar.passes.local_graph import LocalGraph, fake_mode_of
-from fxpar.passes.moves import Step, plan_moves, traffic
+from fxpar.ir.stage import JointGraph
+from fxpar.ir.strides import is_dense, stride_order
 from fxpar.rules import rule_for
 from fxpar.rules.call import op_call
 from fxpar.rules.rule import LocalOp
-from fxpar.stage import JointGraph
-from fxpar.strides import is_dense, stride_order
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 
 @dataclass(frozen=True, slots=True)

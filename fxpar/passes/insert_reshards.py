@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from fxpar.annotate import tensor
-from fxpar.mesh import Mesh
-from fxpar.passes.crossings import (
+from fxpar.costs.prices import cluster_of
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.plan import PlannedParameter
+from fxpar.ir.stage import PlannedStage, Port, PortKind
+from fxpar.passes.stages.crossings import (
     Loan,
     StageNodes,
     gradient_crossing,
@@ -20,13 +22,11 @@ from fxpar.passes.crossings import (
     stage_edges,
     value_crossings,
 )
-from fxpar.passes.logical_stage import LogicalBackward, LogicalForward
-from fxpar.passes.pipeline_graph import PipelineGraph
-from fxpar.pipeline import Crossing, Pipeline, Reshard
-from fxpar.plan import PlannedParameter
-from fxpar.planner.prices import cluster_of
+from fxpar.passes.stages.logical_stage import LogicalBackward, LogicalForward
+from fxpar.passes.stages.pipeline_graph import PipelineGraph
+from fxpar.resharding.pipeline import Crossing, Pipeline, Reshard
 from fxpar.schedule import Edge
-from fxpar.stage import PlannedStage, Port, PortKind
+from fxpar.world.mesh import Mesh
 
 
 @torch.library.custom_op("fxpar::reshard", mutates_args=())

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar.annotate import program_order, set_value, value
-from fxpar.passes.local_graph import fake_mode_of
-from fxpar.passes.redraw import Redraw, Streams
-from fxpar.random import RANDOM_STATE
-from fxpar.stage import JointGraph
+from fxpar.graph.graph_writer import fake_mode_of
+from fxpar.ir.node_meta import program_order, set_value, value
+from fxpar.ir.random import RANDOM_STATE
+from fxpar.ir.stage import JointGraph
+from fxpar.passes.decompose.redraw import Redraw, Streams
 
 
 def logical_random(joint: JointGraph) -> JointGraph:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from fxpar.overlap import Overlap
-from fxpar.passes.collective_sites import Site, find_sites, late_ops, waits_of
-from fxpar.passes.defer_weight_gradients import defer_weight_gradients
-from fxpar.passes.extract import reordered
-from fxpar.passes.gather_ahead import gather_ahead
+from fxpar.graph.collective_sites import Site, find_sites, late_ops, waits_of
+from fxpar.graph.extract import reordered
+from fxpar.ir.overlap_options import Overlap
+from fxpar.passes.overlap.defer_weight_gradients import defer_weight_gradients
+from fxpar.passes.overlap.gather_ahead import gather_ahead
 
 
 def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphModule:

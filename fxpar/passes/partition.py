@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxpar.annotate import is_backward
-from fxpar.passes.cut import cheapest_crossing, closure, has_effect, operands, users
-from fxpar.passes.extract import append_after_operands, check_nothing_runs_twice, copy_parts, extract, returned
-from fxpar.passes.recompute import Recomputed, choose_recomputed
-from fxpar.planner.remat import NO_REMAT, Remat
-from fxpar.stage import JointGraph, Port, PortKind
+from fxpar.graph.extract import append_after_operands, check_nothing_runs_twice, copy_parts, extract, returned
+from fxpar.graph.min_cut import cheapest_crossing, closure, has_effect, operands, users
+from fxpar.graph.recompute import Recomputed, choose_recomputed
+from fxpar.ir.node_meta import is_backward
+from fxpar.ir.remat import NO_REMAT, Remat
+from fxpar.ir.stage import JointGraph, Port, PortKind
 
 
 @dataclass(frozen=True, slots=True)

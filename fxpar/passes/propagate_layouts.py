@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
-from fxpar import annotate
-from fxpar.annotate import Placed
-from fxpar.layout import REPLICATE, Layout
-from fxpar.layouts.beside import Beside
-from fxpar.layouts.dataflow import Border, Operation, operations
+from fxpar.costs.dataflow import Border, Operation, operations
+from fxpar.costs.edge_prices import EdgePrices
+from fxpar.costs.prices import Prices
+from fxpar.ir import node_meta
+from fxpar.ir.layout import REPLICATE, Layout
+from fxpar.ir.node_meta import Placed
+from fxpar.ir.stage import JointGraph, Port, StageBorder
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.search import AUTOMATIC_AXES, Search
 from fxpar.layouts.search_once import search_once
+from fxpar.layouts.solved_axes import Beside
 from fxpar.layouts.weights import weights_of_products
-from fxpar.mesh import Mesh
-from fxpar.planner.edge_prices import EdgePrices
-from fxpar.planner.prices import Prices
-from fxpar.stage import JointGraph, Port, StageBorder
+from fxpar.world.mesh import Mesh
 
 _NAMED = 5
 """How many weights a warning names."""
@@ -37,7 +37,7 @@ def propagate_layouts(
     earlier: Sequence[StageBorder] = (),
     placement: Sequence[int] | None = None,
 ) -> StageBorder:
-    """Give every node of `joint` its `annotate.Placed`, at the least cost, and say how the border lies.
+    """Give every node of `joint` its `node_meta.Placed`, at the least cost, and say how the border lies.
 
     Each node records the layouts in which it needs its operands and gives its results; where a use needs another
     layout than its producer gives, the value must be moved. An item of a tuple needs and gives the layout of the
@@ -112,15 +112,15 @@ def _annotate(joint: JointGraph, program: Sequence[Operation], beside: Beside) -
         outputs = tuple(None if value is None else beside.result(value) for value in operation.results)
         if operation.node.op == "output":
             leaving += inputs
-            annotate.set_placed(operation.node, Placed(tuple(leaving), ()))
+            node_meta.set_placed(operation.node, Placed(tuple(leaving), ()))
         else:
-            annotate.set_placed(operation.node, Placed(inputs, outputs))
+            node_meta.set_placed(operation.node, Placed(inputs, outputs))
     for node in joint.module.graph.nodes:
         if node.target is operator.getitem:
             source, index = node.args
-            layout = annotate.placed(source).outputs[index]
+            layout = node_meta.placed(source).outputs[index]
             assert layout is not None, f"{node} takes no tensor from {source}"
-            annotate.set_placed(node, Placed((layout,), (layout,)))
+            node_meta.set_placed(node, Placed((layout,), (layout,)))
 
 
 def _border(program: Sequence[Operation], beside: Beside) -> StageBorder:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fxpar.annotate import Placed, placed, set_placed
-from fxpar.dtensor import is_expressible
-from fxpar.layout import Layout, Shard
-from fxpar.mesh import STAGE_AXES, Mesh
-from fxpar.stage import JointGraph, Port, PortKind, StageBorder
+from fxpar.ir.dtensor import is_expressible
+from fxpar.ir.layout import Layout, Shard
+from fxpar.ir.node_meta import Placed, placed, set_placed
+from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
+from fxpar.world.mesh import STAGE_AXES, Mesh
 
 
 def shard_storage(joint: JointGraph, border: StageBorder, mesh: Mesh) -> StageBorder:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxpar.passes.cut import cheapest_crossing, closure, has_effect, may_run_twice, operands, users
-from fxpar.passes.extract import check_nothing_runs_twice, copy_parts, extract, returned
+from fxpar.graph.extract import check_nothing_runs_twice, copy_parts, extract, returned
+from fxpar.graph.min_cut import cheapest_crossing, closure, has_effect, may_run_twice, operands, users
+from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.partition import Partitioned, saved_ports
-from fxpar.stage import JointGraph, Port, PortKind
 
 
 @dataclass(frozen=True, slots=True)

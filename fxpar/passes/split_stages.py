@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxpar.annotate import module_path, set_program_order
-from fxpar.capture import Capture, example, is_marker
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
-from fxpar.passes.shared_values import is_context, recomputable, storages_mutated_later
-from fxpar.stage import Port, PortKind, StageGraph
+from fxpar.graph.shared_values import is_context, recomputable, storages_mutated_later
+from fxpar.ir.capture import Capture, example, is_marker
+from fxpar.ir.node_meta import module_path, set_program_order
+from fxpar.ir.stage import Port, PortKind, StageGraph
 
 
 @dataclass(frozen=True, slots=True)

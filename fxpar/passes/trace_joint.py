@@ -19,10 +19,10 @@ from fxpar._torch import (
     rename_placeholder,
     with_effects,
 )
-from fxpar.annotate import has_no_result, known_value, module_path, set_value
-from fxpar.capture import example
 from fxpar.errors import UnsupportedGraphError
-from fxpar.stage import JointGraph, Port, PortKind, StageGraph
+from fxpar.ir.capture import example
+from fxpar.ir.node_meta import has_no_result, known_value, module_path, set_value
+from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
 
 
 def trace_joint(stage: StageGraph, *, with_backward: bool) -> JointGraph:

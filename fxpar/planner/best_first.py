@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fxpar.errors import FxparError
-from fxpar.planner.coarse import AnalyticEstimate
+from fxpar.planner.analytic_estimate import AnalyticEstimate
 from fxpar.planner.configuration import Configuration
 from fxpar.planner.step_model import Estimate
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from fxpar.errors import PlanningError
 from fxpar.flags import count, counts, names
-from fxpar.layout import AXES
-from fxpar.planner.cluster import cluster_names
+from fxpar.hardware.cluster import cluster_names
+from fxpar.ir.layout import AXES
 from fxpar.planner.configuration import SCHEDULES
 from fxpar.planner.search import MOST_ESTIMATED, SECONDS, Ranked, Ranking, plan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fxpar.layout import AXES
-from fxpar.planner.equations import configurations
+from fxpar.costs.equations import configurations
+from fxpar.ir.layout import AXES
 
 SCHEDULES = ("1f1b", "eager-1f1b", "eager-1f1b-delayed", "zb-h1", "zb-h2")
 """Those that are tried where nothing else is said: of one stage per rank."""

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from fxpar._torch import join_imagined_world
+from fxpar.costs.placement import consecutive_hosts
 from fxpar.errors import PlanningError
-from fxpar.layout import AXES
-from fxpar.mesh import Mesh, make_device_mesh
-from fxpar.planner.cluster import Cluster
-from fxpar.planner.placement import consecutive_hosts
+from fxpar.hardware.cluster import Cluster
+from fxpar.ir.layout import AXES
+from fxpar.world.mesh import Mesh, make_device_mesh
 
 _DEVICE = "cpu"
 """Graphs are of the processor's tensors, so that planning for GPUs needs none. Their times are the cluster's."""

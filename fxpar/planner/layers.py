@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from fxpar.plan import Plan, PlannedParameter
-from fxpar.planner.graph_time import Traffic
+from fxpar.costs.graph_time import Traffic
+from fxpar.ir.plan import Plan, PlannedParameter
 from fxpar.planner.step_model import Estimate
 
 

@@ -11,16 +11,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxpar.errors import PlanningError
-from fxpar.hints import Entry
-from fxpar.layout import AXES
+from fxpar.hardware.cluster import Cluster, read_cluster
+from fxpar.ir.hints import Entry
+from fxpar.ir.layout import AXES
 from fxpar.model.arguments import split_dim
+from fxpar.planner.analytic_estimate import Matrix, analytic_estimate, coarse_bytes, matrices_of, rows_of
 from fxpar.planner.best_first import BestFirst
-from fxpar.planner.cluster import Cluster, read_cluster
-from fxpar.planner.coarse import Matrix, analytic_estimate, coarse_bytes, matrices_of, rows_of
 from fxpar.planner.configuration import SCHEDULES, SPLITTING, Configuration, candidates
+from fxpar.planner.graph_estimate import Look
 from fxpar.planner.imagined_mesh import imagined_world
 from fxpar.planner.layers import find_layers, layers_to_sample
-from fxpar.planner.look import Look
 from fxpar.planner.step_model import Estimate
 
 MOST_ESTIMATED = 24

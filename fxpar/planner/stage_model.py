@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fxpar.annotate import Move, tensor
 from fxpar.compiler import StageGraphs
+from fxpar.costs.graph_time import GraphModel, GraphTime, Traffic, add_up
+from fxpar.graph.extract import returned
+from fxpar.ir.node_meta import Move, tensor
+from fxpar.ir.stage import PortKind
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
-from fxpar.passes.extract import returned
-from fxpar.planner.graph_time import GraphModel, GraphTime, Traffic, add_up
 from fxpar.runtime.gradients import partial_axes, summed_over_z
 from fxpar.schedule import Kind
-from fxpar.stage import PortKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,26 +23,26 @@ from fxpar.compiler import (
     localize,
     overlap_stage,
 )
+from fxpar.costs.graph_time import GraphModel, Traffic
+from fxpar.costs.prices import Prices, agnostic_prices_of, prices_of
+from fxpar.costs.stage_times import estimate_costs
 from fxpar.dump import Dump
 from fxpar.errors import MicrobatchError
-from fxpar.hints import Entry
-from fxpar.mesh import Mesh, num_batch_shards
+from fxpar.ir.hints import Entry
+from fxpar.ir.overlap_options import Fuse, Overlap
+from fxpar.ir.plan import Plan
+from fxpar.ir.remat import Remat
+from fxpar.ir.stage import JointGraph
+from fxpar.ir.storage_options import AUTO, MICROBATCH, STEP, Storage, storage_choices
+from fxpar.make_plan import make_plan
 from fxpar.model.arguments import split_dim
-from fxpar.model.choose_schedule import choose_schedule
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
-from fxpar.model.make_plan import make_plan
-from fxpar.overlap import Fuse, Overlap
-from fxpar.pipeline import Pipeline, lookahead_on
-from fxpar.plan import Plan
-from fxpar.planner.graph_time import GraphModel, Traffic
-from fxpar.planner.prices import Prices, agnostic_prices_of, prices_of
-from fxpar.planner.remat import Remat
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
-from fxpar.planner.stage_times import estimate_costs
-from fxpar.planner.storage import AUTO, MICROBATCH, STEP, Storage, storage_choices
+from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.schedule import Costs, Program, lower, peak_memory, simulate
-from fxpar.stage import JointGraph
+from fxpar.schedule.choose_schedule import choose_schedule
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 _NO_DUMP = Dump(None, 0)
 
@@ -148,7 +148,7 @@ class StepModel:
 
     def divide(self, schedule: str, way: Way) -> DividedStep:
         """The step by the schedule of that name, with one stage on each rank."""
-        chosen = choose_schedule(schedule, self._costs, self._distribution.mesh, self._distribution.microbatches)
+        chosen = choose_schedule(schedule, self._costs, self._distribution.mesh.pipe, self._distribution.microbatches)
         programs = lower(chosen, self._pipeline.edges, lookahead_on(self._distribution.mesh))
         graphs = [
             divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat, _OVERLAP)

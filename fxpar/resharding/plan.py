@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby, pairwise
 
+from fxpar.hardware.network import LOOPBACK, Network
 from fxpar.resharding.bound import lower_bound
-from fxpar.resharding.network import LOOPBACK, Network
 from fxpar.resharding.search import Flow, Slot, search
 from fxpar.resharding.show import table, timeline
 from fxpar.resharding.strategies import EXCHANGING, SIGNAL, Cut, Group, Leg, Strategy, strategy_named

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxpar._torch import StridedShard
 from fxpar.errors import ReshardError
-from fxpar.resharding.network import Network
+from fxpar.hardware.network import Network
 from fxpar.resharding.plan import ReshardPlan, make_plan
 from fxpar.resharding.tile import Tile, tiles_of_placements
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxpar._torch import StridedShard
-from fxpar.layout import Layout
+from fxpar.ir.layout import Layout
 
 Interval: TypeAlias = tuple[int, int]
 """Half-open, in logical indices of one dim."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fxpar import annotate
+from fxpar.ir import node_meta
 from fxpar.rules.call import argument, has_parameter
 from fxpar.rules.rule import OpCall
 
@@ -23,7 +23,7 @@ def attention(template: str, queries: str = "s") -> Callable[[OpCall], str | Non
         if argument(call, "dropout_p") != 0:
             return None  # the mask that is drawn would differ from that of the whole
         s = "S" if argument(call, "is_causal") else queries
-        query, key = annotate.tensor(argument(call, "query")), annotate.tensor(argument(call, "key"))
+        query, key = node_meta.tensor(argument(call, "query")), node_meta.tensor(argument(call, "key"))
         heads_of_keys = "1" if key.shape[1] == 1 else "h"  # one head may serve all
         mask = _mask(call, query, key, ["b", "h", s, "T"])
         return template.format(q=f"b h {s} D", kv=f"b {heads_of_keys} T D", rows=f"b h {s}", mask=mask)
@@ -37,7 +37,7 @@ def _mask(call: OpCall, query: Tensor, key: Tensor, names: list[str]) -> str:
     if not given or given[0] is None:
         return "_"
     (node,) = given
-    shape = annotate.tensor(node).shape
+    shape = node_meta.tensor(node).shape
     scores = (*query.shape[:3], key.shape[2])
     added = len(scores) - len(shape)
     own = list(zip(shape, scores[added:], names[added:], strict=True))

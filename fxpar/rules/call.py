@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fxpar import annotate
 from fxpar._torch import schema
+from fxpar.ir import node_meta
 from fxpar.rules.rule import LocalOp, OpCall, Shape
 
 
@@ -44,13 +44,13 @@ def op_call(node: fx.Node) -> OpCall:
     operands: list[Shape] = []
 
     def note(operand: fx.Node) -> fx.Node:
-        value = annotate.value(operand)
+        value = node_meta.value(operand)
         if isinstance(value, Tensor):
             operands.append(tuple(value.shape))
         return operand
 
     fx.map_arg((node.args, node.kwargs), note)
-    value = annotate.value(node)
+    value = node_meta.value(node)
     results = value if isinstance(value, (tuple, list)) else (value,)
     shapes = tuple(tuple(r.shape) if isinstance(r, Tensor) else None for r in results)
     return OpCall(node.target, node.args, node.kwargs, tuple(operands), shapes)
@@ -95,7 +95,7 @@ def tensor_slots(call: OpCall) -> list[bool]:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, fx.Node) and isinstance(annotate.value(value), Tensor)
+    return isinstance(value, fx.Node) and isinstance(node_meta.value(value), Tensor)
 
 
 def with_arguments(local: LocalOp, **replaced: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpar.layout import Shard
+from fxpar.ir.layout import Shard
 from fxpar.rules.call import argument, local_argument
 from fxpar.rules.einsum import Dim, Einsum, Pattern
 from fxpar.rules.local_shapes import call_with

@@ -28,7 +28,7 @@ from functools import cache
 from string import ascii_lowercase
 from typing import Literal, TypeAlias
 
-from fxpar.layout import REPLICATE, Partial, Placement, Shard
+from fxpar.ir.layout import REPLICATE, Partial, Placement, Shard
 from fxpar.rules.rule import OpCall, Operand, Shape, Strategy
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import fx
 
-from fxpar.layout import REPLICATE, Partial, Placement, Shard
+from fxpar.ir.layout import REPLICATE, Partial, Placement, Shard
 from fxpar.rules.call import tensor_slots
 from fxpar.rules.einsum import Einsum, einsum
 from fxpar.rules.rule import LocalOp, OpCall, Operand, Strategy

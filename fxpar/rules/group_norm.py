@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxpar import annotate
+from fxpar.ir import node_meta
 from fxpar.rules.call import argument
 from fxpar.rules.einsum import Dim, Einsum
 from fxpar.rules.local_shapes import call_with, in_logical_order
@@ -54,7 +54,7 @@ def _emit(local: LocalOp, *operands: str) -> fx.Node:
 
 def _dense(local: LocalOp, name: str) -> fx.Node:
     """An operand as kernels need it: in row-major order, or with the channels last."""
-    value, logical = in_logical_order(local, name), annotate.tensor(argument(local.call, name))
+    value, logical = in_logical_order(local, name), node_meta.tensor(argument(local.call, name))
     if logical.dim() < 4 or logical.is_contiguous() or local.input_shape(0)[0] > 1:
         return value
     # From the strides, too, of a batch of one do kernels tell these orders; views give it others than their fakes say.

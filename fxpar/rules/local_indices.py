@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fxpar.layout import Digit, Layout
+from fxpar.ir.layout import Digit, Layout
 from fxpar.rules.call import argument, has_parameter, local_argument
 from fxpar.rules.einsum_rule import call_as_is
 from fxpar.rules.local_shapes import call_with, in_logical_order

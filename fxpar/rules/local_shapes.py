@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpar import annotate
+from fxpar.ir import node_meta
+from fxpar.ir.strides import inverse, lies_in_order, stride_order
 from fxpar.rules.call import argument, dim_argument, local_argument, with_arguments
 from fxpar.rules.rule import LocalOp
 from fxpar.rules.views import slice_start
-from fxpar.strides import inverse, lies_in_order, stride_order
 
 aten = torch.ops.aten
 
@@ -38,7 +38,7 @@ def emit_view(local: LocalOp) -> fx.Node:
     That copy is row-major. Where the logical view is not, one more may have to restore its stride order.
     """
     viewed = local.emit(aten.reshape.default, local.args[0], list(local.output_shape()))
-    logical = annotate.tensor(local.call.args[0])
+    logical = node_meta.tensor(local.call.args[0])
     if logical.is_contiguous():
         return viewed
     (logical_shape,) = local.call.outputs
@@ -59,13 +59,13 @@ def _copy_in_order(local: LocalOp, value: fx.Node, order: Sequence[int]) -> fx.N
 def in_logical_order(local: LocalOp, name: str) -> fx.Node:
     """The tensor argument `name` in the memory order of its logical value, copied unless it is known to lie so."""
     value: fx.Node = local_argument(local, name)
-    order, known = stride_order(annotate.tensor(argument(local.call, name))), annotate.known_value(value)
+    order, known = stride_order(node_meta.tensor(argument(local.call, name))), node_meta.known_value(value)
     return value if known is not None and lies_in_order(known, order) else _copy_in_order(local, value, order)
 
 
 def _views_in_order(local: LocalOp, order: Sequence[int]) -> bool:
     """Whether the local value is known, and viewing it gives the order without a copy."""
-    known = annotate.known_value(local.args[0])
+    known = node_meta.known_value(local.args[0])
     return known is not None and lies_in_order(known.reshape(local.output_shape()), order)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import fx
 
-from fxpar import annotate
+from fxpar.ir import node_meta
 from fxpar.rules.call import argument, dim_argument, has_parameter
 from fxpar.rules.einsum import Dim, Einsum, free_dims
 from fxpar.rules.rule import OpCall, Shape
@@ -134,7 +134,7 @@ def _has_masks(call: OpCall) -> bool:
 
 
 def _is_mask(index: fx.Node) -> bool:
-    return annotate.tensor(index).dtype in (torch.bool, torch.uint8)
+    return node_meta.tensor(index).dtype in (torch.bool, torch.uint8)
 
 
 def index_selected(call: OpCall) -> Einsum | None:

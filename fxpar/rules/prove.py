@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from fxpar.layout import Layout, Partial, Placement, Shard
+from fxpar.ir.layout import Layout, Partial, Placement, Shard
+from fxpar.ir.strides import inverse, is_dense, stride_order
+from fxpar.ir.tiles import assemble, shard_of
 from fxpar.rules.call import op_call
 from fxpar.rules.lookup import rule_for
 from fxpar.rules.rule import LocalOp, OpCall, Operand, Rule, Shape, Strategy
 from fxpar.rules.strategies import admissible
-from fxpar.strides import inverse, is_dense, stride_order
-from fxpar.tiles import assemble, shard_of
 
 aten = torch.ops.aten
 Coordinate = Mapping[str, int]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
+from fxpar.ir.tiles import logical_box
 from fxpar.rules.rule import LocalOp
-from fxpar.tiles import logical_box
 
 
 def emit_uniform(local: LocalOp) -> fx.Node:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from torch import fx
 
-from fxpar.layout import Layout, Placement, Shard
+from fxpar.ir.layout import Layout, Placement, Shard
 
 Shape = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fxpar.layout import REPLICATE, Placement, Shard
+from fxpar.ir.layout import REPLICATE, Placement, Shard
 from fxpar.rules.rule import OpCall, Operand, Rule, Shape, Strategy
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import torch
 
-import fxpar.markers
-import fxpar.random  # noqa: F401  # these define the ops of torch.ops.fxpar
+import fxpar.ir.markers
+import fxpar.ir.random  # noqa: F401  # these define the ops of torch.ops.fxpar
 from fxpar.rules import convolutions, group_norm, local_indices, local_shapes, notations, views
 from fxpar.rules.attention import attention, attention_without_bias_gradient
 from fxpar.rules.einsum import Einsum

@@ -12,16 +12,14 @@ from typing import Any, TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.lost_peers import naming_lost_peers
-from fxpar.mesh import Mesh
+from fxpar.ir.stage import CompiledStage, PortKind
 from fxpar.runtime.broken_world import breaking_its_world
 from fxpar.runtime.buffer_broadcast import BufferBroadcast
+from fxpar.runtime.edge_transport import StageWay
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
-from fxpar.runtime.hand_over import HandOver
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
 from fxpar.runtime.stage_reduction import ReductionPlan, StageReduction
 from fxpar.runtime.stage_runner import StageRunner
-from fxpar.runtime.stage_way import StageWay
 from fxpar.runtime.step_state import StepState
 from fxpar.runtime.wiring import Connections
 from fxpar.schedule import (
@@ -37,7 +35,9 @@ from fxpar.schedule import (
     Transfer,
     Wait,
 )
-from fxpar.stage import CompiledStage, PortKind
+from fxpar.transport.local_transport import HandOver
+from fxpar.world.lost_peers import naming_lost_peers
+from fxpar.world.mesh import Mesh
 
 Observe: TypeAlias = Callable[[Instruction, StepState, Callable[[], Any]], None]
 """Runs an instruction, given as a call, and may take notes of it and of what is alive after it."""

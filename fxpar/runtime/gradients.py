@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.layout import Layout, Partial, Shard
-from fxpar.mesh import Mesh
+from fxpar.ir.layout import Layout, Partial, Shard
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
-from fxpar.runtime.transport import complete
+from fxpar.transport.relay_route import complete
+from fxpar.world.mesh import Mesh
 
 
 def own_memory(gradients: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fxpar.agreement import of_all_ranks
 from fxpar.errors import InputMismatchError
-from fxpar.mesh import Mesh
+from fxpar.world.agreement import of_all_ranks
+from fxpar.world.mesh import Mesh
 
 _CHUNK_WORDS = 1 << 20  # bounds what a checksum takes in memory
 _PERIOD = 1024

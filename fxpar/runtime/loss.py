@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.mesh import Mesh, num_batch_shards
-from fxpar.runtime.transport import complete
+from fxpar.transport.relay_route import complete
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpar.runtime.buffers import Piece
+from fxpar.ir.stage import Callables, CompiledStage
 from fxpar.schedule import Kind
-from fxpar.stage import Callables, CompiledStage
+from fxpar.transport.buffers import Piece
 
 _REPEATS = 5
 

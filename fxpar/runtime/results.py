@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxpar._torch import device_mesh_without_groups
-from fxpar.dtensor import from_local
-from fxpar.layout import Layout, Shard
-from fxpar.lost_peers import naming_lost_peers
-from fxpar.mesh import Mesh, num_batch_shards
+from fxpar.ir.dtensor import from_local
+from fxpar.ir.layout import Layout, Shard
 from fxpar.runtime.remote_result import RemoteResult
+from fxpar.world.lost_peers import naming_lost_peers
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.mesh import Mesh
+from fxpar.ir.stage import CompiledReductions, CompiledStage, PortKind
 from fxpar.runtime.gradients import AxisReductions, AxisSums, Gradient, sums_of_partial, sums_over_batch
-from fxpar.stage import CompiledReductions, CompiledStage, PortKind
+from fxpar.world.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fxpar._torch import add_to_each
-from fxpar.runtime.buffers import Piece
+from fxpar.ir.stage import CompiledStage, Port, PortKind
 from fxpar.runtime.gradients import own_memory
 from fxpar.runtime.step_state import StepState
 from fxpar.schedule import Kind
-from fxpar.stage import CompiledStage, Port, PortKind
+from fxpar.transport.buffers import Piece
 
 
 class StageRunner:

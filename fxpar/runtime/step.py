@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpar.capture import Capture
-from fxpar.dtensor import from_local
-from fxpar.mesh import batch_rank
+from fxpar.ir.capture import Capture
+from fxpar.ir.dtensor import from_local
+from fxpar.ir.random import RANDOM_STATE, random_state
+from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
-from fxpar.random import RANDOM_STATE, random_state
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.not_the_loss import refuse_backward
 from fxpar.runtime.recorder import Recorder
 from fxpar.runtime.results import ResultSpec, gather_result
-from fxpar.stage import PortKind
+from fxpar.world.mesh import batch_rank
 
 
 class Step:

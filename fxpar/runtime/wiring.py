@@ -9,13 +9,13 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from fxpar.mesh import Mesh
-from fxpar.pipeline import Crossing, Reshard
-from fxpar.runtime.buffers import Buffers, Piece
-from fxpar.runtime.hand_over import HandOver
-from fxpar.runtime.lending import Lending
-from fxpar.runtime.stage_way import StageWay, open_stage_ways
-from fxpar.stage import CompiledStage, Port
+from fxpar.ir.stage import CompiledStage, Port
+from fxpar.resharding.pipeline import Crossing, Reshard
+from fxpar.runtime.edge_transport import StageWay, open_stage_ways
+from fxpar.runtime.tied_parameters import Lending
+from fxpar.transport.buffers import Buffers, Piece
+from fxpar.transport.local_transport import HandOver
+from fxpar.world.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from fxpar.schedule.simulator import simulate
 from fxpar.schedule.timeline import Span, Timeline
 from fxpar.schedule.torch_csv import read_csv, write_csv
 from fxpar.schedule.transfer import Edge, Routes, Transfer, chain
-from fxpar.schedule.transfer_costs import plan_cost, transfer_costs
 
 __all__ = [
     "DELAYED",
@@ -59,12 +58,10 @@ __all__ = [
     "parse_action",
     "peak_in_flight",
     "peak_memory",
-    "plan_cost",
     "read_csv",
     "read_schedule",
     "schedule_text",
     "simulate",
-    "transfer_costs",
     "uniform_costs",
     "weight_delays",
     "write_csv",

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fxpar.lowering import ops
+from fxpar.ir import fused_ops
 from fxpar.lowering.cpu.cuts import gathered_ends
 from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
@@ -17,7 +17,7 @@ from fxpar.lowering.cpu.shared_factor import SharedFactor
 from fxpar.lowering.cpu.workspace import workspace_of
 
 
-@ops.all_gather_matmul.register_kernel("cpu")
+@fused_ops.all_gather_matmul.register_kernel("cpu")
 def all_gather_matmul(
     shard: Tensor,
     others: Sequence[Tensor],
@@ -28,12 +28,12 @@ def all_gather_matmul(
     keeps_gathered: bool,
     group_name: str,
 ) -> list[Tensor]:
-    """See `fxpar.lowering.ops`. A sum over what was gathered is added up in the order of the ring, from the own rank.
+    """See `fxpar.ir.fused_ops`. A sum over what was gathered is added up in the order of the ring, from the own rank.
 
     Raises:
         PeerLostError: a rank of the group has ended.
     """
-    dim = ops.GATHERED_DIM[form]
+    dim = fused_ops.GATHERED_DIM[form]
     pieces = Pieces.equal(outer, parts, shard.shape[dim])
     users = [_use(form, pieces, shard, other, bias) for other, bias in zip(others, biases, strict=True)]
     if keeps_gathered:
@@ -78,7 +78,7 @@ class _User(Protocol):
 
 
 def _use(form: str, pieces: Pieces, shard: Tensor, other: Tensor, bias: Tensor | None) -> _User:
-    if form in ops.SUMMING_FORMS:
+    if form in fused_ops.SUMMING_FORMS:
         return _Sum(form, pieces, shard, other, bias)
     return _Rows(form, pieces, shard, other, bias)
 
@@ -89,7 +89,7 @@ class _Rows:
     def __init__(self, form: str, pieces: Pieces, shard: Tensor, other: Tensor, bias: Tensor | None) -> None:
         self._pieces = pieces
         self._is_transposed = form == "columns"
-        self._dim = -1 if self._is_transposed else ops.GATHERED_DIM[form]
+        self._dim = -1 if self._is_transposed else fused_ops.GATHERED_DIM[form]
         self._other = other.mT if self._is_transposed else other
         self._shared = None if form == "matrices" else SharedFactor(self._other)
         self._out = shard.new_empty(_product_shape(form, pieces, shard, other))
@@ -149,7 +149,8 @@ class _Copy:
 
 
 def _product_shape(form: str, pieces: Pieces, shard: Tensor, other: Tensor) -> list[int]:
-    gathered = shard.new_empty(1).expand(_gathered_shape(pieces, shard, ops.GATHERED_DIM[form]))  # for its shape alone
+    shape = _gathered_shape(pieces, shard, fused_ops.GATHERED_DIM[form])
+    gathered = shard.new_empty(1).expand(shape)  # for its shape alone
     return product_shape(*_FACTORS[form](gathered, other))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fxpar.lowering import ops
+from fxpar.ir import fused_ops
 from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import product_shape
@@ -15,9 +15,9 @@ from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
 
 
-@ops.matmul_all_reduce.register_kernel("cpu")
+@fused_ops.matmul_all_reduce.register_kernel("cpu")
 def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
-    """See `fxpar.lowering.ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
+    """See `fxpar.ir.fused_ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
 
     Raises:
         PeerLostError: a rank of the group has ended.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fxpar.lowering import ops
+from fxpar.ir import fused_ops
 from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.multiply import product_shape
 from fxpar.lowering.cpu.pieces import Pieces
@@ -13,17 +13,17 @@ from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
 
 
-@ops.matmul_reduce_scatter.register_kernel("cpu")
+@fused_ops.matmul_reduce_scatter.register_kernel("cpu")
 def matmul_reduce_scatter(
     left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
 ) -> Tensor:
-    """See `fxpar.lowering.ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
+    """See `fxpar.ir.fused_ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
 
     Raises:
         PeerLostError: a rank of the group has ended.
     """
     shape = product_shape(left, right)
-    dim = ops.SCATTERED_DIM[form]
+    dim = fused_ops.SCATTERED_DIM[form]
     shape[dim] //= parts
     terms = Terms(left, right, bias, form, Pieces.equal(outer, parts, shape[dim]))
     result = left.new_empty(shape)

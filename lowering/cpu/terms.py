@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fxpar.lowering import ops
+from fxpar.ir import fused_ops
 from fxpar.lowering.cpu.multiply import multiply, product_shape
 from fxpar.lowering.cpu.pieces import Chunk, Pieces
 from fxpar.lowering.cpu.shared_factor import SharedFactor
@@ -15,7 +15,7 @@ class Terms:
 
     def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None, form: str, pieces: Pieces) -> None:
         self.pieces = pieces
-        self.dim = ops.SCATTERED_DIM[form]
+        self.dim = fused_ops.SCATTERED_DIM[form]
         self.shape = product_shape(left, right)
         self.dtype = left.dtype
         self._is_transposed = form == "columns"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxpar._torch import process_group_named
 from fxpar.errors import PeerLostError
-from fxpar.runtime.worker import Worker
+from fxpar.transport.worker import Worker
 
 # Chunks go one after another, so that the first arrives before the last is sent; a second one keeps the link busy
 # while the first is being confirmed.

@@ -21,9 +21,9 @@ from torch.distributed.constants import default_pg_timeout
 from fxpar._torch import process_group_named
 from fxpar.core.shared_memory import Signal
 from fxpar.errors import PeerLostError
-from fxpar.hosts import discover_hosts
 from fxpar.lowering.cpu.wire import Wire
-from fxpar.runtime.segments import PeerSegment, Segment, allocate_together, share_memory
+from fxpar.transport.shared_segment import PeerSegment, Segment, allocate_together, share_memory
+from fxpar.world.hosts import discover_hosts
 
 _CELL_BYTES = 64  # a cache line
 _BUFFERS = 2

@@ -29,7 +29,7 @@ class Gather:
 
     @classmethod
     def of(cls, shard: Tensor, form: str, outer: int, parts: int) -> Gather:
-        """For a shard of one of `FORMS`; see `fxpar.lowering.ops.all_gather_matmul`."""
+        """For a shard of one of `FORMS`; see `fxpar.ir.fused_ops.all_gather_matmul`."""
         shape = list(shard.shape)
         if form == "matrices":
             shape[0] *= parts

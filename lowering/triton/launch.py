@@ -12,13 +12,13 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fxpar.ir.tiles import LogicalBox
 from fxpar.lowering.triton.factors import is_transposed, is_whole
 from fxpar.lowering.triton.gather_kernel import multiply_gathered
 from fxpar.lowering.triton.pieces import Pieces, Segments, order_of_arrival, order_of_owners, row_tiles
 from fxpar.lowering.triton.scatter_kernel import multiply_scattered, sum_pieces
 from fxpar.lowering.triton.tiling import Tiling
 from fxpar.lowering.triton.uniform_kernel import draw_uniform
-from fxpar.tiles import LogicalBox
 
 PLACE_ELEMENTS = 16
 _SUM_BLOCK, _UNIFORM_BLOCK = 1024, 1024

@@ -1,4 +1,4 @@
-"""The fused ops of `fxpar.lowering.ops` on CUDA devices; importing this registers them. It needs Triton."""
+"""The fused ops of `fxpar.ir.fused_ops` on CUDA devices; importing this registers them. It needs Triton."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fxpar import random
 from fxpar._torch import process_group_named
-from fxpar.hosts import discover_hosts
-from fxpar.lowering import ops
+from fxpar.ir import fused_ops, random
+from fxpar.ir.tiles import LogicalBox
 from fxpar.lowering.triton.decide import decide, possible_tilings, versions
 from fxpar.lowering.triton.factors import as_matrices, come_in_vectors, dense, is_transposed
 from fxpar.lowering.triton.gather import FORMS, Gather, gather_and_multiply
@@ -21,13 +20,13 @@ from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling
 from fxpar.lowering.triton.tuner import Problem, ways_to_gather
 from fxpar.lowering.triton.workspace import Workspace
-from fxpar.tiles import LogicalBox
+from fxpar.world.hosts import discover_hosts
 
 _decided: dict[tuple[str, Problem], How] = {}
 """By group: ranks that have one in common may have decided on the same problem in others, each on another way."""
 
 
-@ops.all_gather_matmul.register_kernel("cuda")
+@fused_ops.all_gather_matmul.register_kernel("cuda")
 def all_gather_matmul(
     shard: Tensor,
     others: Sequence[Tensor],
@@ -38,10 +37,12 @@ def all_gather_matmul(
     keeps_gathered: bool,
     group_name: str,
 ) -> list[Tensor]:
-    """See `fxpar.lowering.ops`."""
+    """See `fxpar.ir.fused_ops`."""
 
     def unfused() -> list[Tensor]:
-        return ops.all_gather_matmul_reference(shard, others, biases, form, outer, parts, keeps_gathered, group_name)
+        return fused_ops.all_gather_matmul_reference(
+            shard, others, biases, form, outer, parts, keeps_gathered, group_name
+        )
 
     workspace = _workspace_for([shard, *others], parts, group_name) if form in FORMS else None
     if workspace is None:
@@ -62,14 +63,14 @@ def all_gather_matmul(
     return run(_decide(problem, possible, ways_to_gather(possible[0], gather.pieces.rows), run, workspace))
 
 
-@ops.matmul_reduce_scatter.register_kernel("cuda")
+@fused_ops.matmul_reduce_scatter.register_kernel("cuda")
 def matmul_reduce_scatter(
     left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
 ) -> Tensor:
-    """See `fxpar.lowering.ops`."""
+    """See `fxpar.ir.fused_ops`."""
 
     def unfused() -> Tensor:
-        return ops.matmul_reduce_scatter_reference(left, right, bias, form, outer, parts, group_name)
+        return fused_ops.matmul_reduce_scatter_reference(left, right, bias, form, outer, parts, group_name)
 
     has_kernel = form != "columns" or left.dim() == 2
     workspace = _workspace_for([left, right], parts, group_name) if has_kernel else None
@@ -85,12 +86,12 @@ def matmul_reduce_scatter(
     return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
 
 
-@ops.matmul_all_reduce.register_kernel("cuda")
+@fused_ops.matmul_all_reduce.register_kernel("cuda")
 def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
-    """See `fxpar.lowering.ops`."""
+    """See `fxpar.ir.fused_ops`."""
 
     def unfused() -> Tensor:
-        return ops.matmul_all_reduce_reference(left, right, bias, parts, group_name)
+        return fused_ops.matmul_all_reduce_reference(left, right, bias, parts, group_name)
 
     workspace = _workspace_for([left, right], parts, group_name)
     if workspace is None:
@@ -109,7 +110,7 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
 
 @random.uniform.register_kernel("cuda")
 def uniform(stream: Tensor, shape: list[int], sizes: list[int], strides: list[int], offset: int, span: int) -> Tensor:
-    """See `fxpar.random`."""
+    """See `fxpar.ir.random`."""
     out = torch.empty(shape, dtype=torch.float32, device=stream.device)
     if out.numel() > 0:
         box = LogicalBox(tuple(sizes), tuple(strides), offset)

@@ -34,7 +34,7 @@ class Product:
 
     @classmethod
     def of(cls, left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int) -> Product:
-        """See `fxpar.lowering.ops.matmul_reduce_scatter`; by columns, of matrices alone."""
+        """See `fxpar.ir.fused_ops.matmul_reduce_scatter`; by columns, of matrices alone."""
         shape = [*left.shape[:-1], right.shape[-1]]
         rows, columns = shape[-2:]
         matrices = shape[0] if len(shape) == 3 else 1

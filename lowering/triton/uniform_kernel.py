@@ -19,7 +19,7 @@ def draw_uniform(
 ) -> None:
     """Fill `out`, contiguous and of `count` elements, with the numbers of a strided box of a logical tensor.
 
-    stream: of `fxpar.random`: seed, step, microbatch, number of the op; read here, so that no host waits for it.
+    stream: of `fxpar.ir.random`: seed, step, microbatch, number of the op; read here, so that no host waits for it.
     dims: int64 (NDIM, 2), the size and the stride of each dim of the box, the last one first.
     """
     seed, step = tl.load(stream), tl.load(stream + 1)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.bench.cluster import DEVICE, EmulatedCluster
+from fxpar.bench.hosts.emulated_cluster import DEVICE, EmulatedCluster
 
 
 def own_address() -> tuple[int, str]:

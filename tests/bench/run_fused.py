@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fxpar.bench.fused import run_ways, time_matmuls
-from fxpar.bench.fused_cases import Case
-from fxpar.bench.fused_matmuls import MATMULS
-from fxpar.bench.turns import Sample
+from fxpar.bench.fused.cases import Case
+from fxpar.bench.fused.matmuls import MATMULS
+from fxpar.bench.fused.run import run_ways, time_matmuls
+from fxpar.bench.measure.interleaved import Sample
 
 
 def run_small(case: Case) -> tuple[Mapping[str, Sequence[Sample]], Mapping[str, Sequence[Sample]]]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from fxpar.bench.pipeline_computing import GPT, Case, run_variants
-from fxpar.bench.sleeping import Sleeping
-from fxpar.bench.turns import Sample
-from fxpar.resharding.network import LOOPBACK
+from fxpar.bench.measure.interleaved import Sample
+from fxpar.bench.pipeline.computing import GPT, Case, run_variants
+from fxpar.bench.pipeline.sleeping_step import Sleeping
+from fxpar.hardware.network import LOOPBACK
 from fxpar.runtime.recorder import Recorder
 from fxpar.schedule import Schedule
 

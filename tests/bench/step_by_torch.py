@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fxpar.bench.models import example
-from fxpar.bench.torch_pipeline import torch_steps
+from fxpar.bench.pipeline.torch_pipeline import torch_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxpar.bench.cluster import DEVICE, EmulatedCluster
-from fxpar.bench.namespace import NetworkNamespace
+from fxpar.bench.hosts.emulated_cluster import DEVICE, EmulatedCluster
+from fxpar.bench.hosts.namespace import NetworkNamespace
 from fxpar.errors import ClusterUnavailableError
-from fxpar.launch import run_ranks
+from fxpar.world.launch import run_ranks
 from tests.bench.on_hosts import exchange, make_cluster_as_nobody, own_address, own_priority, time_to_send, value_of
-from tests.killed_process import kill_and_await_end_of_all, next_line, running
+from tests.support.killed_process import kill_and_await_end_of_all, next_line, running
 
 RANKS_PER_HOST = (2, 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxpar.bench.fused_matmuls import MATMULS, matmuls
+from fxpar.bench.fused.matmuls import MATMULS, matmuls
 from fxpar.lowering.cpu.terms import Terms
 
 

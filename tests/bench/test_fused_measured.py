@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fxpar.bench.fused import fastest, gpu_bars, overlap_efficiency, summarise, time_rows
-from fxpar.bench.fused_cases import BEST_MATMUL, CASES, COLLECTIVES, FUSED, GLOO, SEQUENCES, Case, Goals
-from fxpar.bench.fused_matmuls import MATMULS
-from fxpar.bench.turns import Turn, turns_of
-from fxpar.launch import run_ranks
+from fxpar.bench.fused.cases import BEST_MATMUL, CASES, COLLECTIVES, FUSED, GLOO, SEQUENCES, Case, Goals
+from fxpar.bench.fused.matmuls import MATMULS
+from fxpar.bench.fused.run import fastest, gpu_bars, overlap_efficiency, summarise, time_rows
+from fxpar.bench.measure.interleaved import Turn, turns_of
+from fxpar.world.launch import run_ranks
 from tests.bench.run_fused import compute, run_small
 
 GATHER, SCATTER = (Case(op, 24, 16, 8, Goals(1.1, 1.4, 0.85), calls=2, repeats=1) for op in ("gather", "scatter"))

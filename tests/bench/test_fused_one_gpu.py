@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from fxpar.bench.fused_one_gpu import SHAPES, Shape, Times, one_gpu_row
+from fxpar.bench.fused.one_gpu import SHAPES, Shape, Times, one_gpu_row
 
 
 def test_efficiency_is_the_share_of_communication_that_the_best_matmul_hides() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from fxpar.bench.compile_time import compile_rows
-from fxpar.bench.executor_overhead import executor_overhead
-from fxpar.bench.layout_search import search_layouts
+from fxpar.bench.measure.interleaved import Turn
 from fxpar.bench.models import example
-from fxpar.bench.turns import Turn
+from fxpar.bench.step.compile_time import compile_rows
+from fxpar.bench.step.executor_overhead import executor_overhead
+from fxpar.bench.step.layout_search import search_layouts
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])

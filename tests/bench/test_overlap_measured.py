@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from fxpar.bench.overlap import overlap_rows
-from fxpar.bench.overlap_cases import ALL_OVERLAPS, CASES, COMPUTE_ALONE, NO_OVERLAP, VARIANTS
-from fxpar.bench.overlap_peers import DDP, FSDP2
-from fxpar.bench.turns import Turn, turns_of
+from fxpar.bench.measure.interleaved import Turn, turns_of
+from fxpar.bench.overlap.cases import ALL_OVERLAPS, CASES, COMPUTE_ALONE, NO_OVERLAP, VARIANTS
+from fxpar.bench.overlap.peers import DDP, FSDP2
+from fxpar.bench.overlap.run import overlap_rows
 from fxpar.config import read_options
-from fxpar.launch import run_ranks
-from fxpar.overlap import OVERLAP_RULES
+from fxpar.ir.overlap_options import OVERLAP_RULES
+from fxpar.world.launch import run_ranks
 from tests.bench.run_overlap import SMALL_CHAIN, bucket_sizes, reduce_in_silence, run_small
 
 SHARDED = ("weights gathered again", "weights kept")

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from fxpar.bench.pipeline_computing import computing_rows, rate_that_exposes
-from fxpar.bench.pipeline_sleeping import (
+from fxpar.bench.measure.interleaved import Turn, turns_of
+from fxpar.bench.pipeline.computing import computing_rows, rate_that_exposes
+from fxpar.bench.pipeline.sleeping import (
     HIDING,
     MICROBATCHES,
     NETWORK,
@@ -15,12 +16,11 @@ from fxpar.bench.pipeline_sleeping import (
     exposing,
     sleeping_rows,
 )
+from fxpar.bench.pipeline.sleeping_step import Sleeping
 from fxpar.bench.report import Bar, Row
-from fxpar.bench.sleeping import Sleeping
-from fxpar.bench.turns import Turn, turns_of
-from fxpar.launch import run_ranks
 from fxpar.schedule import DELAYED, SCHEDULE_NAMES, build_schedule
 from fxpar.schedule.read_schedule import read_schedule
+from fxpar.world.launch import run_ranks
 from tests.bench.run_pipelines import SMALL_GPT, run_small, sleep_through
 
 QUICK = Sleeping(2, num_bytes=400, forward_ms=1, input_gradients_ms=1, weight_gradients_ms=1)

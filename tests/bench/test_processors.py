@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fxpar.bench.processors import ProcessorUse, share_of_others
+from fxpar.bench.measure.processors import ProcessorUse, share_of_others
 
 
 def test_others_take_what_these_processes_did_not() -> None:

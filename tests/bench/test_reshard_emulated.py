@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fxpar.bench.cluster import EmulatedCluster
-from fxpar.bench.reshard_emulated import REPEATS, measure, rows
-from fxpar.bench.reshard_problems import nine_cases, one_to_many
-from fxpar.resharding.network import Network
+from fxpar.bench.hosts.emulated_cluster import EmulatedCluster
+from fxpar.bench.reshard.emulated import REPEATS, measure, rows
+from fxpar.bench.reshard.problems import nine_cases, one_to_many
+from fxpar.hardware.network import Network
 from fxpar.resharding.strategies import STRATEGIES
 
 FAST = Network(bytes_per_us=125.0, chunk_us=100.0)

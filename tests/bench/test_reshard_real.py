@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxpar.bench.reshard_real import REPEATS, bars, measure_halves, row
-from fxpar.launch import RankFailedError, run_ranks
+from fxpar.bench.reshard.real import REPEATS, bars, measure_halves, row
 from fxpar.resharding.strategies import STRATEGIES
+from fxpar.world.launch import RankFailedError, run_ranks
 from tests.bench.time_on_ranks import measure_on_hosts
 
 FXPAR = str(Path(sys.executable).with_name("fxpar"))

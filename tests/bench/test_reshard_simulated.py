@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import pytest
 
-from fxpar.bench.planning_time import CROSSINGS, GOALS_S, time_plan
 from fxpar.bench.report import Row
-from fxpar.bench.reshard_simulated import simulate
+from fxpar.bench.reshard.planning_time import CROSSINGS, GOALS_S, time_plan
+from fxpar.bench.reshard.simulated import simulate
 from fxpar.resharding.cases import NINE_CASES, Crossing
 from fxpar.resharding.units import unit_tasks
 

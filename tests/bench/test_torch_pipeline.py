@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxpar.launch import run_ranks
+from fxpar.world.launch import run_ranks
 from tests.bench.step_by_torch import Case, check_steps, small
 
 CASES = [

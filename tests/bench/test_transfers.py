@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxpar.bench.reshard_problems import Problem, nine_cases, one_to_many
-from fxpar.bench.transfers import Transfer, measured, numbered
-from fxpar.bench.turns import Sample
-from fxpar.launch import RankFailedError, run_ranks
+from fxpar.bench.measure.interleaved import Sample
+from fxpar.bench.reshard.problems import Problem, nine_cases, one_to_many
+from fxpar.bench.reshard.transfers import Transfer, measured, numbered
+from fxpar.hardware.network import LOOPBACK
 from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY
-from fxpar.resharding.network import LOOPBACK
 from fxpar.resharding.plan import make_plan
 from fxpar.resharding.tile import Tile
+from fxpar.world.launch import RankFailedError, run_ranks
 from tests.bench.time_on_ranks import send_wrong_values
 from tests.resharding.pieces import taken
 

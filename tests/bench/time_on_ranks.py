@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from fxpar.bench.reshard_real import measure_halves
-from fxpar.bench.transfers import Measured, Transfer, numbered, time_transfers
-from tests.resharding.move_tensors import live_on
+from fxpar.bench.reshard.real import measure_halves
+from fxpar.bench.reshard.transfers import Measured, Transfer, numbered, time_transfers
+from tests.support.move_tensors import live_on
 
 
 def measure_on_hosts(ranks_per_host: int, num_bytes: int) -> list[Measured]:

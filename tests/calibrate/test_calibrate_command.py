@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fxpar.cli import main
-from fxpar.planner.cluster import Cluster, cluster_named
+from fxpar.hardware.cluster import Cluster, cluster_named
 
 
 def test_a_process_alone_measures_its_own_rates_and_says_whose_links_it_has(

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from fxpar.bench.cluster import EmulatedCluster
+from fxpar.bench.hosts.emulated_cluster import EmulatedCluster
 from fxpar.calibrate.network import KINDS, Timed, fit_place
-from fxpar.launch import run_ranks
+from fxpar.world.launch import run_ranks
 from tests.calibrate.time_on_groups import time_groups
 
 SIZES = (64, 4096)

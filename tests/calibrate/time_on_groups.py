@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fxpar.calibrate.network import Timed, time_collectives
-from fxpar.hosts import discover_hosts
+from fxpar.world.hosts import discover_hosts
 
 
 def time_groups(sizes: Sequence[int], hosts: Sequence[int] | None = None) -> list[Timed]:

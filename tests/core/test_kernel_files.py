@@ -19,7 +19,7 @@ for name in ("memfd_create", "pidfd_open"):
         delattr(os, name)
 import fxpar
 mesh = fxpar.init_mesh(x=1)
-from fxpar.runtime.segments import OwnSegment
+from fxpar.transport.shared_segment import OwnSegment
 OwnSegment(4096).bytes_at(0, 4096).fill_(7)
 print(mesh.hosts)
 """

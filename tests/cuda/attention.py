@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from fxpar.annotate import tensor
+from fxpar.ir.node_meta import tensor
 
 aten = torch.ops.aten
 

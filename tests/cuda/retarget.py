@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar.annotate import set_value, value
-from fxpar.passes.local_graph import fake_mode_of
-from fxpar.stage import JointGraph
+from fxpar.graph.graph_writer import fake_mode_of
+from fxpar.ir.node_meta import set_value, value
+from fxpar.ir.stage import JointGraph
 from tests.cuda.attention import BACKWARD_ON_CPU, ON_CPU, Attention, Called, CalledBackward
 
 aten = torch.ops.aten

@@ -11,15 +11,15 @@ from torch import fx, nn
 
 from fxpar import compiler
 from fxpar.compiler import estimate_stage_fusions, fuse_stage, overlap_stage
+from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.prices import prices_of
 from fxpar.dump import Dump
-from fxpar.overlap import Overlap
+from fxpar.hardware.cluster import cluster_named
+from fxpar.ir.overlap_options import Overlap
+from fxpar.ir.stage import JointGraph, StageGraph
 from fxpar.passes.trace_joint import trace_joint
-from fxpar.planner.cluster import cluster_named
-from fxpar.planner.graph_time import GraphModel
 from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
-from fxpar.planner.prices import prices_of
 from fxpar.planner.step_model import StepModel
-from fxpar.stage import JointGraph, StageGraph
 from tests.cuda.attention import Attention
 from tests.cuda.pretend import without_device_guards
 from tests.cuda.retarget import on_gpu

@@ -18,8 +18,8 @@ from fxpar.lowering.regions import split_regions
 from tests.cuda.attention import KERNELS
 from tests.cuda.pretend import compile_kernel, kernels_of, pretended_gpus
 from tests.cuda.stages import graphs_on_gpu
-from tests.parity import image_batch, small_unet, token_batch
-from tests.small_models import GPT, hf_gpt2, hf_llama, hf_mixtral
+from tests.support.parity import image_batch, small_unet, token_batch
+from tests.support.small_models import GPT, hf_gpt2, hf_llama, hf_mixtral
 
 SIZES = [{"pipe": 2, "x": 2}, {"z": 2}]
 

@@ -10,17 +10,17 @@ from typing import Any
 from torch import nn
 
 from fxpar._torch import ignore_logging_calls
-from fxpar.annotate import is_backward
-from fxpar.hints import Spec, resolve_hints
+from fxpar.costs.prices import Link, Prices
+from fxpar.ir.hints import Spec, resolve_hints
+from fxpar.ir.node_meta import is_backward
+from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
 from fxpar.layouts.pins import Pin, Pins
+from fxpar.passes.decompose.norm_policy import ONE_RANK, Outlook
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import Collective, collectives, insert_collectives
-from fxpar.passes.outlook import ONE_RANK, Outlook
 from fxpar.passes.propagate_layouts import propagate_layouts
-from fxpar.planner.prices import Link, Prices
-from fxpar.stage import JointGraph, Port, PortKind, StageBorder
-from tests.fake_mesh import fake_mesh
-from tests.joint_graphs import joint_graph
+from tests.support.fake_mesh import fake_mesh
+from tests.support.joint_graphs import joint_graph
 
 
 def prices(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar.layout import REPLICATE, Layout, Partial, Shard
-from fxpar.layouts.beside import Beside
+from fxpar.costs.dataflow import Border, Operation, Value, operations
+from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
+from fxpar.ir.stage import PortKind
 from fxpar.layouts.candidates import Candidates
-from fxpar.layouts.dataflow import Border, Operation, Value, operations
 from fxpar.layouts.pins import Pin
+from fxpar.layouts.solved_axes import Beside
 from fxpar.rules.rule import Strategy
-from fxpar.stage import PortKind
 from tests.layouts.laid_out import decomposed
 
 

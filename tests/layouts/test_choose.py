@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpar.layout import REPLICATE, Partial, Placement, Shard
-from fxpar.layouts.beside import Beside
+from fxpar.costs.dataflow import Operation, Value, operations
+from fxpar.costs.edge_prices import EdgePrices
+from fxpar.costs.prices import Prices
+from fxpar.ir.layout import REPLICATE, Partial, Placement, Shard
 from fxpar.layouts.choose import Axis, choose
-from fxpar.layouts.dataflow import Operation, Value, operations
-from fxpar.mesh import Mesh
-from fxpar.planner.edge_prices import EdgePrices
-from fxpar.planner.prices import Prices
+from fxpar.layouts.solved_axes import Beside
 from fxpar.rules.rule import Strategy
+from fxpar.world.mesh import Mesh
 from tests.layouts.laid_out import decomposed, prices
 
 ROWS, COLUMNS = Shard(0, 2), Shard(1, 2)

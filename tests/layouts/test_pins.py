@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fxpar.hints import Grouped
-from fxpar.layout import REPLICATE, Layout, Partial, Shard
+from fxpar.ir.hints import Grouped
+from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
 from fxpar.layouts.pins import Pin
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fxpar.layout import REPLICATE, Partial, Placement, Shard
-from fxpar.layouts.dataflow import Operation, Value, operations
+from fxpar.costs.dataflow import Operation, Value, operations
+from fxpar.ir.layout import REPLICATE, Partial, Placement, Shard
 from fxpar.layouts.prune import prune
 from fxpar.rules.rule import Strategy
 from tests.layouts.laid_out import decomposed

@@ -8,14 +8,14 @@ from unittest.mock import patch
 import torch
 from torch import fx, nn
 
-from fxpar.hints import Spec
-from fxpar.launch import run_ranks
-from fxpar.layouts.dataflow import operations
+from fxpar.costs.dataflow import operations
+from fxpar.costs.edge_prices import EdgePrices
+from fxpar.ir.hints import Spec
 from fxpar.layouts.pins import Pin
 from fxpar.layouts.search import Search
 from fxpar.layouts.search_once import search_once
-from fxpar.mesh import init_mesh
-from fxpar.planner.edge_prices import EdgePrices
+from fxpar.world.launch import run_ranks
+from fxpar.world.mesh import init_mesh
 from tests.layouts.laid_out import decomposed, prices
 
 

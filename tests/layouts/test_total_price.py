@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from fxpar import annotate
-from fxpar.layouts.beside import Beside
+from fxpar.costs.dataflow import operations
+from fxpar.costs.edge_prices import EdgePrices
+from fxpar.costs.equations import elements_sent
+from fxpar.costs.prices import Prices
+from fxpar.graph.redistribute import StepKind
+from fxpar.ir import node_meta
+from fxpar.ir.stage import JointGraph
 from fxpar.layouts.border_prices import BorderPrices
-from fxpar.layouts.dataflow import operations
 from fxpar.layouts.pins import Pins
 from fxpar.layouts.search import Search
+from fxpar.layouts.solved_axes import Beside
 from fxpar.layouts.total_price import total_us
-from fxpar.mesh import Mesh
-from fxpar.passes.moves import StepKind
-from fxpar.planner.edge_prices import EdgePrices
-from fxpar.planner.equations import elements_sent
-from fxpar.planner.prices import Prices
-from fxpar.stage import JointGraph
+from fxpar.world.mesh import Mesh
 from tests.layouts.laid_out import decomposed, lay_out, prices
 
 SIZES = {"y": 2, "x": 2}
@@ -47,7 +47,7 @@ def test_moves_cost_what_the_collectives_of_the_local_graph_cost(joint: JointGra
     laid = lay_out(joint, Pins(), MOVES_ALONE, **SIZES)
     expected = 0.0
     for c in laid.collectives:
-        buffer = max(annotate.tensor(node).nbytes for node in (c.node, c.node.all_input_nodes[0]))
+        buffer = max(node_meta.tensor(node).nbytes for node in (c.node, c.node.all_input_nodes[0]))
         num_bytes = elements_sent(c.kind, buffer, SIZES[c.axis])
         expected += MOVES_ALONE.move_us(StepKind[c.kind.upper()], c.axis, num_bytes, 0)
     assert len(laid.collectives) >= 5

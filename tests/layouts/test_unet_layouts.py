@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fxpar import annotate
+from fxpar.ir import node_meta
+from fxpar.ir.stage import JointGraph
 from fxpar.layouts.pins import Pins
-from fxpar.passes.outlook import Outlook
+from fxpar.passes.decompose.norm_policy import Outlook
 from fxpar.rules import rule_for
-from fxpar.stage import JointGraph
-from tests.fake_mesh import fake_mesh
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
-from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
-from tests.parity import SUBJECTS
+from tests.support.fake_mesh import fake_mesh
+from tests.support.local_graphs import check_pieces, inputs_of, run_local_graphs
+from tests.support.parity import SUBJECTS
 
 aten = torch.ops.aten
 SUBJECT = SUBJECTS["unet"]
@@ -49,9 +49,9 @@ def test_every_op_has_a_rule() -> None:
 def test_each_residual_block_and_each_attention_is_reduced_once_in_the_forward() -> None:
     """The convolution of the upsampled image, which no hint names, may be one more."""
     reduced = Counter(
-        annotate.module_path(c.node).removeprefix("unet.").split(".resnets")[0].split(".attentions")[0]
+        node_meta.module_path(c.node).removeprefix("unet.").split(".resnets")[0].split(".attentions")[0]
         for c in over_two_ranks().collectives
-        if not annotate.is_backward(c.node) and c.kind in ("all_reduce", "reduce_scatter")
+        if not node_meta.is_backward(c.node) and c.kind in ("all_reduce", "reduce_scatter")
     )
     found = {block: count for block, count in reduced.items() if block in BLOCKS}
     extra = sum(found.values()) - sum(BLOCKS.values()) - sum(ATTENTIONS.values())
@@ -63,9 +63,9 @@ def test_convolutions_between_the_first_and_the_last_share_their_work() -> None:
     over_two_ranks()
     joint, _ = unet()
     whole = [
-        annotate.module_path(node)
+        node_meta.module_path(node)
         for node in joint.module.graph.find_nodes(op="call_function", target=aten.convolution.default)
-        if not any(layout.axes for layout in annotate.placed(node).inputs)
+        if not any(layout.axes for layout in node_meta.placed(node).inputs)
     ]
     assert set(whole) <= {"unet.conv_in", "unet.conv_out", "unet.down_blocks.0.downsamplers.0.conv"}
 
@@ -124,4 +124,4 @@ def test_the_gradient_of_an_enlarged_image_is_reduced_when_it_is_small_again() -
     channels = {"up.weight": ("x", None, None, None), "down.weight": (None, "x", None, None)}
     image = torch.randn(3, 8, 8, 8)
     laid = lay_out(decomposed(model, image), pins_of(model, channels), prices(latency_us=0.1), x=2)
-    assert {c.num_bytes for c in laid.collectives if annotate.is_backward(c.node)} == {image.nbytes}
+    assert {c.num_bytes for c in laid.collectives if node_meta.is_backward(c.node)} == {image.nbytes}

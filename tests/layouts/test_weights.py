@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fxpar.layout import REPLICATE, Layout, Shard
-from fxpar.layouts.dataflow import operations
+from fxpar.costs.dataflow import operations
+from fxpar.ir.layout import REPLICATE, Layout, Shard
 from fxpar.layouts.weights import Wanted, weights_of_products
 from fxpar.rules.rule import Strategy
 from tests.layouts.laid_out import decomposed

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpar._torch import FakeTensorMode, make_fx
-from fxpar.annotate import value
+from fxpar.ir.node_meta import value
 from fxpar.passes.partition import partition
-from tests.joint_graphs import joint_graph
+from tests.support.joint_graphs import joint_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar._torch import c10d_functional
-from fxpar.launch import run_ranks
 from fxpar.lowering import lower
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
+from fxpar.world.launch import run_ranks
 from tests.lowering.graphs import traced
 
 RANKS = 3

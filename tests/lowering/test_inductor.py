@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from fxpar._torch import c10d_functional
-from fxpar.launch import run_ranks
 from fxpar.lowering import lower
+from fxpar.world.launch import run_ranks
 from tests.lowering.graphs import Case, forward_and_backward, interpret, strides, traced
-from tests.small_models import GPT, hf_llama
+from tests.support.small_models import GPT, hf_llama
 
 aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ from threading import Barrier, Thread
 
 import pytest
 
-from fxpar.launch import RankFailedError, run_ranks
 from fxpar.lowering.machine_lock import machine_lock
+from fxpar.world.launch import RankFailedError, run_ranks
 
 
 def add_up(folder: str, times: int) -> None:

@@ -11,11 +11,11 @@ from fxpar.passes.logical_random import logical_random
 from fxpar.passes.partition import partition
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
-from tests.captures import captured
-from tests.fake_mesh import fake_mesh
 from tests.lowering.graphs import Case, forward_and_backward, traced, traced_module
 from tests.passes.fusing import Local, fuse_always, modules_of
-from tests.small_models import GPT, Block
+from tests.support.captures import captured
+from tests.support.fake_mesh import fake_mesh
+from tests.support.small_models import GPT, Block
 
 LAYERS = 3
 

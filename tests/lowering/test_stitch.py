@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional
-from fxpar.annotate import tensor
+from fxpar.graph.collective_sites import is_collective
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.strides import is_dense
 from fxpar.lowering.stitch import Compiled, stitch_regions
-from fxpar.passes.collective_sites import is_collective
-from fxpar.strides import is_dense
-from tests.fake_mesh import fake_mesh
 from tests.lowering.graphs import forward_and_backward, strides, traced
-from tests.small_models import GPT
+from tests.support.fake_mesh import fake_mesh
+from tests.support.small_models import GPT
 
 
 def run_as_it_is(region: fx.GraphModule) -> Compiled:

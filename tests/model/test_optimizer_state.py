@@ -11,9 +11,9 @@ from torch import nn
 
 from fxpar.distribute import distribute
 from fxpar.errors import OptimizerStateError
-from fxpar.launch import run_ranks
-from tests.fake_mesh import fake_mesh
+from fxpar.world.launch import run_ranks
 from tests.model.train_with_optimizers import expected, train_from_mesh_to_mesh
+from tests.support.fake_mesh import fake_mesh
 
 # torch's Adafactor makes no step where weights are sharded.
 PLAN = [({axis: 2}, ["adamw", "sgd"]) for axis in ("x", "z")]

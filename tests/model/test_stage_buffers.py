@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from fxpar.distribute import distribute
 from fxpar.errors import SharedBufferError
-from fxpar.launch import run_ranks
-from tests.fake_mesh import fake_mesh
+from fxpar.world.launch import run_ranks
 from tests.model.train_with_buffers import Normed, rows_of, seeded, statistics_of_the_first_shard, train_save_and_load
+from tests.support.fake_mesh import fake_mesh
 
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 

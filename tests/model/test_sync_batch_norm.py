@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpar.capture import capture_forward
 from fxpar.compiler import localize, plan_stages
 from fxpar.distribute import distribute
 from fxpar.errors import UnsupportedGraphError
-from fxpar.launch import run_ranks
+from fxpar.ir.capture import capture_forward
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_collectives import communicating
-from tests.fake_mesh import fake_mesh
+from fxpar.world.launch import run_ranks
 from tests.model.train_sync_batch_norm import compare_with_one_process
+from tests.support.fake_mesh import fake_mesh
 
 
 def test_loss_gradients_and_running_statistics_equal_those_of_one_process() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fxpar.distribute import distribute
 from fxpar.errors import NotCompiledError, NotLoadedError, UninitializedModuleError
 from fxpar.model.unset import place_buffers
-from tests.fake_mesh import as_rank, fake_mesh
+from tests.support.fake_mesh import as_rank, fake_mesh
 
 ROWS = torch.zeros(2, 4)
 

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch import FakeTensorMode
-from fxpar.annotate import Placed, fused, layout_of, move, set_placed, tensor
-from fxpar.layout import REPLICATE, Layout, Partial, Shard
-from fxpar.mesh import Mesh
-from fxpar.overlap import FUSE_ALWAYS, Overlap
-from fxpar.passes.emit_moves import emit_step
+from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.prices import prices_of
+from fxpar.graph.emit_redistribution import emit_step
+from fxpar.graph.graph_writer import LocalGraph
+from fxpar.graph.redistribute import Step
+from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
+from fxpar.ir.node_meta import Placed, fused, layout_of, move, set_placed, tensor
+from fxpar.ir.overlap_options import FUSE_ALWAYS, Overlap
 from fxpar.passes.fuse_collectives import Fused, fuse_collectives
-from fxpar.passes.fusion_costs import dearest, estimate_fusions
-from fxpar.passes.local_graph import LocalGraph
-from fxpar.passes.moves import Step
-from fxpar.planner.graph_time import GraphModel
-from fxpar.planner.prices import prices_of
-from tests.fake_mesh import as_rank
-from tests.lockstep import run_ranks_in_lockstep
+from fxpar.passes.fusion.fusion_costs import dearest, estimate_fusions
+from fxpar.world.mesh import Mesh
+from tests.support.fake_mesh import as_rank
+from tests.support.lockstep import run_ranks_in_lockstep
 
 Write: TypeAlias = Callable[["Local"], Sequence[fx.Node]]
 """Writes a local graph, and says what it returns."""

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.dump import format_graph
+from fxpar.ir.stage import JointGraph
 from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.insert_collectives import collectives, insert_collectives
-from fxpar.stage import JointGraph
-from tests.fake_mesh import fake_mesh
-from tests.joint_graphs import joint_graph
-from tests.placements import as_told
-from tests.stored_graphs import lay_out_stored
+from tests.support.fake_mesh import fake_mesh
+from tests.support.joint_graphs import joint_graph
+from tests.support.placements import as_told
+from tests.support.stored_graphs import lay_out_stored
 
 
 class Scaled(nn.Module):

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from joint_graphs import joint_graph
-from small_models import GPT, hf_gpt2, hf_llama
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from fxpar._torch import ignore_logging_calls
-from fxpar.annotate import is_backward, module_path
+from fxpar.ir.node_meta import is_backward, module_path
+from fxpar.passes.decompose.decompositions import DECOMPOSITIONS
+from fxpar.passes.decompose.norm_decompositions import NORMS
+from fxpar.passes.decompose.norm_policy import ONE_RANK, Outlook
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
-from fxpar.passes.decompositions import DECOMPOSITIONS
-from fxpar.passes.norm_decompositions import NORMS
-from fxpar.passes.outlook import ONE_RANK, Outlook
+from tests.support.joint_graphs import joint_graph
+from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 aten = torch.ops.aten
 CONVOLUTION_BACKWARD = aten.convolution_backward.default

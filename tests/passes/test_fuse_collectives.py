@@ -9,8 +9,7 @@ import torch
 from torch import fx
 
 from fxpar.dump import format_graph
-from fxpar.passes.local_graph import aten
-from tests.fake_mesh import fake_mesh
+from fxpar.graph.graph_writer import aten
 from tests.passes.fusing import (
     Local,
     Write,
@@ -21,6 +20,7 @@ from tests.passes.fusing import (
     modules_of,
     ops_of,
 )
+from tests.support.fake_mesh import fake_mesh
 
 c10d = torch.ops._c10d_functional
 

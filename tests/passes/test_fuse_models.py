@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxpar.annotate import is_backward
+from fxpar.ir.node_meta import is_backward
+from fxpar.ir.stage import JointGraph
+from fxpar.passes.fusion.verdicts import Verdict
 from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.passes.partition import partition
-from fxpar.passes.verdicts import Verdict
-from fxpar.stage import JointGraph
-from tests.fake_mesh import as_rank, fake_mesh
-from tests.joint_graphs import joint_graph
-from tests.local_graphs import inputs_of, pieces_of
 from tests.passes.fusing import check_same, compare_modules, fuse_always
 from tests.passes.test_overlap_collectives import Mixed
 from tests.passes.test_sequence_parallel import SUBJECTS, laid_out
-from tests.placements import at_random, lay_out
+from tests.support.fake_mesh import as_rank, fake_mesh
+from tests.support.joint_graphs import joint_graph
+from tests.support.local_graphs import inputs_of, pieces_of
+from tests.support.placements import at_random, lay_out
 
 
 def verdicts_of(name: str, *, backward: bool) -> list[Verdict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxpar.launch import run_ranks
+from fxpar.world.launch import run_ranks
 from tests.passes.run_fused import run_asleep, run_both
 from tests.passes.test_fuse_collectives import GATHERS, KEPT, REDUCTIONS, SCATTERS
 

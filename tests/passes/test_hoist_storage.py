@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fxpar.ir.stage import JointGraph
 from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.hoist_storage import hoist_storage
 from fxpar.passes.insert_collectives import collectives, insert_collectives
-from fxpar.stage import JointGraph
-from tests.fake_mesh import as_rank, fake_mesh
-from tests.joint_graphs import joint_graph
-from tests.placements import at_random
-from tests.stored_graphs import Batches, lay_out_stored, run_stored
+from tests.support.fake_mesh import as_rank, fake_mesh
+from tests.support.joint_graphs import joint_graph
+from tests.support.placements import at_random
+from tests.support.stored_graphs import Batches, lay_out_stored, run_stored
 
 
 class Block(nn.Module):

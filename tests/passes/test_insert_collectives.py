@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fxpar
-from fxpar.annotate import is_backward
 from fxpar.dump import format_graph
-from fxpar.layout import REPLICATE, Partial, Shard
+from fxpar.ir.layout import REPLICATE, Partial, Shard
+from fxpar.ir.node_meta import is_backward
+from fxpar.ir.stage import JointGraph
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.rules import rule_for
 from fxpar.rules.rule import Strategy
-from fxpar.stage import JointGraph
-from tests.fake_mesh import fake_mesh
-from tests.joint_graphs import joint_graph
-from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
-from tests.placements import as_told, at_random, lay_out
+from tests.support.fake_mesh import fake_mesh
+from tests.support.joint_graphs import joint_graph
+from tests.support.local_graphs import check_pieces, inputs_of, run_local_graphs
+from tests.support.placements import as_told, at_random, lay_out
 
 
 class Mlp(nn.Module):

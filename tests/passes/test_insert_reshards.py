@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.capture import capture_forward
 from fxpar.compiler import plan_stages
 from fxpar.dump import format_graph
 from fxpar.errors import UnknownAlgorithmError, UnknownStrategyError
-from fxpar.hints import Entry
+from fxpar.ir.capture import capture_forward
+from fxpar.ir.hints import Entry
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
-from fxpar.pipeline import Pipeline
+from fxpar.resharding.pipeline import Pipeline
 from fxpar.resharding.strategies import STRATEGIES
-from tests.fake_mesh import fake_mesh
-from tests.whole_pipeline import run_pipeline
+from tests.support.fake_mesh import fake_mesh
+from tests.support.whole_pipeline import run_pipeline
 
 
 class Net(nn.Module):

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 import fxpar
 from fxpar.errors import RandomGeneratorError, UnsupportedGraphError
-from fxpar.launch import run_ranks
+from fxpar.ir.random import RANDOM_STATE, random_state
+from fxpar.ir.stage import JointGraph
 from fxpar.passes.logical_random import logical_random
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
-from fxpar.random import RANDOM_STATE, random_state
-from fxpar.stage import JointGraph
-from tests.captures import captured
+from fxpar.world.launch import run_ranks
+from tests.support.captures import captured
 
 
 class Drawing(nn.Module):

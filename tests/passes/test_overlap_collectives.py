@@ -10,24 +10,24 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar.annotate import Move, move
-from fxpar.layout import REPLICATE, Partial, Shard
-from fxpar.overlap import NO_OVERLAP, OVERLAP_RULES, Overlap, OverlapRule
+from fxpar.graph.collective_sites import Site, find_sites
+from fxpar.ir.layout import REPLICATE, Partial, Shard
+from fxpar.ir.node_meta import Move, move
+from fxpar.ir.overlap_options import NO_OVERLAP, OVERLAP_RULES, Overlap, OverlapRule
+from fxpar.ir.stage import JointGraph
 from fxpar.passes.bucket_collectives import bucket_collectives
-from fxpar.passes.collective_sites import Site, find_sites
-from fxpar.passes.gather_ahead import FARTHEST
 from fxpar.passes.insert_collectives import collectives, insert_collectives
-from fxpar.passes.live_memory import peak_live_bytes
+from fxpar.passes.memory.live_memory import peak_live_bytes
+from fxpar.passes.overlap.gather_ahead import FARTHEST
 from fxpar.passes.overlap_collectives import overlap_collectives
 from fxpar.passes.partition import partition
 from fxpar.rules.rule import Strategy
-from fxpar.stage import JointGraph
-from tests.fake_mesh import as_rank, fake_mesh
-from tests.joint_graphs import joint_graph
-from tests.local_graphs import inputs_of, pieces_of
-from tests.lockstep import run_ranks_in_lockstep
-from tests.placements import Choose, as_told, at_random, lay_out
-from tests.stored_graphs import lay_out_stored
+from tests.support.fake_mesh import as_rank, fake_mesh
+from tests.support.joint_graphs import joint_graph
+from tests.support.local_graphs import inputs_of, pieces_of
+from tests.support.lockstep import run_ranks_in_lockstep
+from tests.support.placements import Choose, as_told, at_random, lay_out
+from tests.support.stored_graphs import lay_out_stored
 
 Parts: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fxpar.annotate import is_backward, tensor
 from fxpar.dump import format_graph
-from fxpar.layout import REPLICATE, Partial, Shard
+from fxpar.ir.layout import REPLICATE, Partial, Shard
+from fxpar.ir.node_meta import is_backward, tensor
+from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.partition import Partitioned, partition
 from fxpar.rules.rule import Strategy
-from fxpar.stage import JointGraph, Port, PortKind
-from tests.fake_mesh import fake_mesh
-from tests.joint_graphs import joint_graph
-from tests.placements import as_told, lay_out
+from tests.support.fake_mesh import fake_mesh
+from tests.support.joint_graphs import joint_graph
+from tests.support.placements import as_told, lay_out
 
 
 class Attention(nn.Module):

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fxpar
-from fxpar import annotate
+from fxpar.costs.prices import Prices
 from fxpar.errors import InfeasibleLayoutError
-from fxpar.hints import Grouped, Spec
-from fxpar.layout import Layout, Shard
+from fxpar.hardware.network import Network
+from fxpar.ir import node_meta
+from fxpar.ir.hints import Grouped, Spec
+from fxpar.ir.layout import Layout, Shard
+from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
 from fxpar.layouts.pins import Pin, Pins
-from fxpar.planner.prices import Prices
-from fxpar.resharding.network import Network
-from fxpar.stage import JointGraph, Port, PortKind, StageBorder
-from tests.fake_mesh import fake_mesh
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
-from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
-from tests.small_models import GPT, hf_gpt2, hf_llama
+from tests.support.fake_mesh import fake_mesh
+from tests.support.local_graphs import check_pieces, inputs_of, run_local_graphs
+from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 LAYERS, BATCH, LENGTH, WIDTH, VOCABULARY = 2, 2, 64, 128, 1024
 HIDDEN_BYTES = BATCH * LENGTH * WIDTH * 4
@@ -117,9 +117,9 @@ def test_a_plain_hint_on_a_fused_weight_finds_the_digit_of_the_heads() -> None:
 def test_the_same_graph_is_laid_out_the_same_way_again() -> None:
     joint, pins = model_graph("gpt")
 
-    def layouts() -> list[annotate.Placed]:
+    def layouts() -> list[node_meta.Placed]:
         lay_out(joint, pins, bytes_count(), x=2)
-        return [annotate.placed(node) for node in joint.module.graph.nodes]
+        return [node_meta.placed(node) for node in joint.module.graph.nodes]
 
     assert layouts() == layouts()
 
@@ -129,7 +129,7 @@ def test_without_an_automatic_axis_everything_is_replicated() -> None:
     laid = lay_out(joint, pins, latency_counts(), data=2)
     assert not laid.collectives
     for node in joint.module.graph.nodes:
-        placed = annotate.placed(node)
+        placed = node_meta.placed(node)
         assert not any(layout.axes for layout in (*placed.inputs, *placed.outputs) if layout is not None), node
 
 
@@ -253,8 +253,8 @@ def test_a_hint_that_does_not_divide_is_ragged_through_the_graph() -> None:
     laid = lay_out(joint, pins, latency_counts(), x=2)
     port = Port(PortKind.PARAMETER, "head.weight")
     assert laid.border.inputs[port] == laid.border.gradients[port] == Layout((97, 24), (("x", Shard(0, 2)),))
-    (logits,) = (n for n in joint.module.graph.nodes if "mm" in n.name and annotate.tensor(n).shape == (24, 97))
-    assert annotate.placed(logits).outputs == (Layout((24, 97), (("x", Shard(1, 2)),)),)
+    (logits,) = (n for n in joint.module.graph.nodes if "mm" in n.name and node_meta.tensor(n).shape == (24, 97))
+    assert node_meta.placed(logits).outputs == (Layout((24, 97), (("x", Shard(1, 2)),)),)
 
 
 def test_a_grouped_hint_and_an_exact_pin_are_taken_at_their_word() -> None:

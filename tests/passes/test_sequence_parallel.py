@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from fxpar.annotate import is_backward, module_path
 from fxpar.bench.models import GPT_SEQUENCE_HINTS, LLAMA_SEQUENCE_HINTS, example
 from fxpar.compiler import plan_stages
-from fxpar.hints import Spec
-from fxpar.mesh import Mesh
+from fxpar.ir.hints import Spec
+from fxpar.ir.node_meta import is_backward, module_path
+from fxpar.ir.stage import PlannedStage, PortKind
 from fxpar.passes.insert_collectives import Collective, collectives, insert_collectives
-from fxpar.stage import PlannedStage, PortKind
-from tests.captures import captured
-from tests.fake_mesh import fake_mesh
-from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
-from tests.small_models import hf_llama
+from fxpar.world.mesh import Mesh
+from tests.support.captures import captured
+from tests.support.fake_mesh import fake_mesh
+from tests.support.local_graphs import check_pieces, inputs_of, run_local_graphs
+from tests.support.small_models import hf_llama
 
 LAYERS, BATCH, LENGTH, WIDTH, VOCABULARY = 2, 4, 64, 32, 8192
 NUMBERS = BATCH * LENGTH * 4

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fxpar.annotate import placed, tensor
-from fxpar.dtensor import is_expressible
 from fxpar.dump import format_graph
-from fxpar.layout import REPLICATE, Layout, Shard
-from fxpar.mesh import STAGE_AXES
+from fxpar.ir.dtensor import is_expressible
+from fxpar.ir.layout import REPLICATE, Layout, Shard
+from fxpar.ir.node_meta import placed, tensor
+from fxpar.ir.stage import JointGraph
 from fxpar.passes.hoist_storage import hoist_storage
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.shard_storage import stored
 from fxpar.rules.rule import Strategy
-from fxpar.stage import JointGraph
-from tests.fake_mesh import fake_mesh
-from tests.joint_graphs import joint_graph
-from tests.placements import as_told
-from tests.stored_graphs import lay_out_stored
+from fxpar.world.mesh import STAGE_AXES
+from tests.support.fake_mesh import fake_mesh
+from tests.support.joint_graphs import joint_graph
+from tests.support.placements import as_told
+from tests.support.stored_graphs import lay_out_stored
 
 
 class Mlp(nn.Module):

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fxpar.annotate import tensor
 from fxpar.dump import format_graph
+from fxpar.graph.min_cut import may_run_twice
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.stage import JointGraph, PortKind
 from fxpar.lowering import lower
-from fxpar.passes.cut import may_run_twice
 from fxpar.passes.insert_collectives import collectives, insert_collectives
 from fxpar.passes.partition import partition
 from fxpar.passes.split_backward import SplitBackward
-from fxpar.stage import JointGraph, PortKind
-from tests.fake_mesh import as_rank, fake_mesh
-from tests.halves import decomposed, joints_of, run_parts, split
-from tests.local_graphs import inputs_of, pieces_of
-from tests.lockstep import run_ranks_in_lockstep
 from tests.passes.test_partition import Attention
-from tests.placements import at_random, lay_out
-from tests.small_models import GPT, hf_gpt2, hf_llama
+from tests.support.fake_mesh import as_rank, fake_mesh
+from tests.support.halves import decomposed, joints_of, run_parts, split
+from tests.support.local_graphs import inputs_of, pieces_of
+from tests.support.lockstep import run_ranks_in_lockstep
+from tests.support.placements import at_random, lay_out
+from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 aten = torch.ops.aten
 CONVOLUTION = aten.convolution_backward.default

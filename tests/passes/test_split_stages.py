@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpar.capture import Capture, example
+from fxpar.costs.prices import prices_of
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
-from fxpar.passes.balance_stages import balance_stages
+from fxpar.ir.capture import Capture, example
+from fxpar.ir.stage import Port, PortKind, StageGraph
 from fxpar.passes.split_stages import split_stages
-from fxpar.planner.prices import prices_of
-from fxpar.stage import Port, PortKind, StageGraph
-from tests.captures import captured
-from tests.frozen_chain import FrozenChain, class_batch
+from fxpar.passes.stages.balance_stages import balance_stages
+from tests.support.captures import captured
+from tests.support.frozen_chain import FrozenChain, class_batch
 
 
 def run_stages(stages: Sequence[StageGraph], values: Mapping[Port, Tensor]) -> dict[Port, Tensor]:

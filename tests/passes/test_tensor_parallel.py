@@ -19,27 +19,27 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fxpar import annotate
-from fxpar.annotate import is_backward
 from fxpar.bench.models import LLAMA_HINTS
-from fxpar.hints import Spec
-from fxpar.layout import Layout, Shard
+from fxpar.costs.equations import elements_sent, k, layer_elements, m, n, size
+from fxpar.costs.prices import Prices
+from fxpar.ir import node_meta
+from fxpar.ir.hints import Spec
+from fxpar.ir.layout import Layout, Shard
+from fxpar.ir.node_meta import is_backward
+from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.layouts.pins import Pins
+from fxpar.passes.decompose.norm_policy import Outlook
 from fxpar.passes.insert_collectives import insert_collectives
-from fxpar.passes.kept_memory import kept_memory
-from fxpar.passes.outlook import Outlook
+from fxpar.passes.memory.activation_memory import kept_memory
 from fxpar.passes.partition import partition
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
-from fxpar.planner.equations import elements_sent, k, layer_elements, m, n, size
-from fxpar.planner.prices import Prices
-from fxpar.stage import JointGraph, Port, PortKind
-from tests.captures import captured
-from tests.fake_mesh import fake_mesh
-from tests.halves import decomposed as in_parts
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
-from tests.local_graphs import check_pieces, inputs_of, run_local_graphs
-from tests.small_models import GPT, hf_gpt2, hf_llama
+from tests.support.captures import captured
+from tests.support.fake_mesh import fake_mesh
+from tests.support.halves import decomposed as in_parts
+from tests.support.local_graphs import check_pieces, inputs_of, run_local_graphs
+from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 Sent = tuple[str, str, float]
 """A collective: its kind, its axis, and the elements that each rank sends."""
@@ -80,7 +80,7 @@ def sent(laid: LaidOut, sizes: dict[str, int], *, backward: bool, at_least: floa
     found = []
     for c in laid.collectives:
         source = c.node.all_input_nodes[0]
-        buffer = max(annotate.tensor(source).numel(), annotate.tensor(c.node).numel())
+        buffer = max(node_meta.tensor(source).numel(), node_meta.tensor(c.node).numel())
         elements = elements_sent(c.kind, buffer, sizes[c.axis])
         if is_backward(c.node) == backward and elements >= at_least:
             found.append((c.kind, c.axis, elements))
@@ -235,12 +235,12 @@ def test_attention_is_split_by_heads_and_the_loss_by_words(name: str) -> None:
     attended = [node for node in nodes if "scaled_dot_product" in str(node.target)]
     assert attended
     for node in attended:
-        for layout in annotate.placed(node).inputs[:3]:
+        for layout in node_meta.placed(node).inputs[:3]:
             assert layout.placement("x") == Shard(1, 2), f"heads over x: {node}, {layout}"
     logits = [
         layout
         for node in nodes
-        for layout in annotate.placed(node).outputs
+        for layout in node_meta.placed(node).outputs
         if layout is not None and math.prod(layout.shape) == ROWS * VOCABULARY and is_float(node)
     ]
     assert logits and all(math.prod(local(layout)) <= ROWS * VOCABULARY / 2 for layout in logits)
@@ -248,7 +248,7 @@ def test_attention_is_split_by_heads_and_the_loss_by_words(name: str) -> None:
 
 
 def is_float(node: fx.Node) -> bool:
-    return annotate.tensor(node).is_floating_point()
+    return node_meta.tensor(node).is_floating_point()
 
 
 def local(layout: Layout) -> tuple[int, ...]:
@@ -278,7 +278,7 @@ def check_weights(laid: LaidOut, sizes: dict[str, int]) -> None:
         for user in node.users:
             if port in weights and user.op == "call_function":
                 position = user.all_input_nodes.index(node)
-                assert annotate.placed(user).inputs[position] == weights[port], f"{port} at {user}"
+                assert node_meta.placed(user).inputs[position] == weights[port], f"{port} at {user}"
 
 
 def is_weight(port: Port, layout: Layout) -> bool:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.effects import _EffectType
 
-from fxpar import annotate
-from fxpar.capture import example
 from fxpar.errors import UnsupportedGraphError
+from fxpar.ir import node_meta
+from fxpar.ir.capture import example
+from fxpar.ir.stage import JointGraph, PortKind, StageGraph
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
-from fxpar.stage import JointGraph, PortKind, StageGraph
-from tests.captures import captured
+from tests.support.captures import captured
 
 
 class Normed(nn.Module):
@@ -119,7 +119,7 @@ def test_ops_without_a_result_have_the_value_none_and_run() -> None:
     (stage,) = stages_of(Checked(), [], torch.zeros(4, dtype=torch.long), torch.ones(4, 5))
     joint = trace_joint(stage, with_backward=True)
     assertions = [node for node in joint.module.graph.nodes if node.target is ASSERTION]
-    assert len(assertions) == 4 and all(annotate.value(node) is None for node in assertions)
+    assert len(assertions) == 4 and all(node_meta.value(node) is None for node in assertions)
     values = {"0": torch.arange(4), "1": torch.full((4, 5), -1.0)} | dict(Checked().named_parameters())
     with pytest.raises(RuntimeError, match="weights must be positive"):
         joint.module(*(values[port.name] for port in joint.inputs), torch.ones(()))

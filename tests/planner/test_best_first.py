@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxpar.hardware.cluster import Cluster, cluster_named
+from fxpar.planner.analytic_estimate import analytic_estimate, matrices_of
 from fxpar.planner.best_first import BestFirst
-from fxpar.planner.cluster import Cluster, cluster_named
-from fxpar.planner.coarse import analytic_estimate, matrices_of
 from fxpar.planner.configuration import Configuration
 from fxpar.planner.search import plan
 from fxpar.planner.step_model import Estimate

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 import fxpar
-from fxpar.launch import run_ranks
-from fxpar.planner.published_models import GPTS
-from tests.small_models import GPT
+from fxpar.world.launch import run_ranks
+from tests.support.published_models import GPTS
+from tests.support.small_models import GPT
 
 RANKS, TOKENS, LENGTH = 1024, 2**22, 2048
 GIBIBYTE = 2**30

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.planner.cluster import cluster_named
+from fxpar.hardware.cluster import cluster_named
 from fxpar.planner.layers import Layers, find_layers, layers_to_sample, sample_counts, with_layers
 from fxpar.planner.search import plan
-from tests.fake_mesh import fake_mesh
+from tests.support.fake_mesh import fake_mesh
 
 CLUSTER = replace(cluster_named("laptop"), ranks_per_host=2)
 LAYERS, WIDTH, ROWS = 6, 32, 64

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import fxpar
 from fxpar.cli import main
 from fxpar.errors import PlanningError
-from fxpar.planner.cluster import Cluster, cluster_named
+from fxpar.hardware.cluster import Cluster, cluster_named
 from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
 from fxpar.planner.search import Ranking, plan
 from fxpar.planner.step_model import StepModel, local_batch
-from tests.fake_mesh import fake_mesh
+from tests.support.fake_mesh import fake_mesh
 
 WIDTH, ROWS, LAYERS = 64, 32, 4
 

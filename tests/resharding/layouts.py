@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from hypothesis import strategies as st
 
-from fxpar.layout import Layout, Shard
+from fxpar.ir.layout import Layout, Shard
 from fxpar.resharding.tile import Tile, tile_of
 
 Places: TypeAlias = dict[int, dict[str, int]]

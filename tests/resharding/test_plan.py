@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpar.errors import UnknownAlgorithmError, UnknownStrategyError
-from fxpar.resharding.network import MAX_CHUNKS, Network
+from fxpar.hardware.network import MAX_CHUNKS, Network
 from fxpar.resharding.plan import Relay, ReshardPlan, make_plan
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import SIGNAL, STRATEGIES

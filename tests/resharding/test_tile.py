@@ -14,8 +14,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxpar._torch import StridedShard
 from fxpar.resharding.tile import tiles_of_placements
-from tests.fake_mesh import fake_mesh
 from tests.resharding.pieces import taken
+from tests.support.fake_mesh import fake_mesh
 
 
 @st.composite

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 
-from fxpar.layout import Layout, Shard
+from fxpar.ir.layout import Layout, Shard
+from fxpar.ir.tiles import shard_of
 from fxpar.resharding.tile import Tile
 from fxpar.resharding.units import unit_tasks
-from fxpar.tiles import shard_of
 from tests.resharding.layouts import Case, cases, places, tiles
 
 

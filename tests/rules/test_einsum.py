@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from fxpar.layout import REPLICATE, Partial, Placement, Shard
+from fxpar.ir.layout import REPLICATE, Partial, Placement, Shard
 from fxpar.rules import rule_for
 from fxpar.rules.einsum_rule import EinsumRule
 from fxpar.rules.rule import OpCall, Operand, Rule, Shape, Strategy

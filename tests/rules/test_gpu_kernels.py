@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpar.layout import Shard
+from fxpar.ir.layout import Shard
 from fxpar.rules.prove import prove
 from fxpar.rules.rule import Strategy
 

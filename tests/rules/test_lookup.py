@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxpar.errors import InvalidRuleError
-from fxpar.layout import Shard
+from fxpar.ir.layout import Shard
 from fxpar.rules import register_rule, rule_for
 from fxpar.rules.prove import prove, prove_two_axes
 from fxpar.rules.rule import Strategy

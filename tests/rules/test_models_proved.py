@@ -8,9 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from joint_graphs import joint_graph
 from op_calls import Call, calls_in, different
-from small_models import GPT, hf_gpt2, hf_llama
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -18,6 +16,8 @@ from fxpar._torch import ignore_logging_calls
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.rules import rule_for
 from fxpar.rules.prove import prove
+from tests.support.joint_graphs import joint_graph
+from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 VOCABULARY, LENGTH = 96, 12
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fxpar.layout import REPLICATE, Partial, Shard
+from fxpar.ir.layout import REPLICATE, Partial, Shard
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
 from fxpar.rules.prove import RuleDisprovedError, prove
 from fxpar.rules.rule import LocalOp, Strategy

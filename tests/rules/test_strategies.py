@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from test_einsum import MM
 
-from fxpar.layout import REPLICATE, Shard
+from fxpar.ir.layout import REPLICATE, Shard
 from fxpar.rules import rule_for
 from fxpar.rules.rule import Operand, Strategy
 from fxpar.rules.strategies import admissible, candidate_shards, replicated

@@ -15,7 +15,7 @@ from op_calls import Call, Recorder
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
-from fxpar.random import random_state, streams
+from fxpar.ir.random import random_state, streams
 from fxpar.rules import rule_for
 from fxpar.rules.prove import prove, prove_two_axes
 from fxpar.rules.table import TABLE

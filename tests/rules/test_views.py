@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_einsum import call_of, extend
 
-from fxpar.layout import REPLICATE, Shard
+from fxpar.ir.layout import REPLICATE, Shard
 from fxpar.rules import rule_for
 
 aten = torch.ops.aten

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxpar.layout import Layout
-from fxpar.mesh import init_mesh
+from fxpar.ir.layout import Layout
+from fxpar.ir.tiles import shard_of
 from fxpar.runtime.results import ResultSpec, gather_result
-from fxpar.tiles import shard_of
+from fxpar.world.mesh import init_mesh
 
 
 def whole_pieces(spec: ResultSpec, batch_shard: int, microbatches: int) -> list[Tensor]:

@@ -11,17 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError, ReshardError
-from fxpar.layout import Layout
-from fxpar.mesh import Mesh, init_mesh
-from fxpar.pipeline import Crossing
-from fxpar.resharding.network import LOOPBACK
-from fxpar.runtime.buffers import Buffers, Piece
-from fxpar.runtime.hand_over import HandOver
-from fxpar.runtime.stage_way import StageWay, open_stage_ways
-from fxpar.stage import Port, PortKind
-from fxpar.tiles import shard_of
-from tests.resharding.move_tensors import live_on
+from fxpar.hardware.network import LOOPBACK
+from fxpar.ir.layout import Layout
+from fxpar.ir.stage import Port, PortKind
+from fxpar.ir.tiles import shard_of
+from fxpar.resharding.pipeline import Crossing
+from fxpar.runtime.edge_transport import StageWay, open_stage_ways
+from fxpar.transport.buffers import Buffers, Piece
+from fxpar.transport.local_transport import HandOver
+from fxpar.world.mesh import Mesh, init_mesh
 from tests.runtime.toy_pipeline import as_columns
+from tests.support.move_tensors import live_on
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 import fxpar
 from fxpar.runtime import step as step_module
 from fxpar.runtime.recorder import Recorder
-from tests.parity import BATCH, SUBJECTS, loss_of
+from tests.support.parity import BATCH, SUBJECTS, loss_of
 
 MICROBATCHES = 8
 

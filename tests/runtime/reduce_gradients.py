@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.layout import Layout, Partial
-from fxpar.mesh import Mesh, init_mesh
+from fxpar.ir.layout import Layout, Partial
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
 from fxpar.runtime.gradients import AxisReductions, Gradient, sums_of_partial, sums_over_batch
+from fxpar.world.mesh import Mesh, init_mesh
 
 PARTIAL_X = (("x", Partial()),)
 LAYOUTS = {

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxpar.launch import run_ranks
-from fxpar.layout import Layout, Shard
-from fxpar.mesh import Mesh
+from fxpar.ir.layout import Layout, Shard
+from fxpar.ir.tiles import assemble
 from fxpar.schedule import SCHEDULE_NAMES, Schedule, build_schedule, forward_only, peak_in_flight
-from fxpar.tiles import assemble
+from fxpar.world.launch import run_ranks
+from fxpar.world.mesh import Mesh
 from tests.runtime.toy_pipeline import ROWS, WIDTH, Expected, Toy, owners, run_alone, whole_values
 from tests.runtime.train_toy import Outcome, fail_between_stages, lose_a_stage, memory_by_step, most_alive, train
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fxpar.launch import run_ranks
-from fxpar.mesh import Mesh
 from fxpar.runtime.gradients import own_memory
+from fxpar.world.launch import run_ranks
+from fxpar.world.mesh import Mesh
 from tests.runtime.reduce_gradients import LAYOUTS, gradients_of, lose_a_rank, messages_for, reduce_all
 
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpar.mesh import Mesh
 from fxpar.runtime import input_check
 from fxpar.runtime.input_check import checksum, differences, is_checked
+from fxpar.world.mesh import Mesh
 
 DTYPES = [
     torch.float32,

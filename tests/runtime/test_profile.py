@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fxpar
-from fxpar.launch import run_ranks
 from fxpar.schedule import DELAYED, Costs, build_schedule
-from tests.parity import BATCH, SUBJECTS, Run, check_runs, loss_of
+from fxpar.world.launch import run_ranks
+from tests.support.parity import BATCH, SUBJECTS, Run, check_runs, loss_of
 
 MICROBATCHES = 4
 

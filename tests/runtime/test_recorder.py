@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fxpar.cli import main
-from fxpar.launch import run_ranks
 from fxpar.schedule import DELAYED, Compute, Costs, Program, Schedule, Timeline, Wait, lower, peak_memory
 from fxpar.schedule.timeline import COMPUTE, SENDS, WAIT
+from fxpar.world.launch import run_ranks
 from tests.runtime.record_steps import record
 
 TOLERANCE = 0.05

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxpar.launch import run_ranks
-from fxpar.layout import Layout, Shard
-from fxpar.mesh import Mesh
+from fxpar.ir.layout import Layout, Shard
 from fxpar.runtime.results import ResultSpec
+from fxpar.world.launch import run_ranks
+from fxpar.world.mesh import Mesh
 from tests.runtime.gather_results import batched, gather_all, whole_pieces
 
 RESULT = Layout((4, 6))

@@ -19,18 +19,18 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar.annotate import set_value
-from fxpar.layout import Layout, Partial, Shard
-from fxpar.mesh import Mesh
+from fxpar.ir.layout import Layout, Partial, Shard
+from fxpar.ir.node_meta import set_value
+from fxpar.ir.plan import PlannedParameter
+from fxpar.ir.stage import CompiledSplit, CompiledStage, JointGraph, PlannedStage, Port, PortKind, StageBorder
+from fxpar.ir.tiles import shard_of
 from fxpar.passes.insert_reshards import insert_reshards
-from fxpar.pipeline import Pipeline
-from fxpar.plan import PlannedParameter
+from fxpar.resharding.pipeline import Pipeline
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.wiring import Connections, connect
 from fxpar.schedule import Schedule, check_programs, lower
-from fxpar.stage import CompiledSplit, CompiledStage, JointGraph, PlannedStage, Port, PortKind, StageBorder
-from fxpar.tiles import shard_of
+from fxpar.world.mesh import Mesh
 
 ROWS, WIDTH = 3, 6
 """Shape of one microbatch's activation; two ranks share the rows unevenly."""

@@ -12,11 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.mesh import Mesh, init_mesh
-from fxpar.runtime.segments import share_memory
-from fxpar.runtime.stage_way import StageWay
+from fxpar.runtime.edge_transport import StageWay
 from fxpar.schedule import Schedule, build_schedule
-from tests.resharding.move_tensors import live_on
+from fxpar.transport.shared_segment import share_memory
+from fxpar.world.mesh import Mesh, init_mesh
 from tests.runtime.toy_pipeline import (
     ROWS,
     Toy,
@@ -26,6 +25,7 @@ from tests.runtime.toy_pipeline import (
     run_step,
     whole_values,
 )
+from tests.support.move_tensors import live_on
 
 
 @dataclass(frozen=True, slots=True)

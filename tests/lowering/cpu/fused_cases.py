@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpar.lowering.ops import GATHER_FORMS, SCATTER_FORMS
+from fxpar.ir.fused_ops import GATHER_FORMS, SCATTER_FORMS
 
 INNER, WIDTH = 24, 20
 

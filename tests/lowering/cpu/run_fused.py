@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fxpar.errors import PeerLostError
-from fxpar.lowering import ops
+from fxpar.ir import fused_ops
 from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of
@@ -29,9 +29,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "reduce": torch.ops.fxpar.matmul_all_reduce,
 }
 REFERENCES: dict[str, Callable[..., Any]] = {
-    "gather": ops.all_gather_matmul_reference,
-    "scatter": ops.matmul_reduce_scatter_reference,
-    "reduce": ops.matmul_all_reduce_reference,
+    "gather": fused_ops.all_gather_matmul_reference,
+    "scatter": fused_ops.matmul_reduce_scatter_reference,
+    "reduce": fused_ops.matmul_all_reduce_reference,
 }
 
 

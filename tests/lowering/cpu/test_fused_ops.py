@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxpar.launch import run_ranks
+from fxpar.world.launch import run_ranks
 from tests.lowering.cpu.run_fused import (
     compare_all,
     compare_in_groups,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
+from fxpar.ir.tiles import LogicalBox
 from fxpar.lowering.triton.gather import Gather, multiply
 from fxpar.lowering.triton.launch import (
     Arrival,
@@ -32,7 +33,6 @@ from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.scatter import Product
 from fxpar.lowering.triton.tile import place_of_tile
 from fxpar.lowering.triton.tiling import DTYPES, Tiling
-from fxpar.tiles import LogicalBox
 from tests.lowering.triton.products import assert_product, factor
 
 SMALL = Tiling(16, 16, 16, warps=4, stages=2, band=1)

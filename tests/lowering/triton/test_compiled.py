@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from fxpar.ir.tiles import LogicalBox
 from fxpar.lowering.triton.launch import sum_call, uniform_call
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling, tilings
-from fxpar.tiles import LogicalBox
 from tests.lowering.triton.compiled import Compiled, compile_call, gathered, scattered
 
 CAPABILITIES = (80, 90, 100)

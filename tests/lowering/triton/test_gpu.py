@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fxpar.launch import run_ranks
+from fxpar.world.launch import run_ranks
 from tests.lowering.triton.products import assert_product
 
 pytest.importorskip("triton")
@@ -84,8 +84,8 @@ def test_rows_are_counted_when_they_are_stored_by_every_tiling(m: int, n: int, k
 
 @pytest.mark.parametrize(("sizes", "strides"), [((1 << 20,), (1,)), ((64, 33, 5), (1000, 7, 1)), ((3,), (1 << 40,))])
 def test_numbers_by_logical_index_are_those_of_the_cpu(sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    from fxpar.ir.random import random_state
     from fxpar.lowering.triton import register_on_gpus
-    from fxpar.random import random_state
 
     register_on_gpus()
     (stream,) = torch.ops.fxpar.streams(random_state(2**62 + 7, 3, 5, 1), [1 << 25])
@@ -106,7 +106,7 @@ def test_what_a_stream_does_is_timed_when_it_does_it() -> None:
 
 
 def test_a_row_of_the_benchmark_has_all_times() -> None:
-    from fxpar.bench.fused_one_gpu import Shape, one_gpu_rows
+    from fxpar.bench.fused.one_gpu import Shape, one_gpu_rows
 
     for row in one_gpu_rows([Shape("gather", 512, 512, 512), Shape("scatter", 512, 512, 512)], torch.bfloat16, print):
         assert all(float(row[name]) > 0 for name in row if name.endswith("_us") and "communication" not in name)

@@ -1,0 +1,1 @@
+"""Hosts emulated by network namespaces of this machine."""

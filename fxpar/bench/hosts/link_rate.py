@@ -1,0 +1,63 @@
+"""Hosts of one rank each: the rate of links at which they communicate as long as they compute, and what that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxpar.bench.hosts.emulated_cluster import DEVICE, EmulatedCluster
+from fxpar.bench.hosts.namespace import bytes_sent
+from fxpar.bench.measure.interleaved import Sample, Step, Turn, median_ms, take_turns, turns_of
+from fxpar.world.launch import run_ranks
+
+TRIAL_MBIT = 1000
+"""Of the links over which sent bytes are counted; that many links of this machine hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What a rank computes, in samples of computing alone, and the bytes that it sends."""
+
+    computing: Sequence[Sample]
+    num_bytes: int
+
+
+def measure_halves(computing: Step, sending: Step, warm_up: int, repeats: int) -> Halves:
+    """Time `computing`, which sends nothing, and count what one run of `sending` sends. On each rank."""
+    samples = take_turns({"computing": computing}, warm_up, repeats)["computing"]
+    sending()  # compiled now, for which ranks talk, too
+    before = bytes_sent(DEVICE)
+    sending()
+    return Halves(samples, bytes_sent(DEVICE) - before)
+
+
+def rate_that_takes_half(hosts: int, halves: Callable[..., Halves], *args: Any) -> float:
+    """The rate of links between so many hosts of one rank each, in Mbit/s, at which both halves take as long.
+
+    Every rank calls `halves(*args)`.
+
+    Raises:
+        ClusterUnavailableError: this machine or user cannot emulate hosts.
+    """
+    with EmulatedCluster(hosts, rate_mbit=TRIAL_MBIT) as cluster:
+        by_rank = cluster.run(1, halves, *args, timeout_s=600)
+    (computing,) = turns_of([{"computing": found.computing} for found in by_rank]).values()
+    return 8 * max(found.num_bytes for found in by_rank) / (1e3 * median_ms(computing))
+
+
+def measure_at(
+    rate_mbit: float, hosts: int, samples: Callable[..., Mapping[str, Sequence[Sample]]], *args: Any
+) -> dict[str, list[Turn]]:
+    """What `samples(*args)` times on every rank, between hosts with links of that rate.
+
+    Where it is infinite, all ranks are on this machine.
+
+    Raises:
+        ClusterUnavailableError: this machine or user cannot emulate hosts.
+    """
+    if math.isinf(rate_mbit):
+        return turns_of(run_ranks(hosts, samples, *args, timeout_s=600))
+    with EmulatedCluster(hosts, rate_mbit=rate_mbit) as cluster:
+        return turns_of(cluster.run(1, samples, *args, timeout_s=600))

@@ -1,0 +1,1 @@
+"""Timing that a busy machine does not mislead."""

@@ -1,0 +1,154 @@
+"""Interleaved timing: steps take turns in one run of all ranks, so that what disturbs the machine disturbs all."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from fxpar.bench.measure.processors import ProcessorUse, share_of_others
+from fxpar.bench.report import Row
+from fxpar.calibrate.network import alternate
+
+Step: TypeAlias = Callable[[], Any]
+"""One step of training, which every rank runs."""
+
+MOST_OTHERS = 0.12
+"""Steps during which other processes took more of the processors are disturbed: they run again, or do not count.
+
+An idle machine's own services take up to 5% in a step; with 12%, what ranks on two cores lost was within the 3% by
+which quiet rounds differ.
+"""
+
+TRIES = 3
+"""How often a disturbed step runs before it stays disturbed: work that passes has passed by then, and on a machine that
+is busy all the time a benchmark takes three times as long rather than for ever."""
+
+_LEAD_S = 0.1
+"""From the agreement on a start to the start itself: all ranks must have heard of it, and sleep until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """How long something took, the share of the processors that others took meanwhile, and how often it ran for that:
+    of `tries` runs, all but the last were disturbed."""
+
+    seconds: float
+    others: float
+    tries: int = 1
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other processes took so much that it does not count."""
+        return self.others > MOST_OTHERS
+
+
+class Sample(Timed):
+    """One step on one rank, until it ended after the common start. Ranks differ in `seconds` only."""
+
+    __slots__ = ()
+
+
+class Turn(Timed):
+    """One step of all ranks, until the last of them ended."""
+
+    __slots__ = ()
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def take_turns(steps: Mapping[str, Step], warm_up: int, repeats: int, tries: int = TRIES) -> dict[str, list[Sample]]:
+    """Samples of every step by name, on this rank of all; the first `warm_up` rounds are not counted.
+
+    A disturbed step is run again at once, up to `tries` times in all; the least disturbed of them counts.
+    """
+    samples: dict[str, list[Sample]] = {name: [] for name in steps}
+    for number, name in enumerate(alternate(list(steps), warm_up + repeats)):
+        is_warm_up = number < warm_up * len(steps)
+        samples[name].append(least_disturbed(partial(_sample, steps[name]), 1 if is_warm_up else tries))
+    return {name: found[warm_up:] for name, found in samples.items()}
+
+
+def least_disturbed(run: Callable[[], T], tries: int = TRIES) -> T:
+    """Run it until nothing disturbs it, up to so many times; returns the least disturbed."""
+    found: list[T] = []
+    while not found or (len(found) < tries and found[-1].is_disturbed):
+        found.append(run())
+    return replace(min(found, key=lambda timed: timed.others), tries=len(found))
+
+
+def _sample(step: Step) -> Sample:
+    """All ranks compare the same shares, so they decide alike whether to run a step again."""
+    start, before = meet_on_one_clock(), ProcessorUse.now()
+    step()
+    seconds = time.monotonic() - start
+    return Sample(seconds, agreed_share_of_others(ProcessorUse.now().since(before)))
+
+
+def agreed_share_of_others(used: ProcessorUse) -> float:
+    """What processes other than these ranks took, the same on every rank: a collective of ranks of one machine."""
+    own = torch.tensor([used.own_s, used.all_s, used.total_s], dtype=torch.float64)
+    by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(by_rank, own)
+    return share_of_others([ProcessorUse(*each.tolist()) for each in by_rank])
+
+
+def meet_on_one_clock() -> float:
+    """Wait for all ranks; returns the time of the common start: processes of one kernel share a clock."""
+    start = torch.tensor([time.monotonic() + _LEAD_S], dtype=torch.float64)
+    dist.all_reduce(start, dist.ReduceOp.MAX)
+    time.sleep(max(0.0, start.item() - time.monotonic()))
+    return start.item()
+
+
+def turns_of(by_rank: Sequence[Mapping[str, Sequence[Sample]]]) -> dict[str, list[Turn]]:
+    """What `take_turns` returned on all ranks of this machine, as turns by name."""
+    return {
+        name: [
+            Turn(max(sample.seconds for sample in samples), samples[0].others, samples[0].tries)
+            for samples in zip(*(rank[name] for rank in by_rank), strict=True)
+        ]
+        for name in by_rank[0]
+    }
+
+
+def counted(turns: Sequence[Turn]) -> Sequence[Turn]:
+    """Those that nothing disturbed; all of them if every one was disturbed."""
+    return [turn for turn in turns if not turn.is_disturbed] or turns
+
+
+def median_ms(turns: Sequence[Turn]) -> float:
+    """Milliseconds of a step, over the rounds that count."""
+    return 1e3 * statistics.median(turn.seconds for turn in counted(turns))
+
+
+def median_ratio(turns: Mapping[str, Sequence[Turn]], numerator: str, denominator: str) -> float:
+    """The median of the ratios of two steps' times, round by round.
+
+    Rounds in which either was disturbed do not count, unless no round would be left.
+    """
+    rounds = list(zip(turns[numerator], turns[denominator], strict=True))
+    quiet = [(a, b) for a, b in rounds if not (a.is_disturbed or b.is_disturbed)]
+    return statistics.median(a.seconds / b.seconds for a, b in quiet or rounds)
+
+
+def all_disturbed(*turns: Sequence[Turn]) -> bool:
+    """Whether there is no round in which none of these was disturbed, so that disturbed ones had to count."""
+    return all(any(turn.is_disturbed for turn in each) for each in zip(*turns, strict=True))
+
+
+def disturbance(turns: Sequence[Turn]) -> Row:
+    """Columns of a report: rounds in all, those that do not count, runs done again, and what others took meanwhile."""
+    return {
+        "rounds": len(turns),
+        "disturbed_rounds": sum(turn.is_disturbed for turn in turns),
+        "runs_repeated": sum(turn.tries - 1 for turn in turns),
+        "processors_of_others": statistics.median(turn.others for turn in turns),
+    }

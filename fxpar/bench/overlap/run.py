@@ -1,0 +1,71 @@
+"""`fxpar bench overlap`: how much communication runs beside computation, with one rule of overlap after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from fxpar.bench.hosts.link_rate import Halves, measure_at, measure_halves, rate_that_takes_half
+from fxpar.bench.measure.allocator import prepare_memory
+from fxpar.bench.measure.claims import hold
+from fxpar.bench.measure.interleaved import TRIES, Sample, Turn, disturbance, median_ms, median_ratio, take_turns
+from fxpar.bench.overlap.cases import CASES, COMPUTE_ALONE, NO_OVERLAP, Case
+from fxpar.bench.overlap.peers import DDP, FSDP2, best_of
+from fxpar.bench.report import Bar, Report, Row, Say
+
+HOSTS = 4
+"""The fewest on which the axes x and z both have more than one rank; more would share two cores."""
+
+WARM_UP, REPEATS = 2, 7
+"""DDP arranges its buckets anew after its first step. Seven rounds have a middle that three bad ones do not move."""
+
+
+def run(say: Say, mode: str = "here") -> Report:
+    """All cases, on emulated hosts, or on ranks of this machine, where there is little to hide and no goal."""
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for case in CASES:
+        rate_mbit = math.inf
+        if mode == "emulate":
+            say(f"{case.name}: how much it computes and sends")
+            rate_mbit = rate_that_takes_half(HOSTS, halves_of, case)
+        say(f"{case.name} {'on emulated hosts' if mode == 'emulate' else 'on this machine'}")
+        for row, found in overlap_rows(case, rate_mbit, measure_at(rate_mbit, HOSTS, run_variants, case)):
+            rows.append(row)
+            bars += found if mode == "emulate" else []
+    return Report(rows, bars)
+
+
+def halves_of(case: Case) -> Halves:
+    """Computing alone, and what a step sends that overlaps nothing. On each rank."""
+    prepare_memory()
+    steps = case.steps()
+    return measure_halves(steps[COMPUTE_ALONE], steps[NO_OVERLAP], WARM_UP, REPEATS)
+
+
+def run_variants(
+    case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
+) -> Mapping[str, Sequence[Sample]]:
+    """What each rank does."""
+    prepare_memory()
+    return take_turns(case.steps(), warm_up, repeats, tries)
+
+
+def overlap_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> Iterator[tuple[Row, list[Bar]]]:
+    """The figures of every variant and peer, then what they must show."""
+    alone_ms = median_ms(turns[COMPUTE_ALONE])
+    for name, found in turns.items():
+        row: Row = {
+            "case": case.name,
+            "rate_mbit": rate_mbit,
+            "variant": name,
+            "step_ms": median_ms(found),
+            "exposed_communication_ms": median_ms(found) - alone_ms,
+            "speed_up_over_no_overlap": median_ratio(turns, NO_OVERLAP, name),
+            **disturbance(found),
+        }
+        yield row, []
+    best = {peer: best_of(peer, turns) for peer in (DDP, FSDP2) if case.layers is not None}
+    with_peers = {**turns, **{peer: turns[name] for peer, name in best.items()}}
+    row, bars = hold("case", case.name, case.claims, with_peers)
+    yield {**row, **{f"best {peer}": name for peer, name in best.items()}}, bars

@@ -1,0 +1,174 @@
+"""Time how a tensor goes from some ranks of this world to others, and check what arrives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache, partial
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.bench.measure.interleaved import TRIES, Sample, Turn, least_disturbed, median_ms, turns_of
+from fxpar.bench.measure.processors import ProcessorUse
+from fxpar.bench.report import Row
+from fxpar.resharding.plan import ReshardPlan
+from fxpar.resharding.tile import Tile, Tiles
+from fxpar.transport.buffers import Buffers
+from fxpar.transport.endpoint import Side
+from fxpar.transport.route import Way
+from fxpar.transport.routes import Move, open_routes
+from fxpar.world.hosts import discover_hosts
+
+DTYPE = torch.int32
+_TIMEOUT = timedelta(seconds=120)
+_NOT_ARRIVED = -1
+
+Meet: TypeAlias = Callable[[], float]
+"""Returns on all ranks at one time, and says which: seconds of `time.monotonic`."""
+
+Share: TypeAlias = Callable[[ProcessorUse], float]
+"""What others took of the processors beside these ranks: the same on all ranks, where one machine has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A tensor of int32 of `shape` that goes from the ranks of `source` to those of `destination`, which are others.
+
+    No two transfers of a run have both name and strategy in common.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: Tiles
+    destination: Tiles
+    plan: ReshardPlan
+    repeats: int
+
+    def __str__(self) -> str:
+        return f"{self.name} by {self.plan.strategy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A transfer, and each repeat until its last rank was done."""
+
+    transfer: Transfer
+    turns: Sequence[Turn]
+
+    @property
+    def strategy(self) -> str:
+        """How it was moved."""
+        return self.transfer.plan.strategy
+
+    @property
+    def seconds(self) -> Sequence[float]:
+        """Of all repeats."""
+        return [turn.seconds for turn in self.turns]
+
+    @property
+    def median_s(self) -> float:
+        """The time of the repeat in the middle, of those that count."""
+        return median_ms(self.turns) / 1e3
+
+    def times(self) -> Row:
+        """What the repeats took, for a report."""
+        return {
+            "repeats": len(self.seconds),
+            "median_s": self.median_s,
+            "least_s": min(self.seconds),
+            "most_s": max(self.seconds),
+        }
+
+
+def time_transfers(
+    transfers: Sequence[Transfer],
+    device: torch.device,
+    meet: Meet,
+    share: Share | None = None,
+    tries: int = TRIES,
+) -> list[list[Sample]]:
+    """For each transfer, each repeat from the meeting until this rank was done.
+
+    A collective of all ranks, with the same transfers. They take turns, and begin with one round that does not count;
+    receives are posted before the ranks meet. Pieces are on `device`. With `share`, a disturbed repeat runs up to
+    `tries` times.
+    """
+    parts = _parts(transfers, device)
+    samples: list[list[Sample]] = [[] for _ in transfers]
+    for turn in range(1 + max(transfer.repeats for transfer in transfers)):
+        for transfer, part, found in zip(transfers, parts, samples, strict=True):
+            if turn <= transfer.repeats:
+                found.append(least_disturbed(partial(_sample, part, meet, share), tries if turn else 1))
+    return [found[1:] for found in samples]
+
+
+def measured(transfers: Sequence[Transfer], by_rank: Sequence[Sequence[Sequence[Sample]]]) -> list[Measured]:
+    """The transfers with what `time_transfers` returned on each rank."""
+    by_name = [{str(transfer): found for transfer, found in zip(transfers, rank, strict=True)} for rank in by_rank]
+    turns = turns_of(by_name)
+    return [Measured(transfer, turns[str(transfer)]) for transfer in transfers]
+
+
+def _sample(part: _Part, meet: Meet, share: Share | None) -> Sample:
+    if share is None:
+        return Sample(part.run(meet), others=0.0)
+    before = ProcessorUse.now()
+    seconds = part.run(meet)
+    return Sample(seconds, share(ProcessorUse.now().since(before)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one rank does in a transfer: it gives `held`, if anything, and needs `needed`, which may be empty."""
+
+    transfer: Transfer
+    way: Way
+    held: Tensor | None
+    needed: Tensor
+
+    def run(self, meet: Meet) -> float:
+        """Seconds of one repeat."""
+        piece = torch.full_like(self.needed, _NOT_ARRIVED)
+        receipt = self.way.post_receive(piece, 0)
+        start = meet()
+        shipment = None if self.held is None else self.way.send(self.held, 0)
+        self.way.wait(receipt)
+        if shipment is not None:
+            self.way.complete(shipment)
+        self.way.finish()
+        if piece.is_cuda:
+            torch.cuda.synchronize(piece.device)  # what was waited for is only enqueued
+        seconds = time.monotonic() - start
+        assert torch.equal(piece, self.needed), f"{self.transfer}: rank {dist.get_rank()} has wrong values"
+        return seconds
+
+
+def _parts(transfers: Sequence[Transfer], device: torch.device) -> list[_Part]:
+    rank = dist.get_rank()
+    assert all(transfer.plan.hosts == discover_hosts() for transfer in transfers), "planned for other hosts"
+    tiles = [(transfer.source.get(rank), transfer.destination.get(rank)) for transfer in transfers]
+    moves = [Move(move.plan, Side(str(move), rank, *own, DTYPE)) for move, own in zip(transfers, tiles, strict=True)]
+    ways = open_routes(moves, Buffers(device), 1, _TIMEOUT)
+    parts = []
+    for transfer, way, (held, needed) in zip(transfers, ways, tiles, strict=True):
+        value = None if held is None else numbered(transfer.shape, held).to(device)
+        wanted = torch.empty(0, dtype=DTYPE) if needed is None else numbered(transfer.shape, needed)
+        parts.append(_Part(transfer, way, value, wanted.to(device)))
+    return parts
+
+
+@cache  # transfers of one tensor have the same pieces
+def numbered(shape: tuple[int, ...], tile: Tile) -> Tensor:
+    """The piece `tile` of a tensor of `shape`, each of whose elements is its own row-major index."""
+    piece = torch.zeros(tile.shape, dtype=DTYPE)
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        indices = [torch.arange(*interval, dtype=DTYPE) for interval in tile.ranges[dim]]
+        piece += (torch.cat(indices or [piece.new_empty(0)]) * stride).view(-1, *[1] * (len(shape) - 1 - dim))
+        stride *= shape[dim]
+    return piece

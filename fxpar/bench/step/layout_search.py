@@ -1,0 +1,81 @@
+"""How long `propagate_layouts` searches: whole 12-layer models on one axis and on two meshes of two, as one stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fxpar.bench.measure.interleaved import Turn, all_disturbed, disturbance, least_disturbed, median_ms
+from fxpar.bench.measure.processors import ProcessorUse, share_of_others
+from fxpar.bench.models import hugging_face_model
+from fxpar.bench.report import Bar, Row, Say, at_most
+from fxpar.costs.prices import prices_of
+from fxpar.ir.capture import capture_forward
+from fxpar.layouts.pins import Pins
+from fxpar.model.distribution import Distribution
+from fxpar.model.logical import install
+from fxpar.passes.decompose.norm_policy import foresee
+from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.logical_random import logical_random
+from fxpar.passes.pins.pin_parameters import pin_parameters
+from fxpar.passes.propagate_layouts import propagate_layouts
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
+from fxpar.world.launch import run_ranks
+from fxpar.world.mesh import Mesh
+
+MESHES = {"x": Mesh(x=2), "y and x": Mesh(y=2, x=2), "y=2 and x=4": Mesh(y=2, x=4)}
+"""The smallest of either kind, and one whose axes differ, so that no choice is as good as its mirror image."""
+
+GOALS_S = {"x": 5.0, "y and x": 20.0, "y=2 and x=4": 20.0}
+"""What one waits for at every start. Sizes of axes make no choices: the larger mesh is to take no longer."""
+
+NUM_LAYERS, LENGTH = 12, 512
+"""Of the smallest published GPT-2; with half its context, since the length changes prices alone."""
+
+REPEATS, TRIES = 3, 2
+"""A search is the same work each time: three tell its time from an outlier. A disturbed one is done again once."""
+
+
+def layout_search(say: Say) -> Iterator[tuple[Row, Bar]]:
+    """The median search for each model: with its hints for x, and on two axes without any."""
+    for axes, goal in GOALS_S.items():
+        for name in ("gpt2", "llama"):
+            say(f"choosing the layouts of {name} with {NUM_LAYERS} layers over {axes}")
+            ((row, turns),) = run_ranks(1, search_layouts, name, NUM_LAYERS, axes, timeout_s=600)
+            found, disturbed = median_ms(turns) / 1e3, all_disturbed(turns)
+            bar = at_most(f"propagate_layouts of {name} over {axes}, seconds", found, goal, disturbed=disturbed)
+            yield {**row, "propagate_layouts_s": found, **disturbance(turns)}, bar
+
+
+def search_layouts(
+    name: str, layers: int, axes: str = "x", repeats: int = REPEATS, tries: int = TRIES
+) -> tuple[Row, list[Turn]]:
+    """Search the layouts of a model's joint graph over the mesh of `axes`; runs in a process of its own."""
+    subject = hugging_face_model(name, layers, batch=1, length=LENGTH)
+    mesh = MESHES[axes]
+    hints = subject.hints if axes == "x" else {}
+    distribution = Distribution.of(subject.model, mesh, hints)
+    install(distribution)
+    (stage,) = split_stages(capture_forward(subject.model, "cpu", subject.inputs), [])
+    joint = logical_random(trace_joint(stage, with_backward=True))
+    pins = Pins(pin_parameters(joint, distribution, []))
+    joint = replace(joint, module=decompose_for_sharding(joint.module, foresee(joint, mesh, pins)))
+
+    def search() -> Turn:
+        before, start = ProcessorUse.now(), time.perf_counter()
+        propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches=1)
+        seconds = time.perf_counter() - start
+        return Turn(seconds, share_of_others([ProcessorUse.now().since(before)]))
+
+    turns = [least_disturbed(search, tries) for _ in range(repeats)]
+    row: Row = {
+        "model": name,
+        "layers": layers,
+        "axis_x": mesh.x,
+        "axis_y": mesh.y,
+        "tokens": LENGTH,
+        "operations": len(joint.module.graph.nodes),
+    }
+    return row, turns

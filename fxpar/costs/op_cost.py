@@ -1,0 +1,44 @@
+"""How long an operation takes when one rank does all of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from fxpar.costs.dataflow import Operation
+from fxpar.costs.prices import Prices
+from fxpar.ir import node_meta
+from fxpar.rules.call import op_call
+
+aten = torch.ops.aten
+
+
+def work_us(operation: Operation, prices: Prices) -> float:
+    """The time of the arithmetic of an op, and of writing its results once; nothing for views and ports."""
+    if operation.call is None or operation.is_view:
+        return 0.0
+    written = sum(result.num_bytes for result in operation.results if result is not None)
+    dtype = next((result.tensor.dtype for result in operation.results if result is not None), torch.float32)
+    return prices.arithmetic_us(num_flops(operation), dtype) + written / prices.memory_bytes_per_us
+
+
+def num_flops(operation: Operation) -> float:
+    """Floating-point operations of a matmul, convolution or attention; 0 of what memory bounds."""
+    return 0.0 if operation.call is None else flops_of(operation.node)
+
+
+def flops_of(node: fx.Node) -> float:
+    """`num_flops` of a traced call, logical or local."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0.0
+    match node.target.overloadpacket:
+        # Attention on CPUs, which PyTorch's registry leaves out.
+        case aten._scaled_dot_product_flash_attention_for_cpu:
+            return float(sdpa_flop_count(*op_call(node).inputs[:3]))
+        case aten._scaled_dot_product_flash_attention_for_cpu_backward:
+            return float(sdpa_backward_flop_count(*op_call(node).inputs[:4]))
+        case packet if packet in flop_registry:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), node_meta.value)
+            return float(flop_registry[packet](*args, **kwargs, out_val=node_meta.value(node)))
+    return 0.0

@@ -1,0 +1,1 @@
+"""What passes have in common: reading and rewriting FX graphs."""

@@ -1,0 +1,111 @@
+"""Plan how a local value gets from one layout to another: one change of placement along one axis after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement, Replicate, Shard
+
+
+class StepKind(IntEnum):
+    """What one step does, in the order in which steps are taken: what makes a value smaller comes first."""
+
+    SLICE = 0
+    REDUCE_SCATTER = 1
+    ALL_TO_ALL = 2
+    ALL_REDUCE = 3
+    ALL_GATHER = 4
+    CONTRIBUTE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of placement along `axis`: the value lies as `before`, and then as `after`."""
+
+    axis: str
+    before: Layout
+    after: Layout
+
+    @property
+    def kind(self) -> StepKind:
+        """Which operation makes the change."""
+        match self.before.placement(self.axis), self.after.placement(self.axis):
+            case Replicate(), Shard():
+                return StepKind.SLICE
+            case Partial(), Shard():
+                return StepKind.REDUCE_SCATTER
+            case Shard(), Shard():
+                return StepKind.ALL_TO_ALL
+            case Partial(), Replicate():
+                return StepKind.ALL_REDUCE
+            case Shard(), Replicate():
+                return StepKind.ALL_GATHER
+            case Replicate(), Partial():
+                return StepKind.CONTRIBUTE
+        raise AssertionError(f"no single step leads from {self.before} to {self.after} along {self.axis}")
+
+    def traffic(self, parts: int) -> float:
+        """Elements that each of the axis's `parts` ranks sends, with ring algorithms; 0 for what stays on the rank."""
+        share = (parts - 1) / parts
+        match self.kind:
+            case StepKind.ALL_REDUCE:
+                return 2 * share * local_size(self.before)
+            case StepKind.ALL_GATHER:
+                return share * local_size(self.after)
+            case StepKind.REDUCE_SCATTER | StepKind.ALL_TO_ALL:
+                return share * local_size(self.before)
+            case _:
+                return 0
+
+
+def local_size(layout: Layout) -> int:
+    """Elements of the largest local piece."""
+    held = [digit.size for dim in range(len(layout.shape)) for digit in layout.digits(dim) if digit.axis is None]
+    return math.prod(held)
+
+
+def plan_moves(have: Layout, need: Layout) -> list[Step]:
+    """The steps that lead from `have` to `need`, both of one logical value; none where they are equal.
+
+    Axes change one after another. Where the digit that an axis needs is still held by another axis, that axis is
+    gathered first.
+    """
+    assert have.shape == need.shape, f"a move cannot change the shape: {have} to {need}"
+    steps: list[Step] = []
+    layout = have
+    while layout != need:
+        steps.append(_next_step(layout, need))
+        layout = steps[-1].after
+    return steps
+
+
+def _next_step(layout: Layout, need: Layout) -> Step:
+    axes = dict.fromkeys(axis for axis, _ in (*layout.axes, *need.axes))
+    changing = [axis for axis in axes if layout.placement(axis) != need.placement(axis)]
+    direct = [_direct_step(layout, axis, need.placement(axis)) for axis in changing]
+    possible = [step for step in direct if step is not None]
+    if not possible:
+        sharded = [axis for axis in changing if isinstance(layout.placement(axis), Shard)]
+        possible = [Step(axis, layout, layout.with_placement(axis, REPLICATE)) for axis in sharded]
+    return min(possible, key=lambda step: step.kind)
+
+
+def _direct_step(layout: Layout, axis: str, target: Placement) -> Step | None:
+    """The step along `axis` to `target`, or as far towards it as one step leads; None if other axes are in the way."""
+    current = layout.placement(axis)
+    if isinstance(target, Partial) and current != REPLICATE:
+        target = REPLICATE
+    if isinstance(target, Shard):
+        # A value that is sharded already is exchanged in one step only if both digits can be held at once.
+        beside = layout if isinstance(current, Shard) else layout.with_placement(axis, REPLICATE)
+        if not beside.accepts(target):
+            return None
+    return Step(axis, layout, layout.with_placement(axis, target))
+
+
+def traffic(steps: list[Step], sizes: Mapping[str, int]) -> tuple[float, int]:
+    """What to weigh routes by: elements sent per rank, then the number of steps."""
+    return sum(step.traffic(sizes[step.axis]) for step in steps), len(steps)

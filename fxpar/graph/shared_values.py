@@ -1,0 +1,110 @@
+"""Which values of a forward every stage may compute for itself, and what in-place operations forbid."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.ir.stage import Port, PortKind
+
+_IN_PLACE_OPERATORS = {
+    operator.setitem,
+    *(
+        getattr(operator, name)
+        for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+    ),
+}
+
+
+def is_context(node: fx.Node) -> bool:
+    """Whether `node` enters or leaves a context (autocast, grad mode): it neither takes nor gives a tensor.
+
+    Every stage keeps all of them, so that each operation runs in the context it was written in.
+    """
+    return node.op == "call_function" and not _tensors(node) and not any(_tensors(arg) for arg in node.all_input_nodes)
+
+
+def is_effect(node: fx.Node) -> bool:
+    """Whether `node` takes tensors, and neither returns nor changes any: it is there for what else it does.
+
+    An assertion is. It runs once, on the stage that it was written in.
+    """
+    if node.op not in ("call_function", "call_method") or is_context(node):
+        return False
+    return not _tensors(node) and mutated(node) is None
+
+
+def mutated(node: fx.Node) -> fx.Node | None:
+    """The argument that `node` changes in place, if it does."""
+    first = next(iter(node.all_input_nodes), None)
+    out = node.kwargs.get("out")
+    if isinstance(out, fx.Node):
+        return out
+    if node.kwargs.get("inplace") or node.target in _IN_PLACE_OPERATORS:
+        return first
+    if isinstance(node.target, torch._ops.OpOverload):
+        return first if node.target._schema.is_mutable else None
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return first if name.endswith("_") and not name.endswith("__") else None
+
+
+def recomputable(order: Sequence[fx.Node], sources: Mapping[fx.Node, Port]) -> Set[fx.Node]:
+    """The nodes that depend on inputs and constants alone and draw no random numbers: cheap, so never sent.
+
+    What depends on a buffer that is changed in place is left out: only one stage has its new value. A value that an
+    in-place operation changes is recomputable only if that operation is.
+    """
+    excluded = {node for node, port in sources.items() if port.kind is PortKind.PARAMETER}
+    changed = {base for m in order if (base := mutated(m)) is not None and base in sources}
+    excluded |= changed | {m for m in order if mutated(m) in changed}
+    while True:
+        found = _free_of(order, excluded)
+        spoiled = {owner for owner, mutator in storages_mutated_later(order) if owner in found and mutator not in found}
+        if not spoiled:
+            return found
+        excluded |= spoiled
+
+
+def _free_of(order: Sequence[fx.Node], excluded: Set[fx.Node]) -> set[fx.Node]:
+    tainted = set(excluded)
+    for node in order:
+        if node not in tainted and (_is_random(node) or any(used in tainted for used in node.all_input_nodes)):
+            tainted.add(node)
+    return {node for node in order if node not in tainted and not is_context(node) and not is_effect(node)}
+
+
+def _is_random(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return any(
+        word in name for word in ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_")
+    )
+
+
+def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Pairs (node, later node that changes the storage of the first one's value in place)."""
+    by_storage: dict[int, list[fx.Node]] = {}
+    for node in order:
+        base = mutated(node)
+        changed = {_storage(t) for t in _tensors(base)} if base is not None else set()
+        for storage in changed:
+            yield from ((earlier, node) for earlier in by_storage.get(storage, ()))
+        for value in _tensors(node):
+            by_storage.setdefault(_storage(value), []).append(node)
+
+
+def _storage(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    value = node.meta.get("example_value")
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [item for item in value if isinstance(item, torch.Tensor)]
+    return []

@@ -1,0 +1,68 @@
+"""What stands around a collective but for views and copies: what uses its result, and how that lies there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxpar._torch import c10d_functional
+from fxpar.graph.dim_map import Dims, rearranges, through
+from fxpar.graph.graph_writer import GraphWriter
+from fxpar.graph.view_ops import laid_out_like, rearrange
+from fxpar.ir.node_meta import take_place, tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why a collective is left as it is."""
+
+    reason: str
+
+
+WAITED_ELSEWHERE = Unfit("another graph waits for it")
+
+
+def wait_of(start: fx.Node) -> fx.Node | None:
+    """The wait for what `start` starts; None where that is in another graph."""
+    waits = [user for user in start.users if user.target is c10d_functional.wait_tensor.default]
+    return waits[0] if len(waits) == len(start.users) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A rearrangement of a value, and those users of it that do more than rearrange; `dims` are digits of the value."""
+
+    node: fx.Node
+    dims: Dims
+    users: tuple[fx.Node, ...]
+
+
+def seen_as(node: fx.Node, dims: Dims) -> list[Seen]:
+    """The rearrangements in which `node`, of the `dims`, is used, itself among them, in the order of the graph.
+
+    One that cuts through a digit counts as a user.
+    """
+    found: list[Seen] = []
+    pending = [(node, dims)]
+    while pending:
+        value, has = pending.pop()
+        users = []
+        for user in value.users:
+            further = through(user, has) if rearranges(user) else None
+            if further is None:
+                users.append(user)
+            else:
+                pending.append((user, further))
+        if users:
+            found.append(Seen(value, has, tuple(users)))
+    places = {each: index for index, each in enumerate(node.graph.nodes)}
+    return sorted(found, key=lambda seen: places[seen.node])
+
+
+def replace_seen(write: GraphWriter, seen: Seen, base: fx.Node, have: Dims) -> None:
+    """Let the users of `seen` use `base` instead, which has the dims `have` of the same source."""
+    copy = laid_out_like(write, rearrange(write, base, have, seen.dims), tensor(seen.node))
+    take_place(copy, seen.node)
+    for user in seen.users:
+        user.replace_input_with(seen.node, copy)

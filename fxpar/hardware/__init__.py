@@ -1,0 +1,1 @@
+"""What machines can do: the clusters that people have, and their networks."""

@@ -1,0 +1,18 @@
+"""The machine that this process runs on, in words."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+
+def describe_machine() -> str:
+    """The processor, its cores, and the versions that figures depend on."""
+    processor = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
+    versions = f"Python {platform.python_version()}, torch {version('torch')}"
+    return f"{processor}, {os.cpu_count()} cores, {platform.system()}, {versions}"

@@ -1,0 +1,1 @@
+"""The values that passes take and return: layouts, stages, plans, captured graphs, and what nodes carry."""

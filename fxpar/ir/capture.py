@@ -1,0 +1,241 @@
+"""Read the graph that Dynamo captures: what enters, what leaves, and which distributed model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from fxpar._torch import stored_outside
+from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
+from fxpar.ir.attention_dropout import define_attention_dropout
+from fxpar.ir.inline_checkpoints import inline_checkpoints
+from fxpar.ir.markers import PLAIN
+from fxpar.ir.node_meta import kept_outside, set_kept_outside, source_line
+from fxpar.ir.stage import Port, PortKind
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A whole forward in torch IR, in logical shapes of one microbatch.
+
+    `sources` are the nodes at which values enter, with their ports; `results` the nodes that leave, in output
+    order, of which the forward calls `named_loss` "loss"; `arguments` the position of each input and buffer among the
+    compiled function's arguments; `batch_dims` along which dim each split input is cut into microbatches of
+    `microbatch_size` rows; `buffers` the tensors captured as buffers; `kept` the places, among all that the compiled
+    function returns, of tensors that the forward keeps on objects of its own, with the source lines.
+    """
+
+    module: fx.GraphModule
+    model: int
+    sources: Mapping[fx.Node, Port]
+    results: Sequence[fx.Node]
+    named_loss: int | None
+    arguments: Mapping[Port, int]
+    batch_dims: Mapping[Port, int]
+    microbatch_size: int | None
+    buffers: Mapping[Port, Tensor]
+    kept: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> int | None:
+        """The position of the loss: of the scalar results that require grad, the one called "loss", else the first."""
+        return self._chosen([i for i in self._scalars if example(self.results[i]).requires_grad])
+
+    @property
+    def first_scalar(self) -> int | None:
+        """What stands for the loss where nothing requires grad: likewise of all scalar results."""
+        return self._chosen(self._scalars)
+
+    def _chosen(self, positions: Sequence[int]) -> int | None:
+        return self.named_loss if self.named_loss in positions else next(iter(positions), None)
+
+    @property
+    def _scalars(self) -> list[int]:
+        values = [example(node) for node in self.results]
+        return [i for i, value in enumerate(values) if value.dim() == 0 and value.is_floating_point()]
+
+    def signature(self) -> str:
+        """The same for two captures of one program, whichever device of a host each is for.
+
+        It names every operation, with what it takes and the shapes that it gives.
+        """
+        return "\n".join(
+            f"{_describe_call(node)} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
+        )
+
+    def describe_results(self) -> str:
+        """What the forward returns, for messages."""
+        shapes = [f"{node.name}: {example(node).dtype} {tuple(example(node).shape)}" for node in self.results]
+        return ", ".join(shapes) or "nothing"
+
+
+def example(node: fx.Node) -> Tensor:
+    """The fake tensor that Dynamo computed for `node`."""
+    value = node.meta["example_value"]
+    assert isinstance(value, torch.Tensor), f"{node} gives {type(value).__name__}, not a tensor"
+    return value
+
+
+def _describe_call(node: fx.Node) -> str:
+    target = node.target if isinstance(node.target, str) else torch.typename(node.target)
+    given = fx.node.map_aggregate((node.args, node.kwargs), _without_index)
+    return f"{node.op} {node.name} = {target}{given}"
+
+
+def _without_index(given: object) -> Any:
+    return given.type if isinstance(given, torch.device) else given
+
+
+def _describe(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device.type} {value.requires_grad}"
+
+
+def is_marker(node: fx.Node, name: str) -> bool:
+    """Whether `node` calls the marker op `fxpar::name`."""
+    return node.op == "call_function" and node.target in (
+        getattr(torch.ops.fxpar, name),
+        getattr(torch.ops.fxpar, name).default,
+    )
+
+
+def belongs_to_distributed_model(module: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph comes from a model that went through `fxpar.distribute`."""
+    return any(is_marker(node, marker) for node in module.graph.nodes for marker in ("param", "enter", "exit"))
+
+
+def read_capture(module: fx.GraphModule, held: Sequence[Tensor]) -> Capture:
+    """Find the borders of Dynamo's graph, whose arguments were `held` when it was captured.
+
+    Raises:
+        GraphBreakError: the graph has no end, so the forward goes on in another graph.
+        RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
+        UnsupportedGraphError: an argument is a symbolic number, or an object from outside keeps a tensor.
+    """
+    inline_checkpoints(module)
+    define_attention_dropout(module)
+    nodes = list(module.graph.nodes)
+    exits = [node for node in nodes if is_marker(node, "exit")]
+    if not exits:
+        raise _graph_break(module)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    sources = _sources(nodes, placeholders)
+    arguments = {
+        port: placeholders.index(_argument(node))
+        for node, port in sources.items()
+        if port.kind is not PortKind.PARAMETER
+    }
+    outputs = _output_nodes(module)
+    leaving = [node for node in outputs if is_marker(node, "exit")]
+    results = [node.all_input_nodes[0] for node in leaving]
+    named_loss = next((position for position, node in enumerate(leaving) if node.args[1] is True), None)
+    kept = {position: node for position, node in enumerate(outputs) if not is_marker(node, "exit")}
+    _check_kept(kept.values())
+    entered = [node for node in nodes if is_marker(node, "enter") and node.args[2] != PLAIN]
+    batch_dims = {sources[node]: int(str(node.args[2])) for node in entered}
+    microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
+    handle = exits[0].args[2]
+    assert isinstance(handle, int), f"{exits[0]} names no model"
+    buffers = {port: held[position] for port, position in arguments.items() if port.kind is PortKind.BUFFER}
+    lines = {position: source_line(node) for position, node in kept.items()}
+    return Capture(module, handle, sources, results, named_loss, arguments, batch_dims, microbatch_size, buffers, lines)
+
+
+def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:
+    sources = {}
+    for node in nodes:
+        if is_marker(node, "param"):
+            sources[node] = Port(PortKind.PARAMETER, str(node.args[4]))
+        elif is_marker(node, "enter"):
+            sources[node] = Port(PortKind.INPUT, str(node.args[3]))
+    for node in placeholders:
+        if not isinstance(node.meta.get("example_value"), torch.Tensor):
+            raise UnsupportedGraphError(
+                f"argument {node.target} of the forward became the symbolic number {node.meta.get('example_value')}: "
+                "expected tensors and constants; pass it as a tensor or keep it fixed"
+            )
+        if any(user not in sources for user in node.users):
+            sources[node] = Port(PortKind.BUFFER, node.name)
+    return sources
+
+
+def _argument(source: fx.Node) -> fx.Node:
+    """The placeholder that feeds a source."""
+    if source.op == "placeholder":
+        return source
+    argument = source.args[0]
+    assert isinstance(argument, fx.Node)
+    return argument
+
+
+def _output_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    returned = output.args[0]
+    assert isinstance(returned, tuple | list)
+    return [node for node in returned if isinstance(node, fx.Node)]
+
+
+def note_kept_outside() -> None:
+    """Mark the values that objects from outside of the forward keep; only while Dynamo calls a backend it is known."""
+    for node, how in stored_outside().items():
+        set_kept_outside(node, how)
+
+
+def _check_kept(kept: Iterable[fx.Node]) -> None:
+    """What objects of the forward's own keep need not be there; what others keep, users and later steps will read."""
+    for node in kept:
+        if (how := kept_outside(node)) is not None:
+            raise UnsupportedGraphError(
+                f"the forward keeps the tensor {node.name} as {how} of an object from outside of it: "
+                f"{source_line(node)}\n  a tensor may leave a distributed forward only as a result: return it instead, "
+                "or register a buffer and change that in place"
+            )
+
+
+def _graph_break(module: fx.GraphModule) -> GraphBreakError | RandomGeneratorError:
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None:
+        return GraphBreakError("reason unknown", "an unknown line")
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
+    if "UserDefinedObjectVariable(Generator)" in reason.reason:
+        return RandomGeneratorError(where)
+    explanation, _, _ = reason.reason.partition("\n\n")  # after it come Dynamo's own debugging hints
+    return GraphBreakError(" ".join(explanation.split()), where)
+
+
+class _Captured(Exception):
+    """Carries the graph out of Dynamo, so that nothing runs."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.capture = capture
+
+
+def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
+    """Trace the marked forward of `model` with Dynamo, without running it; meta tensors are replaced by empty ones."""
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        note_kept_outside()
+
+        def stop(*args: Any) -> Any:
+            raise _Captured(read_capture(module, args))
+
+        return stop
+
+    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (tuple(example_inputs), {})
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
+    )
+    try:
+        with torch.enable_grad():
+            torch.compile(model, backend=backend)(*args, **kwargs)
+    except _Captured as captured:
+        return captured.capture
+    raise AssertionError("the forward ran without being compiled")

@@ -1,0 +1,225 @@
+"""Typed access to what fxpar keeps in `node.meta`; no other file reads or writes these keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.ir.layout import Layout
+
+_PLACED = "fxpar_placed"
+_MOVE = "fxpar_move"
+_FUSED = "fxpar_fused"
+_GROUP = "fxpar_group"
+_ORDER = "fxpar_program_order"
+_REGION = "fxpar_checkpointed_region"
+_SOURCE = "fxpar_source"
+_KEPT_OUTSIDE = "fxpar_kept_outside"
+_FOLDERS = tuple(f'File "{folder}' for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+_ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The layouts chosen for one op: what it needs of each tensor operand (with repeats) and gives for each result."""
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout | None, ...]
+
+
+def placed(node: fx.Node) -> Placed:
+    """The layouts of a laid-out node."""
+    found: Placed = node.meta[_PLACED]
+    return found
+
+
+def layout_of(node: fx.Node) -> Layout | None:
+    """The layout of the tensor that `node` gives; None where none was chosen, or the result is no tensor."""
+    found: Placed | None = node.meta.get(_PLACED)
+    if found is None or not isinstance(known_value(node), Tensor) or len(found.outputs) != 1:
+        return None
+    return found.outputs[0]
+
+
+def set_placed(node: fx.Node, layouts: Placed) -> None:
+    """Record the layouts chosen for `node`."""
+    node.meta[_PLACED] = layouts
+
+
+MoveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a collective does: along which axis, and the local bytes of the larger of what it takes and gives."""
+
+    kind: MoveKind
+    axis: str
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} over {self.axis}, {self.num_bytes} bytes"
+
+
+def move(node: fx.Node) -> Move | None:
+    """What the collective at `node` does; None where `node` is not a collective."""
+    return node.meta.get(_MOVE)
+
+
+def set_move(node: fx.Node, done: Move) -> None:
+    """Record what the collective at `node` does."""
+    node.meta[_MOVE] = done
+
+
+def fused(node: fx.Node) -> Move | None:
+    """What the fused op at `node` communicates beside its matmuls; None where `node` is none."""
+    return node.meta.get(_FUSED)
+
+
+def set_fused(node: fx.Node, done: Move) -> None:
+    """Record which collective is part of the fused op at `node`."""
+    node.meta[_FUSED] = done
+
+
+def group(node: fx.Node) -> str:
+    """What `node` belongs to in the eyes of a person: what was set, else the module that made it; '' at the root."""
+    return node.meta.get(_GROUP) or module_path(node)
+
+
+def set_group(node: fx.Node, name: str) -> None:
+    """Say what `node` belongs to, where that is no module."""
+    node.meta[_GROUP] = name
+
+
+def has_no_result(node: fx.Node) -> bool:
+    """Whether `node` calls an op that returns nothing: it is there for its effect, such as an assertion."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not target._schema.returns
+
+
+def value(node: fx.Node) -> Any:
+    """The fake value of a traced node: a FakeTensor, a tuple of them, or None of an op that has no result."""
+    return node.meta["val"]
+
+
+def known_value(node: fx.Node) -> Any:
+    """What is known of the value of a node of any graph, Dynamo's included; None where nothing is."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def tensor(node: fx.Node) -> Tensor:
+    """The fake tensor of a node that gives exactly one."""
+    found = node.meta["val"]
+    assert isinstance(found, torch.Tensor), f"{node} gives {type(found).__name__}, not a tensor"
+    return found
+
+
+def set_value(node: fx.Node, found: Any) -> None:
+    """Record the fake value of `node`."""
+    node.meta["val"] = found
+
+
+def set_origin(node: fx.Node, source: fx.Node, *, backward: bool) -> None:
+    """Say that `node` was made for `source`: its module path and source line, tagged forward or backward."""
+    node.meta.update({key: source.meta[key] for key in _ORIGIN if key in source.meta})
+    tag_direction(node, backward=backward)
+
+
+def tag_direction(node: fx.Node, *, backward: bool) -> None:
+    """Tag `node` as part of the backward or of the forward pass."""
+    node.meta["partitioner_tag"] = "is_backward" if backward else "is_forward"
+
+
+def set_program_order(node: fx.Node, number: int) -> None:
+    """Number a torch-IR node by its place in the captured program; the ops traced from it inherit the number."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), _ORDER: number}
+
+
+def program_order(node: fx.Node) -> int:
+    """The place in the captured program of what `node` was traced from."""
+    order: int = node.meta["custom"][_ORDER]
+    return order
+
+
+def set_region(node: fx.Node, region: str) -> None:
+    """Say in which region that the model checkpoints a torch-IR node stands; the ops traced from it inherit that."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), _REGION: region}
+
+
+def region(node: fx.Node) -> str | None:
+    """The checkpointed region that `node` was traced from; None outside of any."""
+    found: str | None = node.meta.get("custom", {}).get(_REGION)
+    return found
+
+
+def set_source(node: fx.Node, made_of: fx.Node) -> None:
+    """Say that the collectives over z made `node` of the value of `made_of`, in the same graph."""
+    node.meta[_SOURCE] = made_of.name
+
+
+def source(node: fx.Node) -> str | None:
+    """The name of the value that collectives over z made `node` of; None where they made nothing."""
+    found: str | None = node.meta.get(_SOURCE)
+    return found
+
+
+def set_kept_outside(node: fx.Node, how: str) -> None:
+    """Say that an object from outside of the captured forward keeps the value of `node`, and how."""
+    node.meta[_KEPT_OUTSIDE] = how
+
+
+def kept_outside(node: fx.Node) -> str | None:
+    """How an object from outside of the captured forward keeps the value of `node`; None where none does."""
+    found: str | None = node.meta.get(_KEPT_OUTSIDE)
+    return found
+
+
+def take_place(node: fx.Node, of: fx.Node) -> None:
+    """Say of `node` what is known of the value `of`, which it replaces."""
+    node.meta.update({key: of.meta[key] for key in (_PLACED, _SOURCE) if key in of.meta})
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether autograd tagged the node as part of the backward pass."""
+    return bool(node.meta.get("partitioner_tag") == "is_backward")
+
+
+def module_path(node: fx.Node) -> str:
+    """Dotted path of the module whose forward made the node (or, if backward, its forward node); '' at the root."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return normalize_path(path)
+
+
+def source_line(node: fx.Node) -> str:
+    """The file and line in the user's code that made the node: the innermost that is not PyTorch's or fxpar's own."""
+    frames = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip().startswith("File ")]
+    own = [frame for frame in frames if not frame.startswith(_FOLDERS)]
+    return (own or frames or ["source line unknown"])[-1]
+
+
+def where(node: fx.Node) -> str:
+    """The module and the source line that made the node, for messages."""
+    path = module_path(node)
+    return f"{f'module {path!r}' if path else 'the root module'} ({source_line(node)})"
+
+
+_SPELLINGS = (
+    ("L['self']", ""),
+    ("L['fn']", ""),
+    (".__dict__['_modules']", ""),
+    ("._modules", ""),
+    ("']", ""),
+    ("['", "."),
+)
+
+
+def normalize_path(path: str) -> str:
+    """Dynamo's spelling of a module path (`L['self']._modules['h']._modules['0'].mlp`) as PyTorch's (`h.0.mlp`)."""
+    for old, new in _SPELLINGS:
+        path = path.replace(old, new)
+    return path.replace("[", ".").replace("]", "").strip(".")

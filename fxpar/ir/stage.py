@@ -1,0 +1,180 @@
+"""What passes hand each other about a stage: its graph, the names of what crosses its border, its compiled form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from torch import Tensor, fx
+
+from fxpar.ir.layout import Layout
+
+
+class PortKind(Enum):
+    """What a value at the border of a stage is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    EDGE = "edge"
+    RESULT = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A value at the border of a stage.
+
+    `name` is a fully qualified name for parameters, the name of Dynamo's placeholder for buffers, the position among
+    the forward's tensor arguments for inputs, the position among its outputs for results, and the producing node for
+    edges.
+    """
+
+    kind: PortKind
+    name: str
+
+    @property
+    def identifier(self) -> str:
+        """The name as Python would have it, for people who read dumps."""
+        plain = re.sub(r"\W", "_", self.name)
+        return plain if self.kind in (PortKind.PARAMETER, PortKind.EDGE) else f"{self.kind.value}_{plain}"
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraph:
+    """A stage's forward as a torch-IR graph: one placeholder per input port, one output per output port."""
+
+    index: int
+    module: fx.GraphModule
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """A stage's ATen joint graph.
+
+    Placeholders are `inputs` then the gradients of `tangents`; outputs are `outputs` then the gradients of
+    `gradients`. Outputs of kind BUFFER are the new values of buffers that the forward mutates. A stage of a
+    forward-only program has neither tangents nor gradients.
+    """
+
+    index: int
+    module: fx.GraphModule
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tangents: tuple[Port, ...]
+    gradients: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBorder:
+    """Layouts of everything that crosses a stage's border, in logical shapes of one microbatch and batch shard."""
+
+    inputs: Mapping[Port, Layout]
+    outputs: Mapping[Port, Layout]
+    tangents: Mapping[Port, Layout]
+    gradients: Mapping[Port, Layout]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage with a layout on every value, still in logical shapes: what every rank derives for every stage."""
+
+    joint: JointGraph
+    border: StageBorder
+
+
+Callables: TypeAlias = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSplit:
+    """The backward of a stage in two parts; which of the saved values each takes is said by their positions.
+
+    `inputs(*saved, *tangents)` gives the gradients of edges, in the order of `gradients`, then what is carried.
+    `weights(*saved, *carried)` gives all other gradients.
+    """
+
+    inputs: Callables
+    weights: Callables
+    inputs_saved: tuple[int, ...]
+    weights_saved: tuple[int, ...]
+
+    def for_inputs(self, saved: Sequence[Tensor]) -> list[Tensor]:
+        """Those of the saved values that `inputs` takes."""
+        return [saved[position] for position in self.inputs_saved]
+
+    def for_weights(self, saved: Sequence[Tensor]) -> list[Tensor]:
+        """Those of the saved values that `weights` takes."""
+        return [saved[position] for position in self.weights_saved]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGathers:
+    """What is done once per step for parameters that are stored in shards over z.
+
+    `run(*pieces)` gives, of this rank's `pieces` of the parameters `names`, what the stage's graphs take for them;
+    collectives may still be writing it. `pieces` are fake tensors like the real ones.
+    """
+
+    names: tuple[str, ...]
+    run: Callables
+    pieces: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledReductions:
+    """What is done once per step for gradients of such parameters: `finish(*start(*sums))` gives this rank's pieces.
+
+    `sums` are over the microbatches, of what the stage's graphs give for the parameters `names`. Between `start` and
+    `finish` collectives are under way.
+    """
+
+    names: tuple[str, ...]
+    start: Callables
+    finish: Callables
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStage:
+    """A stage of this rank, ready to run on local tensors.
+
+    `forward(*inputs)` gives one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
+    gives one gradient per port of `gradients`; `split` does the same in two parts. Of these there is what the schedule
+    runs: none in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like what these take.
+    `gathers` and `reductions` run once per step, around all that, where there is anything to do.
+    """
+
+    index: int
+    forward: Callables
+    backward: Callables | None
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tangents: tuple[Port, ...]
+    gradients: tuple[Port, ...]
+    border: StageBorder
+    input_pieces: tuple[Tensor, ...]
+    tangent_pieces: tuple[Tensor, ...]
+    split: CompiledSplit | None = None
+    gathers: CompiledGathers | None = None
+    reductions: CompiledReductions | None = None
+
+    @property
+    def held_pieces(self) -> dict[Port, Tensor]:
+        """Fake tensors like what this rank holds of each input: of gathered parameters, before they are."""
+        held = dict(zip(self.inputs, self.input_pieces, strict=True))
+        if self.gathers is not None:
+            ports = [Port(PortKind.PARAMETER, name) for name in self.gathers.names]
+            held |= zip(ports, self.gathers.pieces, strict=True)
+        return held
+
+    @property
+    def returned_edges(self) -> list[str]:
+        """The edges whose gradients come out of a backward, in their order."""
+        return [port.name for port in self.gradients if port.kind is PortKind.EDGE]

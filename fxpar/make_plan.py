@@ -1,0 +1,128 @@
+"""Make a model's plan: by capturing its forward once, or, without example inputs, from its modules alone."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fxpar.compiler import plan_stages
+from fxpar.costs.prices import prices_of
+from fxpar.errors import InvalidStagesError, StageNotFoundError
+from fxpar.ir.capture import capture_forward
+from fxpar.ir.hints import Grouped, Spec
+from fxpar.ir.layout import AXES, Layout, Shard
+from fxpar.ir.plan import Plan, PlannedParameter
+from fxpar.ir.stage import PlannedStage, PortKind
+from fxpar.model.buffers import assign_buffers
+from fxpar.model.distribution import Distribution, LogicalParameter
+from fxpar.passes.shard_storage import stored
+from fxpar.passes.stages.balance_stages import balance_stages
+from fxpar.schedule.choose_schedule import choose_placement, num_stages_of
+from fxpar.world.mesh import Mesh
+
+
+def make_plan(
+    distribution: Distribution,
+    stages: Sequence[str] | int | None,
+    schedule: str,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
+) -> Plan:
+    """The plan of `distribution`'s model.
+
+    Raises:
+        InvalidStagesError: the schedule does not run as many stages on the mesh, or a count without example inputs.
+    """
+    given = num_stages_of(schedule, distribution.mesh.pipe) if stages is None else stages
+    num_stages = given if isinstance(given, int) else len(given) + 1
+    distribution.placement = choose_placement(schedule, num_stages, distribution.mesh.pipe)
+    if example_inputs is None:
+        openers = _openers_without_capture(given)
+        parameters = _parameters_without_capture(distribution, openers)
+        _warn_of_replicas(distribution, parameters)
+    else:
+        capture = capture_forward(distribution.model, distribution.mesh.device_type, example_inputs)
+        prices = prices_of(distribution.mesh)
+        openers = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
+        planned = plan_stages(capture, distribution, openers)
+        assign_buffers(capture, planned, distribution)
+        distribution.planned[capture.signature()] = planned
+        parameters = _parameters_of(planned, distribution)
+    sizes, microbatches, placement = distribution.mesh.sizes, distribution.microbatches, distribution.placement
+    return Plan(openers, sizes, microbatches, schedule, parameters, placement)
+
+
+def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
+    """Who owns each parameter, and how it lies: the first stage that uses it decides; unused ones are the last's."""
+    last = stages[-1].joint.index
+    found = {
+        name: PlannedParameter(last, _as_hinted(parameter, distribution))
+        for name, parameter in distribution.parameters.items()
+    }
+    for stage in reversed(stages):
+        for port, layout in stage.border.inputs.items():
+            if port.kind is PortKind.PARAMETER:
+                found[port.name] = PlannedParameter(stage.joint.index, layout)
+    return found
+
+
+def _openers_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:
+    if not isinstance(stages, int):
+        return tuple(stages)
+    if stages == 1:
+        return ()
+    raise InvalidStagesError(
+        f"stages: a count ({stages}) needs `example_inputs`, to balance the stages; "
+        "pass the forward's arguments (meta tensors do), or name the modules that open a stage"
+    )
+
+
+def _parameters_without_capture(distribution: Distribution, openers: Sequence[str]) -> dict[str, PlannedParameter]:
+    """Stages by the order in which modules were registered, shards as hinted, all else replicated."""
+    order = [path for path, _ in distribution.model.named_modules()]
+    for opener in openers:
+        if opener not in order:
+            raise StageNotFoundError(opener, order[1:], "names no module of the model")
+    starts = sorted(order.index(opener) for opener in openers)
+    planned = {}
+    for fqn, parameter in distribution.parameters.items():
+        position = order.index(fqn.rpartition(".")[0])
+        stage = sum(start <= position for start in starts)
+        planned[fqn] = PlannedParameter(stage, _as_hinted(parameter, distribution))
+    return planned
+
+
+def _warn_of_replicas(distribution: Distribution, planned: Mapping[str, PlannedParameter]) -> None:
+    """Say what it costs that layouts were not searched for."""
+    if distribution.mesh.y * distribution.mesh.x == 1:
+        return
+    automatic = {"y", "x"}
+    whole = [
+        parameter
+        for name, parameter in distribution.parameters.items()
+        if automatic.isdisjoint(axis for axis, _ in planned[name].layout.axes)
+    ]
+    megabytes = sum(math.prod(p.shape) * p.dtype.itemsize for p in whole) / 1e6
+    if whole:
+        warnings.warn(
+            f"without `example_inputs`, {len(whole)} parameters without a hint ({megabytes:.1f} MB) stay whole on "
+            "every rank of their stage, and plain hints shard fused weights from their start; pass `example_inputs` to "
+            "distribute (meta tensors do), or hint these parameters, too",
+            stacklevel=3,
+        )
+
+
+def _as_hinted(parameter: LogicalParameter, distribution: Distribution) -> Layout:
+    spec = distribution.hints.parameters.get(parameter.fqn, ())
+    return stored(layout_as_hinted(parameter.shape, spec, distribution.mesh), distribution.mesh.z)
+
+
+def layout_as_hinted(shape: Sequence[int], spec: Spec, mesh: Mesh) -> Layout:
+    """The layout that a hint says literally: each axis shards its dim from the start, or within each of its groups."""
+    shards: dict[str, Shard] = {}
+    for dim, entry in enumerate(spec):
+        axis, outer = (entry.axis, entry.groups) if isinstance(entry, Grouped) else (entry, 1)
+        if axis is not None and mesh.sizes[axis] > 1:
+            shards[axis] = Shard(dim, mesh.sizes[axis], outer)
+    return Layout(tuple(shape), tuple((axis, shards[axis]) for axis in AXES if axis in shards))

@@ -1,0 +1,1 @@
+"""What decides which ops are decomposed, and into what."""

@@ -1,0 +1,80 @@
+"""What can be known of layouts before they are chosen: how many ranks share a value, and whether its hidden dims."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import fx
+
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.stage import JointGraph, PortKind
+from fxpar.layouts.pins import Pin, Pins
+from fxpar.layouts.search import AUTOMATIC_AXES
+from fxpar.passes.decompose.norm_decompositions import GROUP_NORMS, LAYER_NORMS
+from fxpar.rules.call import argument, op_call
+from fxpar.world.mesh import Mesh
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """`num_ranks` share what is laid out; `shards_hidden`: dims that layer norms normalise may be among the shared.
+
+    Where no gain is in sight norms are left whole: their kernels are faster, and their bits are those of eager.
+    """
+
+    num_ranks: int = 1
+    shards_hidden: bool = False
+
+    def parts(self, node: fx.Node) -> bool:
+        """Whether the norm at `node` shards better in parts."""
+        if node.target in LAYER_NORMS:
+            return self.shards_hidden
+        if node.target not in GROUP_NORMS:
+            return False
+        call = op_call(node)
+        groups, channels = argument(call, "group"), argument(call, "C")
+        return bool(groups % self.num_ranks > 0 and channels % self.num_ranks == 0)
+
+
+ONE_RANK = Outlook()
+"""Nothing is laid out: one rank has it all."""
+
+
+def foresee(joint: JointGraph, mesh: Mesh, pins: Pins) -> Outlook:
+    """The outlook of a stage that is to be laid out on `mesh` with the layouts `pins` given.
+
+    With two axes, weights that are sharded over both leave hidden dims sharded over each in turn; with one axis, the
+    values between pairs of layers are best left whole, unless a hint says otherwise.
+    """
+    sizes = [mesh.sizes[axis] for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1]
+    return Outlook(prod(sizes), len(sizes) > 1 or (len(sizes) > 0 and _hints_shard_hidden(joint, pins)))
+
+
+def _hints_shard_hidden(joint: JointGraph, pins: Pins) -> bool:
+    """Whether a hint shards what a layer norm normalises: one on its weight, or on a value of the same width."""
+    norms = [node for node in joint.module.graph.nodes if node.target in LAYER_NORMS]
+    widths = {tensor(node.all_input_nodes[0]).shape[-1] for node in norms}
+    return any(_is_hidden(node, pin, widths) for node, pin in _pinned(joint, pins))
+
+
+def _pinned(joint: JointGraph, pins: Pins) -> list[tuple[fx.Node, Pin]]:
+    """Values that stages share, norms' weights, tables of embeddings and hinted activations, with their pins."""
+    found: list[tuple[fx.Node, Pin]] = []
+    for node, port in zip(joint.module.graph.find_nodes(op="placeholder"), joint.inputs, strict=False):
+        reads_rows = any(user.target in LAYER_NORMS or user.target is aten.embedding.default for user in node.users)
+        if port in pins.inputs and (port.kind is not PortKind.PARAMETER or reads_rows):
+            found.append((node, pins.inputs[port]))
+    for node in joint.module.graph.find_nodes(op="call_function", target=torch.ops.fxpar.shard.default):
+        found.append((node, Pin.hinted(json.loads(str(node.args[1])))))
+    return found
+
+
+def _is_hidden(node: fx.Node, pin: Pin, widths: set[int]) -> bool:
+    """Whether `pin` shards the last dim of `node`, which is as long as one of `widths`."""
+    shape = tensor(node).shape
+    return len(shape) > 0 and shape[-1] in widths and any(dim == len(shape) - 1 for dim, _ in pin.shards.values())

@@ -1,0 +1,1 @@
+"""Matmuls and collectives that become one op, and whether that is worth it."""

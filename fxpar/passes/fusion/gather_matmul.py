@@ -1,0 +1,246 @@
+"""An all-gather and the matmuls behind it: which of them can be one op, and that op in their place."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+import fxpar.ir.fused_flops  # noqa: F401  registers the fused ops, too
+from fxpar.graph.dim_map import Digit, Dims, rearranges, sizes, whole
+from fxpar.graph.graph_writer import GraphWriter, WriterInPlace
+from fxpar.graph.matmuls import Matmul, matmul_at
+from fxpar.graph.min_cut import closure, users
+from fxpar.graph.view_ops import as_matrices, laid_out_like, rearranged_from_origin
+from fxpar.graph.view_users import WAITED_ELSEWHERE, Seen, Unfit, replace_seen, seen_as, wait_of
+from fxpar.ir.fused_ops import GATHER_FORMS, SUMMING_FORMS, GatherForm
+from fxpar.ir.layout import REPLICATE
+from fxpar.ir.node_meta import Move, fused, layout_of, move, set_fused, take_place, tensor
+from fxpar.passes.fusion.sink_gathers import OnPieces, find_on_pieces, of_piece, write_on_pieces
+
+_RANK = -1
+"""The dim, in digits, that says from whose piece something comes; others are those of a piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A matmul of the gathered value, which has the `dims`, transposed or not, where it is used as the op says."""
+
+    matmul: Matmul
+    form: GatherForm
+    dims: Dims
+    other: fx.Node
+    is_transposed: bool
+
+    @property
+    def key(self) -> tuple[GatherForm, Dims]:
+        """What matmuls of one op have in common."""
+        return self.form, self.dims
+
+
+@dataclass(frozen=True, slots=True)
+class GatherMatmul:
+    """The all-gather `start` and `matmuls` that can be one op; `rest` is where else the gathered value is used.
+
+    With `before`, these ops are to run on pieces first, and what they lead to is gathered.
+    """
+
+    start: fx.Node
+    wait: fx.Node
+    uses: tuple[_Use, ...]
+    rest: tuple[Seen, ...]
+    before: OnPieces | None
+
+    @property
+    def matmuls(self) -> tuple[fx.Node, ...]:
+        """The nodes of the matmuls."""
+        return tuple(use.matmul.node for use in self.uses)
+
+    @property
+    def way(self) -> str:
+        """What ranks must have in common to run the op together, whatever the sizes of their pieces."""
+        first = self.uses[0]
+        order = [[digit.dim for digit in digits] for digits in first.dims]
+        behind = [node.name for node in self.before.ops] if self.before else []
+        return f"{behind} {first.form} {order} {[node.name for node in self.matmuls]}"
+
+    @property
+    def done(self) -> Move:
+        """What the op communicates."""
+        done = move(self.start)
+        assert done is not None, f"{self.start} is no collective"
+        return done if self.before is None else replace(done, num_bytes=tensor(self.before.last).nbytes)
+
+
+def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
+    """What the all-gather at `start` can be one op with, directly or after ops that can run on pieces."""
+    wait = wait_of(start)
+    if wait is None:
+        return WAITED_ELSEWHERE
+    parts = start.args[1]
+    assert isinstance(parts, int), f"{start} gathers from no number of ranks"
+    if parts == 1:
+        return Unfit("there is one rank in its group")
+    rank, piece = Digit(_RANK, 1, parts), whole(tensor(start.all_input_nodes[0]).shape)
+    gathered = ((rank, *piece[0]), *piece[1:])
+    directly = _find_behind(start, wait, None, gathered)
+    if isinstance(directly, Unfit):
+        for before in find_on_pieces(start, wait, gathered, rank):
+            found = _find_behind(start, wait, before, _as_gathered(before.dims[before.last], rank))
+            if isinstance(found, GatherMatmul):
+                return found
+    return directly
+
+
+def _as_gathered(dims: Dims, rank: Digit) -> Dims:
+    """`dims` as those of a value that is gathered itself: in digits of its own pieces, but for that of the ranks."""
+    own = whole(sizes(of_piece(dims, rank)))
+    (dim,) = (dim for dim, digits in enumerate(dims) if rank in digits)
+    place = dims[dim].index(rank)
+    inner = math.prod(digit.size for digit in dims[dim][place + 1 :])
+    outer = math.prod(digit.size for digit in dims[dim][:place])
+    digits = (Digit(dim, inner, outer), rank, Digit(dim, 1, inner))
+    return (*own[:dim], tuple(digit for digit in digits if digit.size > 1), *own[dim + 1 :])
+
+
+def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: Dims) -> GatherMatmul | Unfit:
+    """The matmuls of what is gathered after the ops `before`, which has the `dims`."""
+    parts = start.args[1]
+    assert isinstance(parts, int), f"{start} gathers from no number of ranks"
+    seen = seen_as(before.last if before else wait, dims)
+    behind = closure([wait], users)
+    found = [use for each in seen for use in _uses(each, parts)]
+    apart = [use for use in found if not _is_summed_alike(use, start)]
+    possible = [use for use in apart if use.other not in behind and use.matmul.bias not in behind]
+    if found and not apart:
+        return Unfit(f"all ranks compute {found[0].matmul.node}, and must come to the same bits")
+    if not possible:
+        return Unfit(_why_not(seen, found, wait))
+    first = min(possible, key=lambda use: (GATHER_FORMS.index(use.form), -_count(possible, use)))
+    chosen: dict[fx.Node, _Use] = {}
+    for use in possible:
+        if use.key == first.key:
+            chosen.setdefault(use.matmul.node, use)
+    rest = (Seen(each.node, each.dims, tuple(user for user in each.users if user not in chosen)) for each in seen)
+    return GatherMatmul(start, wait, tuple(chosen.values()), tuple(each for each in rest if each.users), before)
+
+
+def _is_summed_alike(use: _Use, start: fx.Node) -> bool:
+    """Whether ranks would add up one sum, each in an order of its own, and come to slightly different results."""
+    done, layout = move(start), layout_of(use.matmul.node)
+    assert done is not None, f"{start} is no collective"
+    return use.form in SUMMING_FORMS and layout is not None and layout.placement(done.axis) == REPLICATE
+
+
+def _count(uses: Sequence[_Use], like: _Use) -> int:
+    return sum(use.key == like.key for use in uses)
+
+
+def _why_not(seen: Sequence[Seen], found: Sequence[_Use], wait: fx.Node) -> str:
+    if found:
+        return f"{found[0].matmul.node} multiplies it with what is made of it"
+    takers = list(dict.fromkeys(user for each in seen for user in each.users))
+    ops = [user for user in takers if fused(user) is not None]
+    if ops:
+        return f"its matmul is part of {ops[0]}"
+    multiplying = [user for user in takers if matmul_at(user) is not None]
+    if multiplying:
+        return f"its pieces lie apart in what {multiplying[0]} takes"
+    if any(user.target is torch.ops.aten.slice.Tensor for user in takers):
+        return "it is cut up or to size before anything takes it"
+    cutting = [user for user in takers if rearranges(user)]
+    if cutting:
+        return f"{cutting[0]} takes its pieces apart"
+    return f"no matmul takes it, but {', '.join(user.name for user in takers) or wait.name}"
+
+
+def _uses(seen: Seen, parts: int) -> Iterator[_Use]:
+    """How matmuls use what was gathered, where that can be one op."""
+    for user in seen.users:
+        matmul = matmul_at(user)
+        if matmul is None or not any(Digit(_RANK, 1, parts) in digits for digits in seen.dims):
+            continue
+        (place,) = (dim - len(seen.dims) for dim, digits in enumerate(seen.dims) if Digit(_RANK, 1, parts) in digits)
+        if matmul.left is seen.node:
+            yield _use_as_left(matmul, seen.dims, place)
+        if matmul.right is seen.node:
+            yield from _use_as_right(matmul, seen.dims, place)
+
+
+def _use_as_left(matmul: Matmul, dims: Dims, place: int) -> _Use:
+    forms: dict[int, GatherForm] = {-3: "matrices", -2: "rows", -1: "sum_left"}
+    if place == -1:
+        dims = _transposed(dims)
+    return _Use(matmul, forms[place], dims, matmul.right, is_transposed=False)
+
+
+def _use_as_right(matmul: Matmul, dims: Dims, place: int) -> Iterator[_Use]:
+    if place == -2:
+        yield _Use(matmul, "sum_right", dims, matmul.left, is_transposed=False)
+    elif place == -1:
+        yield _Use(matmul, "columns", _transposed(dims), matmul.left, is_transposed=False)
+    elif matmul.bias is None:  # (A B)^T = B^T A^T, whose first factor is what was gathered
+        yield _Use(matmul, "matrices", _transposed(dims), matmul.left, is_transposed=True)
+
+
+def _transposed(dims: Dims) -> Dims:
+    return (*dims[:-2], dims[-1], dims[-2])
+
+
+def write_gather_matmul(site: GatherMatmul) -> fx.Node:
+    """Put one op in the place of an all-gather and its matmuls."""
+    first, graph = site.uses[0], site.start.graph
+    # Where all that uses the gathered value comes behind, so that ranks whose graphs differ there keep one order.
+    with graph.inserting_before(site.wait):
+        write = WriterInPlace(graph, first.matmul.node)
+        op = _write_op(write, site)
+        set_fused(op, site.done)
+        for position, use in enumerate(site.uses):
+            _replace_product(write, use, _part(write, op, position))
+        if site.rest:
+            gathered = _part(write, op, len(site.uses))
+            for seen in site.rest:
+                replace_seen(write, seen, gathered, first.dims)
+    return op
+
+
+def _write_op(write: GraphWriter, site: GatherMatmul) -> fx.Node:
+    first, source = site.uses[0], site.start.all_input_nodes[0]
+    _, parts, group = site.start.args
+    (digits,) = (digits for digits in first.dims if any(digit.dim == _RANK for digit in digits))
+    place = next(index for index, digit in enumerate(digits) if digit.dim == _RANK)
+    if site.before is not None:
+        source = write_on_pieces(write, site.before, site.wait, source)
+    own = of_piece(first.dims, digits[place])
+    others = [use.other for use in site.uses]
+    if first.is_transposed:
+        others = [write.call(torch.ops.aten.transpose.int, other, -2, -1) for other in others]
+    return write.call(
+        torch.ops.fxpar.all_gather_matmul.default,
+        as_matrices(write, rearranged_from_origin(write, source, own)),
+        [as_matrices(write, other) for other in others],
+        [use.matmul.bias for use in site.uses],
+        first.form,
+        math.prod(digit.size for digit in digits[:place]),
+        parts,
+        bool(site.rest),
+        group,
+    )
+
+
+def _part(write: GraphWriter, op: fx.Node, index: int) -> fx.Node:
+    """One of the results of `op`."""
+    return write.call(operator.getitem, op, index)
+
+
+def _replace_product(write: GraphWriter, use: _Use, product: fx.Node) -> None:
+    old = use.matmul.node
+    if use.is_transposed:
+        product = write.call(torch.ops.aten.transpose.int, product, -2, -1)
+    product = laid_out_like(write, product, tensor(old))
+    take_place(product, old)
+    old.replace_all_uses_with(product)

@@ -1,0 +1,166 @@
+"""What is computed of a gathered value, but could be computed on every rank's piece before it is gathered."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.graph.dim_map import Digit, Dims, joined, rearranges, sizes, through
+from fxpar.graph.graph_writer import GraphWriter
+from fxpar.graph.min_cut import closure, operands
+from fxpar.graph.view_ops import rearrange
+from fxpar.ir.layout import REPLICATE
+from fxpar.ir.node_meta import known_value, layout_of, move, tensor
+from fxpar.rules.call import argument, op_call
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class OnPieces:
+    """The `ops` behind a gather that rank by rank could run in front of it, in order; `last` is what they lead to.
+
+    `dims` has, for each op and the wait before them, the digits of what it gives; `rank` is the digit that says whose
+    piece something comes from.
+    """
+
+    ops: tuple[fx.Node, ...]
+    dims: Mapping[fx.Node, Dims]
+    rank: Digit
+
+    @property
+    def last(self) -> fx.Node:
+        """What would be gathered instead."""
+        return self.ops[-1]
+
+
+def find_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> Iterator[OnPieces]:
+    """What could be gathered instead of what `start` gathers, by no more bytes; nothing else takes what leads there.
+
+    Casts, pointwise ops, sums over other dims and norms can be computed on pieces, if all else that they take is the
+    same on all ranks.
+    """
+    known = _computed_on_pieces(start, wait, dims, rank)
+    for last in known:
+        if rearranges(last) or last is wait or not isinstance(known_value(last), Tensor):
+            continue
+        times_gathered = sum(digits.count(rank) for digits in known[last])
+        if times_gathered != 1 or tensor(last).nbytes // rank.size > tensor(start.all_input_nodes[0]).nbytes:
+            continue
+        needed = closure([last], operands)
+        ops = tuple(node for node in known if node in needed and node is not wait)
+        if all(user in ops for node in (wait, *ops[:-1]) for user in node.users):
+            yield OnPieces(ops, {node: known[node] for node in (wait, *ops)}, rank)
+
+
+def write_on_pieces(write: GraphWriter, found: OnPieces, wait: fx.Node, piece: fx.Node) -> fx.Node:
+    """This rank's piece of what the ops lead to, of its `piece` of what they start from."""
+    pieces = {wait: piece}
+    for node in found.ops:
+        if rearranges(node):
+            (operand,) = node.all_input_nodes
+            have, want = (of_piece(found.dims[each], found.rank) for each in (operand, node))
+            pieces[node] = rearrange(write, pieces[operand], have, want)
+            continue
+        assert callable(node.target), f"{node} calls no function"
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda taken: pieces.get(taken, taken))
+        pieces[node] = write.call(node.target, *args, **kwargs)
+    return pieces[found.last]
+
+
+def of_piece(dims: Dims, rank: Digit) -> Dims:
+    """The dims of a rank's piece of what has `dims`."""
+    return tuple(joined(digit for digit in digits if digit != rank) for digits in dims)
+
+
+def _computed_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> dict[fx.Node, Dims]:
+    """The nodes behind `wait` that ranks can compute on their pieces, in order, with the dims of what they give."""
+    done = move(start)
+    assert done is not None, f"{start} is no collective"
+    known = {wait: dims}
+    behind = closure([wait], lambda node: node.users)
+    for node in wait.graph.nodes:
+        taken = node.all_input_nodes
+        if node not in behind or node.op != "call_function" or not any(operand in known for operand in taken):
+            continue
+        if all(operand in known or _is_same_on_all(operand, done.axis) for operand in taken):
+            found = _dims_of(node, known, rank)
+            if found is not None:
+                known[node] = found
+    return known
+
+
+def _is_same_on_all(node: fx.Node, axis: str) -> bool:
+    """Whether all ranks along `axis` have the same value of `node`. Over z, they have different parts of the batch."""
+    layout = layout_of(node)
+    return axis in ("y", "x") and layout is not None and layout.placement(axis) == REPLICATE
+
+
+_REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default}
+
+
+def _dims_of(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+    """The dims of what `node` gives if its operands that are `known` are pieces; None if it cannot be computed so."""
+    if rearranges(node):
+        return through(node, known[node.all_input_nodes[0]])
+    if node.target is operator.getitem:
+        return known[node.all_input_nodes[0]] if node.args[1] == 0 else None
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    if node.target in _REDUCTIONS:
+        return _reduced(node, known, rank)
+    if node.target is aten.native_layer_norm.default:
+        return _normalized(node, known, rank)
+    is_pointwise = torch.Tag.pointwise in node.target.tags or node.target is aten._to_copy.default
+    if not is_pointwise or torch.Tag.nondeterministic_seeded in node.target.tags:
+        return None
+    return _broadcast(node, known, rank)
+
+
+def _reduced(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+    (operand,), call = node.all_input_nodes, op_call(node)
+    dims, given = known[operand], argument(call, "dim")
+    gone = {dim % len(dims) for dim in ([given] if isinstance(given, int) else given or range(len(dims)))}
+    if any(rank in dims[dim] for dim in gone):
+        return None
+    if argument(call, "keepdim"):
+        return tuple(() if dim in gone else digits for dim, digits in enumerate(dims))
+    return tuple(digits for dim, digits in enumerate(dims) if dim not in gone)
+
+
+def _normalized(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+    """A norm of which the mean and the deviation are not used."""
+    operand, *others = node.all_input_nodes
+    if operand not in known or any(other in known for other in others):
+        return None
+    if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
+        return None
+    width = len(argument(op_call(node), "normalized_shape"))
+    return None if any(rank in digits for digits in known[operand][-width:]) else known[operand]
+
+
+def _broadcast(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+    """Pieces must agree in the dims that they have, and other operands must be the same for all pieces."""
+    found = known_value(node)
+    if not isinstance(found, Tensor):
+        return None
+    result: list[tuple[Digit, ...]] = [()] * found.dim()
+    for operand in node.all_input_nodes:
+        for back, digits in enumerate(reversed(known.get(operand, ())), start=1):
+            if digits and result[-back] not in ((), digits):
+                return None
+            result[-back] = digits or result[-back]
+    if sizes(tuple(result)) != list(found.shape):
+        return None
+    others = [tensor(operand) for operand in node.all_input_nodes if operand not in known]
+    differ = any(size != 1 and rank in digits for other in others for size, digits in _aligned(other, result))
+    return None if differ else tuple(result)
+
+
+def _aligned(operand: Tensor, dims: Sequence[tuple[Digit, ...]]) -> Iterable[tuple[int, tuple[Digit, ...]]]:
+    """The sizes of an operand beside the dims that they are broadcast to."""
+    return zip(reversed(operand.shape), reversed(dims), strict=False)

@@ -1,0 +1,71 @@
+"""What became of every collective of a graph, and why; as data, and as a table for people."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from fxpar.ir.node_meta import Move
+from fxpar.passes.fusion.fusion_costs import FusionCost
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of the collective that was called `collective`.
+
+    module: the path of the module that it was made for; of a backward, of the forward's.
+    fused: the fused op in its place; None if it was left.
+    matmuls: those that are part of that, as they were called.
+    """
+
+    collective: str
+    done: Move
+    module: str
+    fused: str | None
+    matmuls: tuple[str, ...]
+    reason: str
+    cost: FusionCost
+
+    @property
+    def text(self) -> str:
+        """For a line of the table."""
+        if self.fused is None:
+            return f"left: {self.reason}"
+        return f"fused into {self.fused} with {', '.join(self.matmuls)}: {self.reason}"
+
+
+Verdicts: TypeAlias = Mapping[str, Sequence[Verdict]]
+"""By the names of graphs, on all of their collectives in order."""
+
+
+def verdict_table(verdicts: Verdicts) -> str:
+    """One line for every collective of every graph, by the graphs' names, and how many of them are fused."""
+    table = Table("graph", "collective", "kind", "axis", box=None, pad_edge=False)
+    for title in ("bytes", "us alone", "us apart", "us fused"):
+        table.add_column(title, justify="right")
+    table.add_column("module")
+    table.add_column("verdict")
+    for graph, of_graph in verdicts.items():
+        for each in of_graph:
+            cost = each.cost
+            figures = (_figure(us) for us in (cost.collective_us, cost.apart_us, cost.fused_us))
+            done = each.done
+            table.add_row(
+                graph, each.collective, done.kind, done.axis, str(done.num_bytes), *figures, each.module, each.text
+            )
+    file = io.StringIO()
+    Console(file=file, width=10_000).print(table)
+    found = [each for of_graph in verdicts.values() for each in of_graph]
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    summary = f"{sum(each.fused is not None for each in found)} of {len(found)} collectives are fused with matmuls."
+    return "\n".join([*lines, "", summary])
+
+
+def _figure(us: float) -> str:
+    return "-" if math.isinf(us) else f"{us:.1f}"

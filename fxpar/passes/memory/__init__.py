@@ -1,0 +1,1 @@
+"""What a stage holds in memory, and when."""

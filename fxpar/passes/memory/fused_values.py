@@ -1,0 +1,81 @@
+"""Which values of a graph Inductor computes inside the kernels that use them, so that they are never in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.graph.min_cut import may_run_twice
+from fxpar.ir.node_meta import value
+
+aten = torch.ops.aten
+
+_MOST_READS = 4
+"""Of buffers, by a value with several users: one that reads more is put into memory (`realize_reads_threshold`)."""
+
+_ELEMENTWISE = frozenset(
+    (
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.gelu_backward.default,
+        aten.threshold_backward.default,
+        aten.silu_backward.default,
+        aten.tanh_backward.default,
+        aten.sigmoid_backward.default,
+        aten.native_dropout_backward.default,
+        aten.constant_pad_nd.default,
+    )
+)
+"""Besides those that PyTorch tags as pointwise."""
+
+_LOOPS = frozenset(
+    (
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.mean.default,
+        aten.mean.dim,
+        aten.amax.default,
+        aten.var_mean.correction,
+        aten._softmax.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax.default,
+        aten._log_softmax_backward_data.default,
+        aten.native_layer_norm.default,
+        aten.native_layer_norm_backward.default,
+        aten.native_group_norm.default,
+        aten.native_group_norm_backward.default,
+    )
+)
+"""Operations that read elementwise ones as they are computed, but whose own results are put into memory."""
+
+_EXPENSIVE = frozenset((aten.exp.default, aten.sigmoid.default))
+"""Computed once where there are several users."""
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether each element of the result is computed of one element of each operand."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _ELEMENTWISE)
+
+
+def fused_away(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The elementwise values that only other generated loops use, by Inductor's own rules as of torch 2.13.
+
+    It is generous with memory: what is fused over the border of regions that are compiled apart is not looked at, and
+    a reduction's result, which might be fused as well, counts as in memory.
+    """
+    away: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in graph.nodes:
+        if not is_elementwise(node) or not isinstance(value(node), Tensor):
+            continue
+        users = _users(node)
+        reads = frozenset(read for operand in node.all_input_nodes for read in away.get(operand, {operand}))
+        shared = len(users) > 1 and (len(reads) > _MOST_READS or node.target in _EXPENSIVE)
+        if users and not shared and all(is_elementwise(user) or user.target in _LOOPS for user in users):
+            away[node] = reads
+    return frozenset(away)
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    """Those of a value, and of its views."""
+    return [each for user in node.users for each in (_users(user) if may_run_twice(user) else [user])]

@@ -1,0 +1,103 @@
+"""How much memory the values of a graph take at once while it runs, for either lowering."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.graph.memory_owners import owner_of
+from fxpar.graph.min_cut import kept_bytes
+from fxpar.graph.view_users import wait_of
+from fxpar.ir.node_meta import move, value
+from fxpar.passes.memory.fused_values import fused_away, is_elementwise
+
+
+def peak_live_bytes(graph: fx.Graph, order: Iterable[fx.Node] | None = None, *, fuses: bool = False) -> int:
+    """The most that what a graph makes takes at once, from where it is made to its last use.
+
+    Collectives read what they were given until they are waited for. Inputs, which others hold, do not count; neither
+    does what an op takes inside, such as a copy of an operand that it cannot use as it lies in memory.
+
+    Args:
+        order: of its nodes, in which it is to run; default: as they stand.
+        fuses: as compiled by Inductor: elementwise operations that only feed others are never in memory, and one may
+            write where its operand was. Otherwise every value is in memory.
+    """
+    nodes = list(graph.nodes if order is None else order)
+    index = {node: position for position, node in enumerate(nodes)}
+    away = fused_away(graph) if fuses else frozenset()
+    last_use = _last_uses(nodes, index, away)
+    changes = [0] * (len(nodes) + 1)
+    overwriting = set[fx.Node]()
+    for owner, last in last_use.items():
+        overwritten = fuses and nodes[last] not in overwriting and _can_overwrite(nodes[last], owner)
+        if overwritten:
+            overwriting.add(nodes[last])
+        changes[index[_maker(owner)]] += kept_bytes(owner)
+        changes[last if overwritten else last + 1] -= kept_bytes(owner)
+    for node in nodes:
+        unused = sum(part.nbytes for part in _unused_parts(node))
+        changes[index[node]] += unused
+        changes[index[node] + 1] -= unused
+    return _highest(changes)
+
+
+def _last_uses(nodes: list[fx.Node], index: dict[fx.Node, int], away: frozenset[fx.Node]) -> dict[fx.Node, int]:
+    """Of all memory that the graph takes, by what made it: the position of the last node that reads it.
+
+    What is fused away is computed where its users are, and reads what it needs there.
+    """
+    reads_at: dict[fx.Node, int] = {}
+    last_use: dict[fx.Node, int] = {}
+    for node in reversed(nodes):
+        owner = owner_of(node)
+        at = reads_at.get(node, index[node]) if node in away else index[node]
+        for operand in node.all_input_nodes:
+            reads_at[operand] = max(reads_at.get(operand, 0), at)
+            # Through a view that is fused away, too, the memory of its owner is read.
+            source = owner_of(operand)
+            reads_at[source] = max(reads_at.get(source, 0), at)
+        if owner is node and node.op == "call_function" and isinstance(value(node), Tensor) and node not in away:
+            last_use[node] = reads_at.get(node, index[node])
+    for node in last_use:
+        if move(node) is not None:
+            given = owner_of(node.all_input_nodes[0])
+            if given in last_use:
+                wait = wait_of(node)
+                last_use[given] = max(last_use[given], last_use[node] if wait is None else index[wait])
+    return last_use
+
+
+def _maker(owner: fx.Node) -> fx.Node:
+    """What puts a value into memory: for a part of a tuple, what makes the tuple."""
+    while owner.target is operator.getitem:
+        owner = owner.all_input_nodes[0]
+    return owner
+
+
+def _unused_parts(node: fx.Node) -> Iterator[Tensor]:
+    """The tensors of a tuple that nobody takes: they are freed when the others are taken."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return
+    if isinstance(made := value(node), tuple | list):
+        taken = {user.args[1] for user in node.users if user.target is operator.getitem}
+        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        yield from (
+            part for at, part in enumerate(made) if isinstance(part, Tensor) and at not in taken and not is_view
+        )
+
+
+def _can_overwrite(last: fx.Node, owner: fx.Node) -> bool:
+    """Whether Inductor lets the last reader of a value write its own result, of the same size, in its place."""
+    return is_elementwise(last) and move(owner) is None and kept_bytes(owner) == kept_bytes(last)
+
+
+def _highest(changes: Iterable[int]) -> int:
+    live = peak = 0
+    for change in changes:
+        live += change
+        peak = max(peak, live)
+    return peak

@@ -1,0 +1,1 @@
+"""Orders of ops by which collectives run beside computation."""

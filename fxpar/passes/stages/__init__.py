@@ -1,0 +1,1 @@
+"""How stages are cut, and what crosses from one to another."""

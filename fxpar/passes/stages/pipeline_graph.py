@@ -1,0 +1,111 @@
+"""The graph of a pipeline as it is written: nodes with their logical values, grouped by the stage that they run on."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxpar.ir import node_meta
+from fxpar.ir.layout import Layout
+from fxpar.ir.node_meta import Placed
+from fxpar.ir.stage import Port
+from fxpar.resharding.pipeline import Reshard, set_reshard
+from fxpar.world.mesh import Mesh
+
+aten = torch.ops.aten
+
+
+class PipelineGraph:
+    """An FX graph that grows at its end; what is written belongs to the stage turned to last."""
+
+    def __init__(self, mesh: Mesh, placement: Sequence[int]) -> None:
+        self._mesh, self._placement = mesh, placement
+        self._graph, self._root = fx.Graph(), nn.Module()
+        self._group, self._is_backward = "", False
+        self.reshards: list[Reshard] = []
+
+    def turn_to(self, stage: int, *, backward: bool = False) -> None:
+        """What follows runs on `stage`."""
+        self._group, self._is_backward = _title(stage, self._placement[stage], self._mesh), backward
+
+    def enter(self, name: str, like: Tensor | dict[Port, Tensor]) -> fx.Node:
+        """A new input."""
+        node = self._graph.placeholder(name)
+        node_meta.set_value(node, like)
+        return node
+
+    def call(self, name: str, module: nn.Module, arguments: Iterable[fx.Node]) -> fx.Node:
+        """The call of `module`, which belongs to the pipeline from now on; it gives a tuple."""
+        self._root.add_module(name, module)
+        return self._note(self._graph.create_node("call_module", name, tuple(arguments), name=name))
+
+    def item(self, call: fx.Node, position: int, name: str) -> fx.Node:
+        """An item of what a call gives, if it is no tensor."""
+        arguments = call, position
+        return self._note(self._graph.create_node("call_function", operator.getitem, arguments, name=name))
+
+    def tensor(self, call: fx.Node, position: int, name: str, like: Tensor, layout: Layout) -> fx.Node:
+        """A tensor that a call gives."""
+        return _valued(self.item(call, position, name), like, layout)
+
+    def move(self, value: fx.Node, by: Reshard) -> fx.Node:
+        """`value` on the stages that it moves to."""
+        crossing = by.crossing
+        name = "_".join((value.name, "on", *map(str, crossing.targets)))
+        arguments = value, crossing.source, list(crossing.targets)
+        node = self._graph.create_node("call_function", torch.ops.fxpar.reshard.default, arguments, name=name)
+        set_reshard(node, by)
+        self.reshards.append(by)
+        layouts = set(crossing.target_layouts)
+        return _valued(self._note(node), node_meta.tensor(value), layouts.pop() if len(layouts) == 1 else None)
+
+    def total(self, terms: list[fx.Node], name: str) -> fx.Node:
+        """The sum of values that lie alike; of one, that itself."""
+        so_far, *others = terms
+        for term in others:
+            so_far = self._like(term, aten.add.Tensor, (so_far, term), name)
+        return so_far
+
+    def zeros_like(self, value: fx.Node, name: str) -> fx.Node:
+        """Zeros that lie as `value`."""
+        return self._like(value, aten.zeros_like.default, (value,), name)
+
+    def _like(self, value: fx.Node, op: torch._ops.OpOverload, arguments: tuple[fx.Node, ...], name: str) -> fx.Node:
+        node = self._graph.create_node("call_function", op, arguments, name=name)
+        return _valued(self._note(node), node_meta.tensor(value), node_meta.layout_of(value))
+
+    def finish(self, returned: Any) -> fx.GraphModule:
+        """The module, which gives what is `returned`: nodes in tuples and dicts."""
+        self._graph.output(returned)
+        return fx.GraphModule(self._root, self._graph)
+
+    def _note(self, node: fx.Node) -> fx.Node:
+        node_meta.set_group(node, self._group)
+        node_meta.tag_direction(node, backward=self._is_backward)
+        return node
+
+
+def _valued(node: fx.Node, like: Tensor, layout: Layout | None) -> fx.Node:
+    node_meta.set_value(node, like)
+    if layout is not None:
+        node_meta.set_placed(node, Placed((), (layout,)))
+    return node
+
+
+def _title(stage: int, pipe: int, mesh: Mesh) -> str:
+    ranks = [mesh.rank_at(coordinate) for coordinate in mesh.stage_coordinates(pipe)]
+    hosts = sorted({mesh.hosts[rank] for rank in ranks})
+    return f"stage {stage}: {_counted('rank', ranks)} on {_counted('host', hosts)}"
+
+
+def _counted(noun: str, numbers: list[int]) -> str:
+    """`rank 0`, `hosts 0-3`, or `hosts 0, 2`."""
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"{noun} {first}"
+    is_run = numbers == list(range(first, last + 1))
+    return f"{noun}s {f'{first}-{last}' if is_run else ', '.join(map(str, numbers))}"

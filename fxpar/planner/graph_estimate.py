@@ -1,0 +1,69 @@
+"""A close look at a configuration: its graphs are made, and its step is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxpar.hardware.cluster import Cluster
+from fxpar.ir.hints import Entry
+from fxpar.planner.configuration import Configuration
+from fxpar.planner.imagined_mesh import imagined_mesh
+from fxpar.planner.layers import Layers, extrapolate, of_all_layers, sample_counts, with_layers
+from fxpar.planner.step_model import DividedStep, Estimate, StepModel
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Looks at configurations closely, by graphs as they would run; the ranks are imagined.
+
+    layers: those of which few are taken to tell what all of them come to.
+    others: as of `plan`.
+    """
+
+    model: nn.Module
+    batch: Sequence[Any] | Mapping[str, Any]
+    cluster: Cluster
+    budget_bytes: float
+    layouts: Mapping[str, Sequence[Entry]] | None
+    batch_dims: Mapping[str | int, int | None] | None
+    schedules: Sequence[str]
+    layers: Layers | None
+
+    def estimates(self, configuration: Configuration) -> list[Estimate]:
+        """By each of the schedules that make a difference, the first way that fits into memory, else the last."""
+        pipe = configuration.mesh["pipe"]
+        counts = sample_counts(self.layers, pipe)
+        if counts is None or self.layers is None:
+            models = [self._step_of(self.model, configuration)]
+        else:
+            models = [self._step_of(with_layers(self.model, self.layers, count), configuration) for count in counts]
+        names = self.schedules if pipe > 1 else self.schedules[:1]
+        return [self._first_that_fits(models, counts, name) for name in names]
+
+    def _step_of(self, model: nn.Module, configuration: Configuration) -> StepModel:
+        torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
+        mesh = imagined_mesh(configuration.mesh, self.cluster)
+        return StepModel(model, self.batch, mesh, configuration.microbatches, self.layouts, self.batch_dims)
+
+    def _first_that_fits(self, models: Sequence[StepModel], counts: tuple[int, int] | None, schedule: str) -> Estimate:
+        """By the first way that fits into memory, else by the last: that is known before any time is."""
+        steps: list[DividedStep] = []
+        for way in models[0].ways():
+            steps = [model.divide(schedule, way) for model in models]
+            if self._of_all([step.peak_bytes for step in steps], counts) <= self.budget_bytes:
+                break
+        found = [model.estimate(step) for model, step in zip(models, steps, strict=True)]
+        if counts is None or self.layers is None:
+            return found[0]
+        return extrapolate(found[0], found[1], counts, self.layers)
+
+    def _of_all(self, figures: Sequence[float], counts: tuple[int, int] | None) -> float:
+        """A figure of the whole model, of those of the models that are looked at."""
+        if counts is None or self.layers is None:
+            return figures[0]
+        return of_all_layers(figures[0], figures[1], counts, self.layers)

@@ -1,0 +1,155 @@
+"""What joins the stages: the values that move between them, and the graph of a whole pipelined step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxpar.hardware.network import Network
+from fxpar.ir.layout import Layout
+from fxpar.ir.stage import Port, PortKind
+from fxpar.resharding.plan import ReshardPlan, make_plan
+from fxpar.resharding.tile import Tile, tile_of
+from fxpar.schedule import Edge
+from fxpar.world.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that moves from the ranks of stage `source` to those of all `targets`, each with its own layout.
+
+    It is that of `port` or, if `is_gradient`, its gradient. Layouts are of what one batch shard has. `pipes` are the
+    places on the pipe axis of the source and of each target; by default stage s is at s. Targets at one place take
+    the value in one layout.
+    """
+
+    port: Port
+    is_gradient: bool
+    source: int
+    targets: tuple[int, ...]
+    source_layout: Layout
+    target_layouts: tuple[Layout, ...]
+    dtype: torch.dtype
+    pipes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        layouts = self.source_layout, *self.target_layouts
+        assert not any(layout.is_partial for layout in layouts), f"{self.name} is not reduced: {layouts}"
+        if not self.pipes:
+            object.__setattr__(self, "pipes", (self.source, *self.targets))
+        arriving = set(zip(self.pipes[1:], self.target_layouts, strict=True))
+        assert len(arriving) == len(self.target_pipes), f"{self.name}: one layout at each place, not {arriving}"
+
+    @property
+    def name(self) -> str:
+        """Says what is moved, for messages; unique in a pipeline."""
+        what = "gradient" if self.is_gradient else "value"
+        stages = f"stage{'s' if len(self.targets) > 1 else ''} {', '.join(map(str, self.targets))}"
+        return f"the {what} of {self.port.kind.value} {self.port.name} from stage {self.source} to {stages}"
+
+    @property
+    def source_pipe(self) -> int:
+        """The place of its source on the pipe axis."""
+        return self.pipes[0]
+
+    @property
+    def target_pipes(self) -> tuple[int, ...]:
+        """The places of its targets on the pipe axis, each once."""
+        return tuple(dict.fromkeys(self.pipes[1:]))
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether nothing has to move: the source's ranks are those that need it, as it is."""
+        return self.target_pipes == (self.source_pipe,) and set(self.target_layouts) == {self.source_layout}
+
+    @property
+    def is_of_parameter(self) -> bool:
+        """Whether it is a lent parameter, or the gradient of one: these cross once per step."""
+        return self.port.kind is PortKind.PARAMETER
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all batch shards have the same value: they have the same parameters, and all else apart."""
+        return self.is_of_parameter and not self.is_gradient
+
+    def held(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
+        """What the rank at `coordinate`, one of the source's, has to give.
+
+        Batch shards lie one after another along one more, leading dim: they move together, for they share their hosts'
+        interfaces. Of a shared value there is only one.
+        """
+        return self._tile(self.source_layout, mesh, coordinate)
+
+    def needed(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
+        """What the rank at `coordinate`, one of a target's, gets; dims as of `held`."""
+        return self._tile(self.target_layouts[self.pipes[1:].index(coordinate["pipe"])], mesh, coordinate)
+
+    def planned(self, mesh: Mesh, network: Network, strategy: str = "broadcast", algorithm: str = "best") -> Reshard:
+        """How it moves, where a target asks for its pieces before later ones do; arguments as of `make_plan`.
+
+        Raises:
+            UnknownStrategyError, UnknownAlgorithmError: no such name.
+        """
+        source = {mesh.rank_at(at): self.held(mesh, at) for at in mesh.stage_coordinates(self.source_pipe)}
+        destination, waves = {}, {}
+        for wave, pipe in enumerate(self.target_pipes):
+            for coordinate in mesh.stage_coordinates(pipe):
+                rank = mesh.rank_at(coordinate)
+                destination[rank], waves[rank] = self.needed(mesh, coordinate), wave
+        size, hosts = self.dtype.itemsize, mesh.hosts
+        names = strategy, algorithm
+        return Reshard(self, make_plan(source, destination, size, hosts, *names, network=network, waves=waves))
+
+    def _tile(self, layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
+        place = 0 if self.is_shared else mesh.batch_shard(coordinate)
+        return Tile((((place, place + 1),), *tile_of(layout, coordinate).ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """A crossing, and the plan by which it moves."""
+
+    crossing: Crossing
+    plan: ReshardPlan
+
+
+_RESHARD = "fxpar_reshard"
+
+
+def reshard_of(node: fx.Node) -> Reshard | None:
+    """How the value that `node` moves between stages gets there; None where `node` moves none."""
+    return node.meta.get(_RESHARD)
+
+
+def set_reshard(node: fx.Node, planned: Reshard) -> None:
+    """Record how the value that `node` moves gets to its stages."""
+    node.meta[_RESHARD] = planned
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The step of one microbatch, from stage to stage.
+
+    `module` calls the stages; all that crosses from one to another goes through one of `reshards`, which are in the
+    order in which it moves them. `edges` are the values that cross as schedules see them.
+    """
+
+    module: fx.GraphModule
+    edges: tuple[Edge, ...]
+    reshards: tuple[Reshard, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{reshard.crossing.name}\n{reshard.plan}" for reshard in self.reshards)
+
+
+_POSTED_IN_GROUPS = 1
+"""The next is on its way while its predecessor is computed with; each more would hold buffers for nothing, since a
+group moves one value after another."""
+
+
+def lookahead_on(mesh: Mesh) -> int | None:
+    """How many receives of an edge to post before they are waited for, as of `lower`."""
+    return _POSTED_IN_GROUPS if mesh.moves_in_groups else None

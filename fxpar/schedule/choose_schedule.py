@@ -1,0 +1,78 @@
+"""From what a user says of the schedule to the schedule of this model on this mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxpar.errors import InvalidScheduleError, InvalidStagesError
+from fxpar.schedule import (
+    DELAYED,
+    INTERLEAVED,
+    SCHEDULE_NAMES,
+    Costs,
+    Schedule,
+    build_schedule,
+    check_fits,
+)
+
+_STAGES_PER_RANK = 2
+"""Of an interleaved schedule, where nothing else is said."""
+
+
+def num_stages_of(schedule: str, pipe_ranks: int) -> int:
+    """Into how many stages a model is cut, where the user does not say."""
+    if schedule == INTERLEAVED:
+        return _STAGES_PER_RANK * pipe_ranks
+    return pipe_ranks if schedule in SCHEDULE_NAMES else Schedule.parse(schedule).num_stages
+
+
+def choose_placement(schedule: str, num_stages: int, pipe_ranks: int) -> tuple[int, ...]:
+    """The place of each stage on the pipe axis.
+
+    Raises:
+        InvalidStagesError: the schedule does not run so many stages on such a mesh.
+    """
+    if schedule not in SCHEDULE_NAMES:
+        own = Schedule.parse(schedule)
+        if (own.num_stages, len(own.ranks)) != (num_stages, pipe_ranks):
+            raise InvalidStagesError(
+                f"stages: the schedule runs {own.num_stages} stages on {len(own.ranks)} pipe ranks, but the model has "
+                f"{num_stages} and the mesh has pipe={pipe_ranks}; change the schedule, the stages, or the mesh"
+            )
+        return own.placement
+    if schedule == INTERLEAVED and num_stages % pipe_ranks == 0:
+        return tuple(stage % pipe_ranks for stage in range(num_stages))
+    if num_stages != pipe_ranks:
+        wanted = f"a multiple of {pipe_ranks}" if schedule == INTERLEAVED else f"{pipe_ranks}"
+        raise InvalidStagesError(
+            f"stages: the model has {num_stages} stages, but the mesh has pipe={pipe_ranks}, for which "
+            f"{schedule!r} runs {wanted}; name that many modules less one that open a stage, or change the mesh"
+        )
+    return tuple(range(num_stages))
+
+
+def choose_schedule(schedule: str, costs: Costs, pipe_ranks: int, microbatches: int) -> Schedule:
+    """The schedule that `schedule_text` gave, for stages that cost so much.
+
+    Raises:
+        InvalidScheduleError: the user's own schedule is for other counts of ranks, stages or microbatches.
+    """
+    if schedule not in SCHEDULE_NAMES:
+        own = Schedule.parse(schedule)
+        check_fits(own, pipe_ranks, costs.num_stages, microbatches)
+        return own
+    delays = costs.weight_delays(microbatches) if schedule == DELAYED else None
+    return build_schedule(schedule, costs.num_stages, microbatches, num_ranks=pipe_ranks, delays=delays)
+
+
+def check_placement(schedule: Schedule, placement: Sequence[int]) -> None:
+    """Refuse a schedule for a model whose parameters are elsewhere.
+
+    Raises:
+        InvalidScheduleError: it runs some stage on another rank.
+    """
+    if schedule.placement != tuple(placement):
+        raise InvalidScheduleError(
+            f"{schedule.name}: it runs stages on pipe ranks {schedule.placement}, but the model was distributed for "
+            f"{tuple(placement)}; give this schedule to `distribute`"
+        )

@@ -1,0 +1,52 @@
+"""One rank's part in a value that is moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxpar.errors import ReshardError
+from fxpar.resharding.plan import ReshardPlan
+from fxpar.resharding.tile import Tile
+from fxpar.transport.buffers import Buffers
+from fxpar.transport.packing import packed, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What rank `rank` holds of the value called `name` (None: nothing), and what it needs of it."""
+
+    name: str
+    rank: int
+    held: Tile | None
+    needed: Tile | None
+    dtype: torch.dtype
+
+    def tile_to_send(self, value: Tensor) -> Tile:
+        """The tile that `value` holds, as planned: a transport would deliver another size without a word.
+
+        Raises:
+            ReshardError: the piece is not of the planned shape or dtype.
+        """
+        planned = None if self.held is None else self.held.shape
+        if self.held is None or tuple(value.shape) != planned or value.dtype != self.dtype:
+            raise ReshardError(
+                f"{self.name}: rank {self.rank} would send a piece of shape {tuple(value.shape)} and {value.dtype}, "
+                f"but {planned} and {self.dtype} are planned; nothing was sent"
+            )
+        return self.held
+
+    def tile_to_receive(self) -> Tile:
+        """The tile that this rank needs, of a value that it does need."""
+        assert self.needed is not None, f"{self.name}: rank {self.rank} receives nothing"
+        return self.needed
+
+    def keep(self, plan: ReshardPlan, value: Tensor, piece: Tensor, buffers: Buffers) -> None:
+        """Copy to `piece`, which this rank needs, what it holds itself in `value`."""
+        held = self.tile_to_send(value)
+        for task in plan.tasks:
+            if self.rank in task.senders and self.rank in task.receivers:
+                memory = packed(value, held, task.region, buffers)
+                unpack(memory, self.tile_to_receive(), task.region, piece)

@@ -1,0 +1,89 @@
+"""Open the ways of all values that a program moves, together: what shared memory needs is agreed upon once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from fxpar.resharding.plan import ReshardPlan
+from fxpar.transport.buffers import Buffers
+from fxpar.transport.channel import ChannelRequest, Channels, open_channels
+from fxpar.transport.endpoint import Side
+from fxpar.transport.group_route import GroupRoute
+from fxpar.transport.relay_route import TAG_KINDS, Route, RouteChannels
+from fxpar.transport.route import Way
+from fxpar.transport.send_order import Turns
+from fxpar.transport.sender_groups import connect_senders
+from fxpar.world.mesh import moves_in_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value that is moved once per microbatch, by a plan that is the same on every rank; `side` is this rank's.
+
+    The names of all sides differ. `in_turn` and `answered` are as of `Route`.
+    """
+
+    plan: ReshardPlan
+    side: Side
+    microbatches: int = 1
+    in_turn: bool = True
+    answered: bool = True
+
+
+def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout: timedelta) -> Sequence[Way]:
+    """The routes of `moves`; a collective of all ranks, with the same moves in the same order.
+
+    Args:
+        buffers: of the device on which values lie.
+        first_tag: of the messages; `TAG_KINDS` from there on are taken for each microbatch of each move.
+        timeout: how long one message may take.
+    """
+    if moves_in_groups(buffers.device.type):
+        groups = connect_senders([move.plan for move in moves], timeout, buffers.device)
+        return [GroupRoute(move.plan, move.side, groups, buffers) for move in moves]
+    turns = [Turns.of(move.plan) if move.in_turn else Turns({}) for move in moves]
+    requests = [(*_requests(move), *_turn_requests(move, own)) for move, own in zip(moves, turns, strict=True)]
+    channels = open_channels([request for asked in requests for _, request in asked])
+    routes, tag = [], first_tag
+    for move, own in zip(moves, turns, strict=True):
+        tags = tag, move.microbatches
+        opened = _channels(move, own, channels)
+        routes.append(Route(move.plan, move.side, opened, buffers, *tags, timeout, own, answered=move.answered))
+        tag += TAG_KINDS * move.microbatches
+    return routes
+
+
+def _requests(move: Move) -> Iterator[tuple[int, ChannelRequest]]:
+    """For each relay, the channels in which its leaders let others of their hosts read."""
+    for number, relay in enumerate(move.plan.relays):
+        for writer, readers in zip(relay.path, relay.readers, strict=True):
+            if readers:
+                yield number, ChannelRequest(f"relay {number} of {move.side.name} from rank {writer}", writer, readers)
+
+
+def _turn_requests(move: Move, turns: Turns) -> Iterator[tuple[int, ChannelRequest]]:
+    """For each relay that other ranks of its host wait for, the channel in which its sender tells them."""
+    relays = move.plan.relays
+    for number in sorted(set(turns.before.values())):
+        sender = relays[number].path[0]
+        waiting = {relays[later].path[0] for later in turns.after(number)} - {sender}
+        if waiting:
+            name = f"the turn after relay {number} of {move.side.name}"
+            yield number, ChannelRequest(name, sender, tuple(sorted(waiting)))
+
+
+def _channels(move: Move, turns: Turns, channels: Channels) -> RouteChannels:
+    """This rank's channels of a move, by relay: of each relay it has one at most, and one of its turn."""
+    found = RouteChannels()
+    for requests, writers, readers in (
+        (_requests(move), found.writers, found.readers),
+        (_turn_requests(move, turns), found.turn_writers, found.turn_readers),
+    ):
+        for number, request in requests:
+            if request.name in channels.writers:
+                writers[number] = channels.writers[request.name]
+            if request.name in channels.readers:
+                readers[number] = channels.readers[request.name]
+    return found

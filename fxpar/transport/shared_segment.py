@@ -1,0 +1,198 @@
+"""Each rank's segment of memory, mapped by all ranks of its host, and the watch over those that fill it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, finalize
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.core.kernel_files import memory_file
+from fxpar.core.shared_memory import Heap, Signal
+from fxpar.errors import PeerLostError, SharedMemoryError
+from fxpar.world.hosts import OpenFile, discover_hosts
+from fxpar.world.lost_peers import naming_lost_peers
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+# Virtual: a segment never moves as it grows, and takes memory only for what was allocated.
+SEGMENT_BYTES = 64 << 30
+# How long a waiter sleeps before it looks whether its peer lives, and lets Python handle interrupts.
+_LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """A segment as other processes of its host find it."""
+
+    file: OpenFile
+    num_bytes: int
+
+
+class Segment:
+    """A rank's shared memory as this process sees it. Places in it are offsets, the same in every process."""
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        try:
+            self._memory = mmap.mmap(fd, num_bytes)
+        except OSError as error:
+            raise SharedMemoryError(f"map {num_bytes} bytes", str(error)) from error
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def bytes_at(self, offset: int, num_bytes: int) -> Tensor:
+        """The memory at `offset` itself as uint8 (num_bytes,). It stays mapped as long as such a tensor exists."""
+        if num_bytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=num_bytes, offset=offset)
+
+    def signal_at(self, offset: int) -> Signal:
+        """The signal at `offset`; to be used only while the segment itself is kept."""
+        return Signal(self.address + offset)
+
+
+class OwnSegment(Segment):
+    """This rank's segment. Its file has no name, so that nothing is left of it when its processes have ended.
+
+    lock: guards what the users of the segment keep about their blocks; no one waits for another rank under it.
+    reclaimers: called, under `lock`, to free blocks before more memory is taken from the kernel.
+    """
+
+    def __init__(self, num_bytes: int = SEGMENT_BYTES) -> None:
+        fd = memory_file("fxpar")
+        finalize(self, os.close, fd).atexit = False
+        os.ftruncate(fd, num_bytes)
+        super().__init__(fd, num_bytes)
+        self.heap = Heap(fd, num_bytes)
+        self.lock = RLock()
+        self.reclaimers: set[Callable[[], None]] = set()
+        self.found_at = SegmentFile(OpenFile.of(fd), num_bytes)
+
+    def allocate(self, num_bytes: int) -> int:
+        """The offset of a new block: a multiple of 64, never 0. The block holds whatever was left in it.
+
+        Raises:
+            SharedMemoryError: the segment or the machine has no such memory left.
+        """
+        with self.lock:
+            offset = self.heap.reuse(num_bytes)
+            if offset is not None:
+                return offset
+            for reclaim in tuple(self.reclaimers):
+                reclaim()
+            return self.heap.allocate(num_bytes)
+
+    def free(self, offset: int) -> None:
+        """Let the block at `offset` be used again; nobody may touch it any more."""
+        self.heap.free(offset)
+
+
+class PeerSegment(Segment):
+    """The segment of another rank of this host, whose process is watched.
+
+    Raises:
+        PeerLostError: the process has ended.
+    """
+
+    def __init__(self, rank: int, where: SegmentFile) -> None:
+        self.rank = rank
+        try:
+            self._process = where.file.watch()
+            finalize(self, os.close, self._process).atexit = False
+            fd = where.file.open()
+        except OSError as error:
+            raise PeerLostError("the place of its shared memory", rank, str(error)) from error
+        try:
+            super().__init__(fd, where.num_bytes)
+        finally:
+            os.close(fd)
+
+    def is_alive(self) -> bool:
+        """Whether the rank's process still runs; one that has ended but was not reaped does not."""
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return not poll.poll(0)
+
+    def wait(self, signal: Signal, at_least: int, awaited: str, deadline: float) -> None:
+        """Sleep until `signal`, which this rank sets, is `at_least` or more; until `deadline` by time.monotonic().
+
+        Raises:
+            PeerLostError: the rank's process has ended, or the time is over; it names what was `awaited`.
+        """
+        while not signal.wait(at_least, min(_LOOK_EVERY_S, deadline - time.monotonic())):
+            if not self.is_alive() and signal.value < at_least:  # it may have set it before it ended
+                raise PeerLostError(awaited, self.rank, "its process has ended")
+            if time.monotonic() >= deadline:
+                raise PeerLostError(awaited, self.rank, "it has not come in time, though the process runs")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """What the rank `rank` shares: its own segment, and those of the other ranks of its host."""
+
+    rank: int
+    own: OwnSegment
+    peers: Mapping[int, PeerSegment]
+
+
+def share_memory(group: dist.ProcessGroup | None = None) -> SharedMemory:
+    """This rank's segment and its host's others, by rank in `group` (default: all ranks).
+
+    A collective the first time, remembered afterwards.
+
+    Raises:
+        SharedMemoryError: so much address space cannot be had.
+        PeerLostError: a rank of this host has ended.
+    """
+    group = group or dist.group.WORLD
+    assert group is not None, "the default process group must exist"
+    if group not in _shared:
+        _shared[group] = _share(group)
+    return _shared[group]
+
+
+_shared: WeakKeyDictionary[dist.ProcessGroup, SharedMemory] = WeakKeyDictionary()
+
+
+def _share(group: dist.ProcessGroup) -> SharedMemory:
+    hosts = discover_hosts(group)
+    own_rank = dist.get_rank(group)
+    own, found_at = allocate_together(OwnSegment, lambda own: own.found_at, group)
+    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[own_rank] and rank != own_rank]
+    return SharedMemory(own_rank, own, {rank: PeerSegment(rank, found_at[rank]) for rank in neighbours})
+
+
+def allocate_together(
+    allocate: Callable[[], T], place_of: Callable[[T], P], group: dist.ProcessGroup
+) -> tuple[T, list[P]]:
+    """What `allocate` gives here, and its place on each rank of `group`; a collective that fails on all ranks or none.
+
+    Raises:
+        SharedMemoryError: a rank has no such memory left; the others do not wait for it.
+        PeerLostError: a rank has ended.
+    """
+    own: T | SharedMemoryError
+    try:
+        own = allocate()
+    except SharedMemoryError as error:
+        own = error
+    offered: P | str = str(own) if isinstance(own, SharedMemoryError) else place_of(own)
+    places: list[Any] = [offered] * dist.get_world_size(group)
+    with naming_lost_peers("the places of shared memory"):
+        dist.all_gather_object(places, offered, group)
+    if isinstance(own, SharedMemoryError):
+        raise own
+    for rank, place in enumerate(places):
+        if isinstance(place, str):
+            raise SharedMemoryError("have the part of every rank", f"on rank {rank}: {place}")
+    return own, places

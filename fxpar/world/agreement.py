@@ -1,0 +1,86 @@
+"""Compare what the ranks derived, before the first collective: a difference is an error, not a hang."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from fxpar.errors import PlanMismatchError
+from fxpar.world.lost_peers import naming_lost_peers
+
+T = TypeVar("T")
+
+
+def check_agreement(facts: Mapping[str, str]) -> None:
+    """Check that every rank has the same `facts` (name -> description).
+
+    Raises:
+        PlanMismatchError: names the facts that differ, and the ranks that differ from rank 0.
+    """
+    if dist.get_world_size() == 1:
+        return
+    of_ranks = of_all_ranks({name: _digest(fact) for name, fact in facts.items()})
+    problems = []
+    for name in sorted({name for found in of_ranks for name in found}):
+        different = [rank for rank, found in enumerate(of_ranks) if found.get(name) != of_ranks[0].get(name)]
+        if different:
+            problems.append(f"{name} (ranks {', '.join(map(str, different))})")
+    if problems:
+        raise PlanMismatchError(
+            f"ranks derived different plans; these differ from rank 0: {'; '.join(problems)}. "
+            "Every rank must do this with the same arguments, and build the same model"
+        )
+
+
+def check_collectives(started: Mapping[str, Sequence[str]]) -> None:
+    """Check that all ranks that run a graph start the same collectives in the same order; a collective of all ranks.
+
+    Args:
+        started: for each of this rank's graphs, by a name that other ranks have for their form of it, its collectives.
+
+    Raises:
+        PlanMismatchError: names the first collective that differs.
+    """
+    if dist.get_world_size() == 1:
+        return
+    of_ranks = of_all_ranks({name: _digest("\n".join(collectives)) for name, collectives in started.items()})
+    for name in sorted({name for found in of_ranks for name in found}):
+        ranks = [rank for rank, found in enumerate(of_ranks) if name in found]
+        if len({of_ranks[rank][name] for rank in ranks}) > 1:
+            in_full = of_all_ranks(list(started.get(name, ())))
+            raise PlanMismatchError(_first_difference(name, {rank: in_full[rank] for rank in ranks}))
+
+
+def _first_difference(graph: str, started: Mapping[int, Sequence[str]]) -> str:
+    """What to tell of ranks that start different collectives in `graph`."""
+    of_positions = enumerate(zip_longest(*started.values(), fillvalue="none"))
+    position, found = next((position, found) for position, found in of_positions if len(set(found)) > 1)
+    first, *others = zip(started, found, strict=True)
+    rank, other = next((rank, other) for rank, other in others if other != first[1])
+    return (
+        f"{graph}: ranks that share a group must start its collectives in one order, but collective {position} is "
+        f"{first[1]} on rank {first[0]}, and {other} on rank {rank}. Every rank must run the same fxpar, with the same "
+        "rules, on the same model"
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def of_all_ranks(own: T) -> list[T]:
+    """What every rank has; a collective of all ranks.
+
+    Raises:
+        PeerLostError: another rank has ended, or died.
+    """
+    of_ranks = [own] * dist.get_world_size()
+    if len(of_ranks) == 1:
+        return of_ranks
+    with naming_lost_peers("what all ranks compare before they run a step"):
+        dist.all_gather_object(of_ranks, own)
+    return of_ranks

@@ -1,0 +1,203 @@
+"""Start ranks on this machine, without a launcher: a function runs in several processes and its results come back."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection, wait
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from fxpar._torch import HashStore
+from fxpar.world.rank_servers import RankServers, serve
+
+T = TypeVar("T")
+
+# Modules that ranks find imported; what heavier work imports can be added before the first call of `run_ranks`.
+PRELOADED = ["fxpar.backend"]
+
+# How long ranks that have returned their results may take to end.
+_ENDING_S = 10.0
+
+
+class RankFailedError(RuntimeError):
+    """A rank raised, ended early, or took too long; the message has its traceback."""
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(f"rank {rank} failed:\n{problem}")
+        self.rank = rank
+
+
+def join_world() -> torch.device:
+    """Form the world of the ranks that torchrun started, or of this process alone; gives the device of this rank.
+
+    A rank that dies of a fault, such as a corrupt heap, prints the stacks of all its threads.
+    """
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # whatever a notebook or a test has put in its place
+    if not dist.is_torchelastic_launched():
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", dist.get_node_local_rank())
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    return device
+
+
+def run_ranks(
+    num_ranks: int,
+    work: Callable[..., T],
+    *args: Any,
+    environment: Mapping[str, str] | None = None,
+    enter: Callable[[int], None] | None = None,
+    doomed: Collection[int] = (),
+    timeout_s: float = 300.0,
+) -> list[T]:
+    """Run `work(*args)` in `num_ranks` processes that form a gloo process group; gives what each rank returned.
+
+    `work` is a function of an importable module; it, its arguments and its results travel pickled. Each process has one
+    thread and the caller's folder, search path and standard streams. It sets `environment`, and calls `enter(rank)`,
+    which may bring it to another place, before it joins the group. The processes are forked from servers that have
+    imported torch once, one for each rank, so they start in a moment, and each has a hash seed of its own. None
+    outlives the call. Ranks that are `doomed` are to end without a result, as if they had crashed, and none is given
+    for them.
+
+    Raises:
+        RankFailedError: a rank raised, ended early, or was not done after `timeout_s`. One that runs out of time, or
+            dies of a fault such as a corrupt heap, prints the stacks of all its threads.
+    """
+    job = pickle.dumps((work, args, environment or {}, enter))
+    with ExitStack() as running:
+        store = f"file://{running.enter_context(TemporaryDirectory())}/store"
+        lines, processes = [], []
+        for rank in range(num_ranks):
+            line = running.enter_context(_rank_servers().fork(rank, PRELOADED))
+            line.send((os.getcwd(), sys.path, timeout_s, (store, rank, num_ranks)))
+            line.send_bytes(job)
+            lines.append(line)
+        for rank, line in enumerate(lines):
+            processes.append(_process_of(rank, line))
+            running.callback(_kill, processes[-1])
+        results = _collect(lines, processes, doomed)
+        for line in lines:
+            line.close()  # each rank waits for this, so that none leaves while others still talk to it
+        _await_end(processes)
+    return results
+
+
+def use_rank_servers(servers: RankServers) -> None:
+    """Fork ranks from `servers`, which another process owns; to be called before the first `run_ranks`."""
+    _servers.append(servers)
+
+
+def _rank_servers() -> RankServers:
+    if not _servers:
+        _servers.append(RankServers.own())
+    return _servers[0]
+
+
+_servers: list[RankServers] = []
+"""What this process forks ranks from, once it does."""
+
+
+def _process_of(rank: int, line: Connection) -> int:
+    try:
+        pid: int = line.recv()
+    except (EOFError, OSError) as error:
+        raise RankFailedError(rank, "it did not start; the process that it is forked from says why") from error
+    return pid
+
+
+def run_rank(line: Connection) -> None:
+    """Be the rank that `run_ranks` describes over `line`, in a process of its own."""
+    gc.freeze()  # what the server made lives as long as this process: collections would only copy its shared pages
+    line.send(os.getpid())
+    folder, sys.path[:], timeout_s, group = line.recv()
+    job = line.recv_bytes()
+    is_done = Event()
+    watch = Thread(target=_end_with_caller, args=(line, is_done), daemon=True)
+    watch.start()
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    torch.set_num_threads(1)
+    store, rank, num_ranks = group
+    try:
+        os.chdir(folder)
+        work, args, environment, enter = pickle.loads(job)
+        os.environ.update(environment)
+        if enter is not None:
+            enter(rank)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
+        outcome = pickle.dumps((work(*args), None))
+    except Exception:
+        outcome = pickle.dumps((None, traceback.format_exc()))
+    is_done.set()
+    line.send_bytes(outcome)
+    watch.join()
+
+
+def serve_ranks() -> None:
+    """Be a server of `RankServers` whose processes are ranks."""
+    serve(run_rank)
+
+
+def _end_with_caller(line: Connection, is_done: Event) -> None:
+    """Wait until the caller closes `line`, if only because it was killed; a rank that is not done then ends at once."""
+    with suppress(EOFError, OSError):
+        line.recv_bytes()
+    if not is_done.is_set():
+        os._exit(1)
+
+
+def _collect(lines: Sequence[Connection], processes: Sequence[int], doomed: Collection[int]) -> list[Any]:
+    """What each rank returned that is not doomed; the first failure ends the wait."""
+    results: dict[int, Any] = {}
+    expected = [rank for rank in range(len(lines)) if rank not in doomed]
+    while len(results) < len(expected):
+        pending = {lines[rank]: rank for rank in expected if rank not in results}
+        for line in wait(list(pending)):
+            assert isinstance(line, Connection)
+            rank = pending[line]
+            try:
+                results[rank], problem = pickle.loads(line.recv_bytes())
+            except EOFError:
+                problem = f"it ended without a result {_rank_servers().end_of(processes[rank])}".rstrip()
+            if problem is not None:
+                raise RankFailedError(rank, problem)
+    return [results[rank] for rank in expected]
+
+
+def _await_end(processes: Sequence[int]) -> None:
+    deadline = time.monotonic() + _ENDING_S
+    while any(_runs(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _kill(process: int) -> None:
+    """End a process, and wait for that."""
+    while _runs(process):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        time.sleep(0.001)

@@ -1,0 +1,240 @@
+"""The mesh: which rank has which place on the axes pipe, data, z, y and x."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxpar._torch import HashStore
+from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.hardware.cluster import Cluster, read_cluster
+from fxpar.ir.layout import AXES
+from fxpar.world.hosts import discover_hosts
+from fxpar.world.lost_peers import naming_lost_peers
+
+STAGE_AXES = ("data", "y", "x", "z")
+"""Axes of a stage's parameter mesh. z comes last, so that gathering it gives contiguous pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Sizes of the five axes, this process's rank, and the host of every rank (default: all are on one).
+
+    Ranks count with x fastest, then y, z, data and pipe. `cluster` says what ranks and hosts can do, if that is known.
+
+    Raises:
+        InvalidMeshError: a size is not a positive integer, or there is not a host for each rank.
+    """
+
+    pipe: int = 1
+    data: int = 1
+    z: int = 1
+    y: int = 1
+    x: int = 1
+    rank: int = 0
+    device_type: str = "cpu"
+    device_mesh: DeviceMesh | None = field(default=None, compare=False, repr=False)
+    hosts: tuple[int, ...] = ()
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        for axis, size in self.sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise InvalidMeshError(f"mesh axis {axis!r} has size {size!r}: expected a positive integer")
+        if not self.hosts:
+            object.__setattr__(self, "hosts", (0,) * self.num_ranks)
+        if len(self.hosts) != self.num_ranks:
+            raise InvalidMeshError(
+                f"{len(self.hosts)} hosts are given for a mesh of {self.num_ranks} ranks: expected one for each rank"
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> size, outermost first."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes the mesh has."""
+        return math.prod(self.sizes.values())
+
+    def coordinate_of(self, rank: int) -> dict[str, int]:
+        """Axis -> index of `rank`."""
+        coordinate = {}
+        for axis, size in reversed(self.sizes.items()):
+            rank, coordinate[axis] = divmod(rank, size)
+        return coordinate
+
+    @property
+    def coordinate(self) -> dict[str, int]:
+        """This process's place."""
+        return self.coordinate_of(self.rank)
+
+    def rank_at(self, coordinate: Mapping[str, int]) -> int:
+        """The rank at `coordinate`; axes left out count as 0."""
+        rank = 0
+        for axis, size in self.sizes.items():
+            rank = rank * size + coordinate.get(axis, 0)
+        return rank
+
+    def stage_coordinates(self, pipe: int) -> Iterator[dict[str, int]]:
+        """Every coordinate of the ranks at index `pipe` of the pipe axis, in rank order."""
+        sizes = [range(size) for axis, size in self.sizes.items() if axis != "pipe"]
+        for index in product(*sizes):
+            yield dict(zip(AXES, (pipe, *index), strict=True))
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that split the batch."""
+        return ("data", "z")
+
+    def batch_shard(self, coordinate: Mapping[str, int]) -> int:
+        """Which of the local batches the rank at `coordinate` has, counted with z fastest."""
+        place = 0
+        for axis in self.batch_axes:
+            place = place * self.sizes[axis] + coordinate[axis]
+        return place
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The process group of this rank along `axis`."""
+        assert self.device_mesh is not None, "the mesh was made without processes"
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def moves_in_groups(self) -> bool:
+        """Whether stages exchange values by collectives of process groups, as NCCL has them.
+
+        Otherwise they do by gloo's messages, and through memory that a host's ranks share.
+        """
+        if dist.is_initialized() and dist.get_backend() != "fake":
+            return moves_in_groups(self.device_type)
+        # Nothing moves: it is planned for what the cluster has, or for what the devices are.
+        return (self.device_type if self.cluster is None else self.cluster.device_type) != "cpu"
+
+    @property
+    def stage_axes(self) -> tuple[str, ...]:
+        """The axes of `stage_mesh`: those of `STAGE_AXES` with several ranks, since DTensor pays for every axis."""
+        return tuple(axis for axis in STAGE_AXES if self.sizes[axis] > 1) or STAGE_AXES[:1]
+
+    @property
+    def stage_mesh(self) -> DeviceMesh:
+        """The DeviceMesh (`stage_axes`) of the ranks that share this rank's stage."""
+        assert self.device_mesh is not None, "the mesh was made without processes"
+        return self.device_mesh[self.stage_axes]
+
+    def __str__(self) -> str:
+        return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+
+
+def init_mesh(
+    pipe: int = 1,
+    data: int = 1,
+    z: int = 1,
+    y: int = 1,
+    x: int = 1,
+    *,
+    device_type: str | None = None,
+    cluster: Cluster | str | Path | None = None,
+) -> Mesh:
+    """Arrange the started processes in a mesh; x varies fastest with the rank. A collective.
+
+    Works under torchrun (or any launcher that sets c10d's variables), after an own `init_process_group`, and in
+    a single process without either.
+
+    Args:
+        cluster: what the machines can do, by which layouts and stages are chosen: a file that `fxpar calibrate` wrote,
+            or the name of a published one, such as "dgx-a100". By default it is one with GPUs of the same name.
+
+    Raises:
+        InvalidMeshError: a size is not a positive integer.
+        UnknownClusterError, InvalidClusterError: there is no such cluster, or its file is wrong.
+        MeshSizeError: the product of the sizes is not the number of processes.
+    """
+    shape = Mesh(pipe, data, z, y, x)
+    device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    known = None if cluster is None else read_cluster(cluster)
+    if device_type == "cuda":
+        _prepare_cuda()
+    _init_process_group(device_type)
+    if shape.num_ranks != dist.get_world_size():
+        raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
+    device_mesh = make_device_mesh(shape, device_type)
+    if moves_in_groups(device_type):
+        _connect_axes(device_mesh)
+    with naming_lost_peers("the hosts of all ranks"):
+        hosts = discover_hosts()
+    mesh = Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, hosts, known)
+    _latest[:] = [mesh]
+    return mesh
+
+
+_latest: list[Mesh] = []
+"""The mesh that `init_mesh` made last."""
+
+
+def mesh_of_this_world() -> Mesh | None:
+    """The mesh that `init_mesh` made last of the processes that are running, if it did."""
+    for mesh in _latest:
+        if dist.is_initialized() and dist.get_world_size() == mesh.num_ranks:
+            return mesh
+    return None
+
+
+def make_device_mesh(shape: Mesh, device_type: str) -> DeviceMesh:
+    """The DeviceMesh of `shape`, with process groups along its axes. A collective."""
+    ranks = torch.arange(shape.num_ranks).view(*shape.sizes.values()).permute(0, 1, 3, 4, 2)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
+
+
+def _prepare_cuda() -> None:
+    """Choose what CUDA and NCCL read once, where the user has not."""
+    # As many hardware queues as there can be: streams that share one, as more than 8 do by default, wait for each
+    # other, and a receive that is posted may stand before the send that it waits for.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # Groups are connected by one small collective each: without this, that of a large one may be connected later, when
+    # other ranks are busy with receives.
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+
+
+def _connect_axes(device_mesh: DeviceMesh) -> None:
+    """Run the first collective of each axis' group, which keeps the CPU until all members have come to it."""
+    for group in device_mesh.get_all_groups():
+        probe = torch.zeros(1, device=device_mesh.device_type)
+        dist.all_reduce(probe, group=group)
+        probe.cpu()  # waits for the device
+
+
+def _init_process_group(device_type: str) -> None:
+    if dist.is_initialized():
+        return
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    if dist.is_torchelastic_launched():
+        if device_type == "cuda":
+            torch.cuda.set_device(dist.get_node_local_rank())
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+
+
+def moves_in_groups(device_type: str) -> bool:
+    """As `Mesh.moves_in_groups`, for values on devices of this type in the world as it is."""
+    backends = dict(backend.split(":") for backend in dist.get_backend_config().split(","))
+    return backends.get(device_type) not in ("gloo", "fake")
+
+
+def num_batch_shards(mesh: Mesh) -> int:
+    """How many different local batches there are: `num_replicas` of a DistributedSampler."""
+    return math.prod(mesh.sizes[axis] for axis in mesh.batch_axes)
+
+
+def batch_rank(mesh: Mesh) -> int:
+    """Which of the local batches this process reads: `rank` of a DistributedSampler."""
+    return mesh.batch_shard(mesh.coordinate)

@@ -1,0 +1,156 @@
+"""Processes that have imported what ranks need and are forked into them: one per rank, each with its own hash seed.
+
+Ranks that a launcher starts order sets and hashes each in its own way. Ranks forked from one process would all do so
+in the same way, and hide whatever depends on it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_OWNER = "owner"
+_STANDARD_STREAMS = (0, 1, 2)
+_SERVE = "from fxpar.world.launch import serve_ranks; serve_ranks()"
+
+_NOTED_S = 5.0
+"""How long a server may take to see that a process has ended; on busy processors it waits for its turn."""
+
+
+class RankServers:
+    """The servers that live in `folder`, by rank; each is started when it is first asked for a process.
+
+    Several processes may use the servers of one folder. They end with the process that owns it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []  # kept, since nobody waits for them
+
+    @classmethod
+    def own(cls) -> RankServers:
+        """Servers in a new folder, which this process owns."""
+        folder = Path(tempfile.mkdtemp(prefix="fxpar-ranks-"))
+        owner = socket.socket(socket.AF_UNIX)
+        owner.bind(str(folder / _OWNER))
+        owner.listen(128)  # servers connect, and see by the end of the connection that this process has ended
+        atexit.register(_remove, folder, owner, os.getpid())
+        return cls(folder)
+
+    def fork(self, rank: int, preload: Sequence[str]) -> Connection:
+        """A connection to a new process that does the work of `serve`; it has this process's standard streams.
+
+        Args:
+            preload: the modules that a server imports when it starts.
+
+        Raises:
+            ConnectionError: the server has ended, for a reason that it has printed.
+        """
+        address = self.folder / f"rank{rank}"
+        with open(self.folder / f"rank{rank}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not address.exists():
+                self._start(rank, address, preload)
+        line = socket.socket(socket.AF_UNIX)
+        line.connect(str(address))
+        socket.send_fds(line, [b"\0"], _STANDARD_STREAMS)
+        return Connection(line.detach())
+
+    def end_of(self, process: int) -> str:
+        """How a forked process ended: "by SIGSEGV" or "with status 1", for instance; "" if its server does not know."""
+        note = self.note_of(process)
+        deadline = time.monotonic() + _NOTED_S
+        while not note.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not note.exists():
+            return ""
+        code = int(note.read_text())
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+
+    def note_of(self, process: int) -> Path:
+        """Where the server of a process writes down how it ended."""
+        return self.folder / f"end-of-{process}"
+
+    def _start(self, rank: int, address: Path, preload: Sequence[str]) -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(address))
+            listener.listen(128)  # from here on others may connect; the server accepts when it is ready
+            told = json.dumps([listener.fileno(), str(self.folder / _OWNER), list(preload), sys.path])
+            seeded = os.environ | {"PYTHONHASHSEED": str(rank + 1)}
+            process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, told], env=seeded, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL
+            )
+        self._started.append(process)
+
+
+def _remove(folder: Path, owner: socket.socket, pid: int) -> None:
+    if os.getpid() == pid:  # not in processes forked from it
+        owner.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(work: Callable[[Connection], None]) -> None:
+    """Fork a process that does `work` for each connection, until the owner has ended.
+
+    It is what the fresh interpreters run that `RankServers` starts.
+    """
+    listening, owner_address, preload, sys.path[:] = json.loads(sys.argv[1])
+    listener, owner = socket.socket(fileno=listening), socket.socket(socket.AF_UNIX)
+    owner.connect(owner_address)
+    for module in preload:
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, lambda *_: _note_ends(Path(owner_address).parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the owner's, whose end is waited for
+    while owner not in select.select([listener, owner], [], [])[0]:
+        line, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            owner.close()
+            _work(line, work)
+        line.close()
+
+
+def _note_ends(folder: Path) -> None:
+    """Write down how each child ended, for `RankServers.end_of`."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            process, status = ended
+            with suppress(FileNotFoundError):  # the owner has ended, and has removed the folder
+                written = folder / f"{process}.written"
+                written.write_text(str(os.waitstatus_to_exitcode(status)))
+                written.rename(RankServers(folder).note_of(process))
+
+
+def _work(line: socket.socket, work: Callable[[Connection], None]) -> None:
+    """Do `work` in a process just forked, and end it without what is left to do at the end of an interpreter."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _, streams, _, _ = socket.recv_fds(line, 1, len(_STANDARD_STREAMS))
+        for ours, theirs in zip(_STANDARD_STREAMS, streams, strict=True):
+            os.dup2(theirs, ours)
+            os.close(theirs)
+        work(Connection(line.detach()))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)

@@ -1,0 +1,45 @@
+"""What ops cost when one rank does all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fxpar.costs.dataflow import Operation, operations
+from fxpar.costs.op_cost import num_flops, work_us
+from tests.layouts.laid_out import decomposed, prices
+
+
+class Attention(nn.Module):
+    """A projection, its heads, and attention over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (x @ self.weight).view(2, 8, 4, 4).transpose(1, 2)
+        return functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+
+def ops() -> list[Operation]:
+    joint = decomposed(Attention(), torch.randn(2, 8, 16))
+    return [op for op in operations(joint) if op.call is not None]
+
+
+def test_matmuls_and_attention_are_counted_in_both_directions() -> None:
+    flops = {op.node.name: num_flops(op) for op in ops()}
+    by_kind = {kind: [n for name, n in flops.items() if kind in name] for kind in ("mm", "attention")}
+    assert by_kind["mm"] == [2 * 16 * 16 * 16] * 2, "the product, and the gradient of its weight"
+    forward = 2 * 2 * (2 * 4 * 8 * 8 * 4)
+    assert sorted(by_kind["attention"]) == [forward, 2.5 * forward]
+
+
+def test_views_are_free_and_other_ops_write_their_results() -> None:
+    weighed = prices(flops_per_us=1e4)
+    for op in ops():
+        written = sum(value.num_bytes for value in op.results if value is not None)
+        expected = 0.0 if op.is_view else num_flops(op) / 1e4 + written / weighed.memory_bytes_per_us
+        assert work_us(op, weighed) == expected, op
+    assert {op.node.name for op in ops() if op.is_view} >= {"view", "transpose"}

@@ -1,0 +1,60 @@
+"""Stages begin where the slowest has least to do."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpar.costs.prices import prices_of
+from fxpar.passes.stages.balance_stages import balance_stages
+from tests.support.captures import captured
+
+HEIGHT, NARROW, WIDE = 16, 32, 512
+
+
+class Chain(nn.Module):
+    """Matrices, one module each; a wide one costs sixteen times what a narrow one does, and more."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        sizes = (NARROW, *widths)
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, widths, strict=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        (NARROW, NARROW, NARROW, WIDE),
+        (WIDE, NARROW, NARROW, NARROW),
+        (NARROW, WIDE, WIDE, NARROW, NARROW),
+        (NARROW,) * 6,
+    ],
+)
+def test_the_slowest_stage_has_as_little_to_do_as_it_can(widths: tuple[int, ...], num_stages: int) -> None:
+    capture, distribution = captured(Chain(widths), (torch.randn(HEIGHT, NARROW),))
+    prices = prices_of(distribution.mesh)
+    sizes = (NARROW, *widths)
+    flops = [2 * HEIGHT * a * b for a, b in zip(sizes, widths, strict=False)]
+    times = [
+        prices.arithmetic_us(each, torch.float32) + 2 * 4 * HEIGHT * width / prices.memory_bytes_per_us
+        for each, width in zip(flops, widths, strict=True)
+    ]
+
+    def slowest(cuts: tuple[int, ...]) -> float:
+        starts = (0, *cuts)
+        entering = [4 * HEIGHT * sizes[start] / prices.edge_bytes_per_us if start else 0.0 for start in starts]
+        ends = (*cuts, len(widths))
+        return max(sum(times[a:b]) + more for a, b, more in zip(starts, ends, entering, strict=True))
+
+    chosen = tuple(int(path.removeprefix("layers.")) for path in balance_stages(capture, num_stages, prices))
+    best = min(slowest(cuts) for cuts in combinations(range(1, len(widths)), num_stages - 1))
+    assert slowest(chosen) == pytest.approx(best)

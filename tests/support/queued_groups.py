@@ -1,0 +1,176 @@
+"""Process groups on CPUs that forgive as little as NCCL's, so that what would hang on GPUs hangs here.
+
+As NCCL's: a group's first collective keeps its caller until all members have come to it. After that a group is a queue
+on each rank, which runs one collective after another, and each of these is over when all members have come to it. A
+rank has a limited number of hardware queues, which its groups share: what stands behind a collective that waits for
+others waits, too.
+
+Unlike NCCL's, `Work.wait` keeps the caller, where NCCL makes its stream wait. That is the same to other ranks: whatever
+a rank issues later comes after what it has waited for, there as here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support.no_host_wait import forbid_host_waits
+
+BACKEND = "queued"
+
+HARDWARE_QUEUES = "FXPAR_TEST_HARDWARE_QUEUES"
+"""The environment variable that says how many a rank has; without it, as many as CUDA has at most."""
+
+PATIENCE_S = "FXPAR_TEST_PATIENCE_S"
+"""The environment variable that says after how long a collective is said to hang."""
+
+_MOST = 32
+
+
+class HangError(RuntimeError):
+    """On NCCL, nobody would have told."""
+
+
+def _patience() -> timedelta:
+    return timedelta(seconds=float(os.environ.get(PATIENCE_S, 60)))
+
+
+class _Queues:
+    """The hardware queues of this rank, given to groups in turn."""
+
+    def __init__(self, count: int) -> None:
+        self._queues = [ThreadPoolExecutor(1, f"hardware queue {number}") for number in range(count)]
+        self._next = itertools.cycle(self._queues)
+
+    def next(self) -> ThreadPoolExecutor:
+        return next(self._next)
+
+
+_queues: list[_Queues] = []
+
+
+def _queues_of_this_rank() -> _Queues:
+    if not _queues:
+        _queues.append(_Queues(int(os.environ.get(HARDWARE_QUEUES, _MOST))))
+    return _queues[0]
+
+
+class _QueuedWork(dist._Work):
+    """A collective in its queue."""
+
+    def __init__(self, what: str, done: Future[None]) -> None:
+        super().__init__()
+        self._what, self._done = what, done
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            self._done.result(_patience().total_seconds())
+        except FutureTimeoutError:
+            raise HangError(f"{self._what} does not end") from None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.done()
+
+
+class QueuedGroup(dist.ProcessGroup):
+    """One group; `gloo` does the work when a collective's turn has come."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._queue = _queues_of_this_rank().next()
+        self._is_connected = False
+        self._name = ""
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _put(self, what: str, begin: Callable[[], Any]) -> _QueuedWork:
+        if not self._is_connected:
+            self._connect(what)
+        done = self._queue.submit(lambda: begin().wait() and None)
+        return _QueuedWork(f"{what} of group {self._name}", done)
+
+    def _connect(self, what: str) -> None:
+        try:
+            self._gloo.barrier(dist.BarrierOptions()).wait(_patience())
+        except RuntimeError:
+            raise HangError(f"{what}, the first collective of group {self._name}, finds nobody there") from None
+        self._is_connected = True
+
+    def broadcast(self, tensors: list[Tensor], opts: dist.BroadcastOptions) -> _QueuedWork:
+        return self._put("broadcast", lambda: self._gloo.broadcast(tensors, opts))
+
+    def allreduce(self, tensors: list[Tensor], opts: dist.AllreduceOptions) -> _QueuedWork:
+        return self._put("all_reduce", lambda: self._gloo.allreduce(tensors, opts))
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> _QueuedWork:
+        return self._put("all_gather", lambda: self._gloo.allgather(outputs, inputs))
+
+    def _allgather_base(self, output: Tensor, given: Tensor, opts: Any = None) -> _QueuedWork:
+        return self._put("all_gather_into_tensor", lambda: self._gloo._allgather_base(output, given))
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> _QueuedWork:
+        """As functional collectives call it, of one tensor."""
+        (output,), (given,) = outputs, inputs
+        return self._allgather_base(output, given)
+
+    def _reduce_scatter_base(self, output: Tensor, given: Tensor, opts: dist.ReduceScatterOptions) -> _QueuedWork:
+        return self._put("reduce_scatter_tensor", lambda: self._gloo._reduce_scatter_base(output, given, opts))
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: dist.ReduceScatterOptions
+    ) -> _QueuedWork:
+        """As functional collectives call it, of one tensor."""
+        (output,), (given,) = outputs, inputs
+        return self._reduce_scatter_base(output, given, opts)
+
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, sizes_out: Sequence[int], sizes_in: Sequence[int], opts: Any = None
+    ) -> _QueuedWork:
+        return self._put("all_to_all", lambda: self._gloo.alltoall_base(output, given, sizes_out, sizes_in))
+
+    def barrier(self, opts: dist.BarrierOptions | None = None) -> _QueuedWork:
+        return self._put("barrier", lambda: self._gloo.barrier(dist.BarrierOptions()))
+
+
+def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> QueuedGroup:
+    return QueuedGroup(store, rank, size, timeout)
+
+
+def use_queued_groups() -> None:
+    """Form the world anew of such groups; on each rank that `run_ranks` started."""
+    store, rank, size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
+    dist.barrier()  # who leaves a world early breaks connections that others are still making
+    dist.destroy_process_group()
+    dist.init_process_group(BACKEND, store=dist.PrefixStore(BACKEND, store), rank=rank, world_size=size)
+    assert torch.distributed.get_backend() == BACKEND
+
+
+def on_queued_groups(work: Callable[..., Any], *args: Any) -> Any:
+    """`work(*args)` in such a world, in whose steps no rank's host waits for its device; for `run_ranks`."""
+    use_queued_groups()
+    forbid_host_waits()
+    return work(*args)
