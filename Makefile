@@ -30,6 +30,7 @@ test: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # On a machine with NVIDIA GPUs: the kernels and what they win on one of them, and the demo over NCCL on all of them.
@@ -48,7 +49,7 @@ SANITIZED := build/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
 RUNTIMES := $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
 REACH_CORE := tests/core tests/lowering/test_cpu_collectives.py \
-	$(foreach name,segments channel transport,tests/runtime/test_$(name).py)
+	$(foreach name,shared_segment channel relay_route,tests/transport/test_$(name).py)
 
 sanitize: install
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
