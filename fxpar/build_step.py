@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from fxpar.compiler import (
-    StageGraphs,
-    divide_stage,
-    estimate_stage_fusions,
-    fuse_stage,
-    join_stages,
-    localize_stage,
-    lower_stage,
-    overlap_stage,
-    plan_stages,
-    try_stage_fusions,
-)
+from fxpar.compiler import compile_stages, divide_stage, join_stages, localize_stage, lower_stage, plan_stages
 from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, Options
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import cluster_of, memory_of, prices_of
@@ -29,22 +18,21 @@ from fxpar.errors import NoLossError
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.remat import Remat
-from fxpar.ir.stage import PlannedStage, Port, PortKind
+from fxpar.ir.stage import PlannedStage, PortKind
 from fxpar.ir.storage_options import storage_choices
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.buffers import assign_buffers
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
-from fxpar.passes.fusion.fusion_costs import FusionCost, dearest
-from fxpar.passes.fusion.verdicts import Verdict, verdict_table
+from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.passes.stages.pipeline_messages import pipeline_messages
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
-from fxpar.runtime.input_check import InputCheck
+from fxpar.runtime.input_check import input_check
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.profile import profile_stage
-from fxpar.runtime.results import ResultSpec
+from fxpar.runtime.results import result_specs
 from fxpar.runtime.step import Step
 from fxpar.runtime.wiring import connect
 from fxpar.schedule import (
@@ -63,7 +51,7 @@ from fxpar.schedule import (
 from fxpar.schedule.choose_schedule import check_placement, choose_schedule
 from fxpar.world.agreement import check_agreement, check_collectives, of_all_ranks
 from fxpar.world.lost_peers import warning_of_a_long_wait
-from fxpar.world.mesh import Mesh, num_batch_shards
+from fxpar.world.mesh import Mesh
 
 _ALL_RANKS_COMPILE = """all other ranks to compile the model, too, for one microbatch of these arguments:
 {}
@@ -100,7 +88,16 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         check_agreement(_facts(distribution, capture, stages, pipeline, schedule, options))
     graphs, costs, programs = _divide(stages, pipeline, distribution, schedule, costs, options)
     model = GraphModel(mesh, prices_of(mesh))
-    graphs = [overlap_stage(each, options.overlapping, dump) for each in _fused(graphs, model, mesh, options, dump)]
+    graphs = compile_stages(
+        graphs,
+        model,
+        options.fuse,
+        options.overlapping,
+        dump,
+        gather_costs=of_all_ranks,
+        # Where a fused op may have no kernel, or a slow one.
+        tries_fused_ops=mesh.moves_in_groups and options.lowering != SLEEP,
+    )
     check_collectives({name: started for each in graphs for name, started in each.started.items()})
     lowering = lowering_named(options.lowering, model.compute_us)
     own = [lower_stage(each, lowering) for each in graphs]
@@ -129,7 +126,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         loss,
     )
     check_collectives(executor.gradient_sums)
-    results = _result_specs(capture, stages)
+    results = result_specs(capture, stages[-1].border)
     distribution.num_compiles += 1
     return Step(
         capture,
@@ -140,41 +137,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         options.timeline,
         with_backward=with_backward,
         results_on_all_stages=options.results == ALL_STAGES,
-        check_inputs=_input_check(capture, distribution, options),
+        check_inputs=input_check(capture, distribution) if options.check_inputs else None,
     )
-
-
-def _input_check(capture: Capture, distribution: Distribution, options: Options) -> InputCheck | None:
-    """What compares the inputs of ranks that share a batch shard, if there are such ranks."""
-    mesh = distribution.mesh
-    if not options.check_inputs or mesh.num_ranks == num_batch_shards(mesh):
-        return None
-    inputs = [port.name for port in capture.arguments if port.kind is PortKind.INPUT]
-    return InputCheck({name: distribution.argument_name(int(name)) for name in inputs}, mesh)
-
-
-def _fused(
-    graphs: Sequence[StageGraphs], model: GraphModel, mesh: Mesh, options: Options, dump: Dump
-) -> list[StageGraphs]:
-    """The stages of this rank with fused ops, by what the ranks of each stage agree on; a collective of all ranks."""
-    own: dict[str, Sequence[FusionCost]] = {}
-    for each in graphs:
-        own |= estimate_stage_fusions(each, model, options.overlapping)
-    costs = dearest(of_all_ranks(own))
-    if mesh.moves_in_groups and options.lowering != SLEEP:
-        tried: dict[str, Sequence[FusionCost]] = {}
-        for each in graphs:
-            tried |= try_stage_fusions(each, costs, options.fuse)
-        costs = dearest(of_all_ranks(tried))
-    fused: list[StageGraphs] = []
-    verdicts: dict[str, Sequence[Verdict]] = {}
-    for each in graphs:
-        stage, of_stage = fuse_stage(each, costs, options.fuse, dump)
-        fused.append(stage)
-        verdicts |= of_stage
-    if any(verdicts.values()):
-        dump.text("fuse_collectives", verdict_table(verdicts))
-    return fused
 
 
 def _warn_of_meaningless_results(options: Options) -> None:
@@ -247,7 +211,7 @@ def _divide(
             )
             for index, graph in local.items()
         ]
-        memory = {each.planned.joint.index: each.memory for each in graphs}
+        memory = {each.index: each.memory for each in graphs}
         costs = gather_costs(replace(costs, memory=memory))
         peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
         if max(peak.peak_bytes for peak in peaks) <= _budget(options, mesh):
@@ -298,15 +262,3 @@ def _arguments(capture: Capture, distribution: Distribution) -> str:
         f"{distribution.argument_name(int(port.name))}: {example(node).dtype} {tuple(example(node).shape)}"
         for port, node in entering
     )
-
-
-def _result_specs(capture: Capture, stages: Sequence[PlannedStage]) -> list[ResultSpec]:
-    layouts = stages[-1].border.outputs
-    specs = []
-    for position, node in enumerate(capture.results):
-        layout = layouts[Port(PortKind.RESULT, str(position))]
-        batched = len(layout.shape) > 0 and layout.shape[0] == capture.microbatch_size
-        value = example(node)
-        name = f"result {position} of the forward ({value.dtype}, shape {tuple(value.shape)} for each microbatch)"
-        specs.append(ResultSpec(layout, value.dtype, batched, value.requires_grad, name))
-    return specs

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fxpar.compiler import StageGraphs
 from fxpar.costs.graph_time import GraphModel, GraphTime, Traffic, add_up
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import Move, tensor
 from fxpar.ir.stage import PortKind
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
+from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.runtime.gradients import partial_axes, summed_over_z
 from fxpar.schedule import Kind
 

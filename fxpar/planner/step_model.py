@@ -14,15 +14,7 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxpar.compiler import (
-    StageGraphs,
-    divide_stage,
-    estimate_stage_fusions,
-    fuse_stage,
-    join_stages,
-    localize,
-    overlap_stage,
-)
+from fxpar.compiler import compile_stages, divide_stage, join_stages, localize
 from fxpar.costs.graph_time import GraphModel, Traffic
 from fxpar.costs.prices import Prices, agnostic_prices_of, prices_of
 from fxpar.costs.stage_times import estimate_costs
@@ -38,6 +30,7 @@ from fxpar.make_plan import make_plan
 from fxpar.model.arguments import split_dim
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
+from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.schedule import Costs, Program, lower, peak_memory, simulate
@@ -154,7 +147,7 @@ class StepModel:
             divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat, _OVERLAP)
             for stage, local in zip(self._stages, self._local, strict=True)
         ]
-        memory = {each.planned.joint.index: each.memory for each in graphs}
+        memory = {each.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
         return DividedStep(schedule, way, programs, graphs, max(peak.peak_bytes for peak in peaks))
 
@@ -166,10 +159,7 @@ class StepModel:
         mesh = self._distribution.mesh
         prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         model = GraphModel(mesh, prices)
-        fused = [
-            fuse_stage(each, estimate_stage_fusions(each, model, _OVERLAP), fuse, _NO_DUMP)[0] for each in step.graphs
-        ]
-        stages = [estimate_stage(overlap_stage(each, _OVERLAP, _NO_DUMP), model) for each in fused]
+        stages = [estimate_stage(each, model) for each in compile_stages(step.graphs, model, fuse, _OVERLAP)]
         costs = replace(self._costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
             replace(self._distribution.final_plan, schedule=step.schedule),

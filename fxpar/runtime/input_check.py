@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from fxpar.errors import InputMismatchError
+from fxpar.ir.capture import Capture
+from fxpar.ir.stage import PortKind
+from fxpar.model.distribution import Distribution
 from fxpar.world.agreement import of_all_ranks
-from fxpar.world.mesh import Mesh
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 _CHUNK_WORDS = 1 << 20  # bounds what a checksum takes in memory
 _PERIOD = 1024
@@ -40,6 +43,15 @@ class InputCheck:
             found = of_all_ranks({self._names[key]: checksum(value) for key, value in inputs.items()})
             if problems := differences(found, self._mesh):
                 raise InputMismatchError(problems)
+
+
+def input_check(capture: Capture, distribution: Distribution) -> InputCheck | None:
+    """What compares the inputs of ranks that share a batch shard, if there are such ranks."""
+    mesh = distribution.mesh
+    if mesh.num_ranks == num_batch_shards(mesh):
+        return None
+    inputs = [port.name for port in capture.arguments if port.kind is PortKind.INPUT]
+    return InputCheck({name: distribution.argument_name(int(name)) for name in inputs}, mesh)
 
 
 def is_checked(step: int) -> bool:

@@ -12,8 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxpar._torch import device_mesh_without_groups
+from fxpar.ir.capture import Capture, example
 from fxpar.ir.dtensor import from_local
 from fxpar.ir.layout import Layout, Shard
+from fxpar.ir.stage import Port, PortKind, StageBorder
 from fxpar.runtime.remote_result import RemoteResult
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh, num_batch_shards
@@ -31,6 +33,18 @@ class ResultSpec:
     batched: bool
     requires_grad: bool = False
     name: str = "the result"
+
+
+def result_specs(capture: Capture, border: StageBorder) -> list[ResultSpec]:
+    """The results of the forward, in their order; `border` is the last stage's."""
+    specs = []
+    for position, node in enumerate(capture.results):
+        layout = border.outputs[Port(PortKind.RESULT, str(position))]
+        batched = len(layout.shape) > 0 and layout.shape[0] == capture.microbatch_size
+        value = example(node)
+        name = f"result {position} of the forward ({value.dtype}, shape {tuple(value.shape)} for each microbatch)"
+        specs.append(ResultSpec(layout, value.dtype, batched, value.requires_grad, name))
+    return specs
 
 
 def gather_result(

@@ -10,10 +10,9 @@ import torch
 from torch import fx, nn
 
 from fxpar import compiler
-from fxpar.compiler import estimate_stage_fusions, fuse_stage, overlap_stage
+from fxpar.compiler import compile_stages
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
-from fxpar.dump import Dump
 from fxpar.hardware.cluster import cluster_named
 from fxpar.ir.overlap_options import Overlap
 from fxpar.ir.stage import JointGraph, StageGraph
@@ -41,7 +40,7 @@ def graphs_on_gpu(
     def trace(stage: StageGraph, *, with_backward: bool) -> JointGraph:
         return on_gpu(trace_joint(stage, with_backward=with_backward), device, attention)
 
-    cluster, overlap, dump = cluster_named("dgx-a100"), Overlap(), Dump(None, 0)
+    cluster = cluster_named("dgx-a100")
     num_ranks = torch.Size(sizes.values()).numel()
     with imagined_world(num_ranks), patch.object(compiler, "trace_joint", trace), without_device_guards():
         mesh = imagined_mesh(sizes, cluster)
@@ -49,8 +48,6 @@ def graphs_on_gpu(
         divided = step.divide("1f1b", step.ways()[0])
         costs = GraphModel(mesh, prices_of(mesh))
         found: dict[str, fx.GraphModule] = {}
-        for each in divided.graphs:
-            fused, _ = fuse_stage(each, estimate_stage_fusions(each, costs, overlap), "always", dump)
-            for name, module in overlap_stage(fused, overlap, dump).of_microbatch.items():
-                found[f"{name} of stage {each.planned.joint.index}"] = module
+        for each in compile_stages(divided.graphs, costs, "always", Overlap()):
+            found |= {each.name(kind): module for kind, module in each.of_microbatch.items()}
         return found

@@ -19,7 +19,7 @@ from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
 from fxpar.ir.node_meta import Placed, fused, layout_of, move, set_placed, tensor
 from fxpar.ir.overlap_options import FUSE_ALWAYS, Overlap
 from fxpar.passes.fuse_collectives import Fused, fuse_collectives
-from fxpar.passes.fusion.fusion_costs import dearest, estimate_fusions
+from fxpar.passes.fusion.fusion_costs import max_over_ranks, estimate_fusions
 from fxpar.world.mesh import Mesh
 from tests.support.fake_mesh import as_rank
 from tests.support.lockstep import run_ranks_in_lockstep
@@ -94,7 +94,7 @@ def modules_of(write: Write, mesh: Mesh) -> list[fx.GraphModule]:
 def fuse_always(modules: Sequence[fx.GraphModule], mesh: Mesh) -> list[Fused]:
     """The graphs of all ranks, or of one, with all fused ops that there can be."""
     model = GraphModel(mesh, prices_of(mesh))
-    costs = dearest({"all": estimate_fusions(module, model, Overlap())} for module in modules)
+    costs = max_over_ranks({"all": estimate_fusions(module, model, Overlap())} for module in modules)
     return [fuse_collectives(module, costs["all"], FUSE_ALWAYS) for module in modules]
 
 

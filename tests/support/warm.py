@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.compiler import divide_stage, localize_stage, lower_stage, overlap_stage, plan_stages
-from fxpar.dump import Dump
+from fxpar.compiler import compile_stages, divide_stage, localize_stage, lower_stage, plan_stages
+from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.prices import prices_of
 from fxpar.ir.capture import capture_forward
 from fxpar.ir.overlap_options import Overlap
 from fxpar.ir.storage_options import Storage
@@ -49,7 +50,8 @@ def _compile() -> None:
         (stage,) = plan_stages(capture, distribution, ())
         schedule = build_schedule("1f1b", 1, 2)
         graphs = divide_stage(stage, localize_stage(stage, distribution), distribution, schedule, Storage(False, False))
-        lower_stage(overlap_stage(graphs, Overlap(), Dump(None, 0)), lower("aten"))
+        (graphs,) = compile_stages([graphs], GraphModel(mesh, prices_of(mesh)), False, Overlap())
+        lower_stage(graphs, lower("aten"))
     lower("inductor")(traced(lambda x: [x + 1], torch.ones(3)))
     torch.compiler.reset()
 

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 import fxpar
-from fxpar.compiler import divide_stage, localize_stage, lower_stage, overlap_stage, plan_stages
-from fxpar.dump import Dump
+from fxpar.compiler import compile_stages, divide_stage, localize_stage, lower_stage, plan_stages
+from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.prices import prices_of
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.capture import capture_forward
 from fxpar.ir.overlap_options import Overlap
@@ -55,7 +56,8 @@ def compile_one_rank_of_64() -> tuple[float, float, float]:
         schedule = build_schedule("eager-1f1b", 4, 4)
         local = localize_stage(stages[0], distribution)
         graphs = divide_stage(stages[0], local, distribution, schedule, Storage(False, False))
-        stage = lower_stage(overlap_stage(graphs, Overlap(), Dump(None, 0)), lower("aten"))
+        (graphs,) = compile_stages([graphs], GraphModel(mesh, prices_of(mesh)), False, Overlap())
+        stage = lower_stage(graphs, lower("aten"))
         assert stage.backward is not None
         with fake_mode_of(stages[0].joint.module.graph):
             made = stage.forward(*stage.input_pieces)

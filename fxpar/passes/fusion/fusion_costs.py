@@ -37,8 +37,8 @@ class FusionCost:
         """The cost once it is known how the op runs."""
         return replace(self, fused_us=math.inf, runs_unfused=True) if runs_unfused else self
 
-    def or_more(self, other: FusionCost) -> FusionCost:
-        """Of either what is dearer."""
+    def maximum(self, other: FusionCost) -> FusionCost:
+        """The larger of both figures each."""
         return FusionCost(
             max(self.collective_us, other.collective_us),
             max(self.apart_us, other.apart_us),
@@ -72,11 +72,11 @@ def _cost(start: fx.Node, model: GraphModel, waited_us: float) -> FusionCost:
     return FusionCost(collective_us, apart_us, fused_us, found.way)
 
 
-def dearest(of_ranks: Iterable[CostsByGraph]) -> dict[str, list[FusionCost]]:
-    """What all ranks decide by: of those that run forms of one graph, whose sizes may differ, the dearest figures."""
+def max_over_ranks(of_ranks: Iterable[CostsByGraph]) -> dict[str, list[FusionCost]]:
+    """What all ranks decide by: the largest figures of those that run forms of one graph, whose sizes may differ."""
     found: dict[str, list[FusionCost]] = {}
     for of_rank in of_ranks:
         for name, costs in of_rank.items():
             before = found.get(name, costs)
-            found[name] = [one.or_more(other) for one, other in zip(before, costs, strict=True)]
+            found[name] = [one.maximum(other) for one, other in zip(before, costs, strict=True)]
     return found

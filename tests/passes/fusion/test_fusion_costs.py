@@ -14,7 +14,7 @@ from fxpar.costs.prices import prices_of
 from fxpar.hardware.cluster import cluster_named
 from fxpar.ir.overlap_options import NO_OVERLAP, Overlap
 from fxpar.passes.fuse_collectives import fuse_collectives
-from fxpar.passes.fusion.fusion_costs import FusionCost, dearest, estimate_fusions
+from fxpar.passes.fusion.fusion_costs import FusionCost, max_over_ranks, estimate_fusions
 from fxpar.passes.fusion.verdicts import Verdict, verdict_table
 from fxpar.world.mesh import Mesh
 from tests.passes.fusing import modules_of
@@ -80,7 +80,7 @@ def test_gathers_that_run_beside_the_layer_before_are_left_where_links_keep_up(g
 
 def test_all_ranks_go_by_the_slowest_of_those_that_run_a_graph() -> None:
     one, other = FusionCost(3.0, 5.0, 4.0, "rows"), FusionCost(2.0, 9.0, 3.0, "rows")
-    costs = dearest([{"forward": [one]}, {"forward": [other], "backward": [one]}])
+    costs = max_over_ranks([{"forward": [one]}, {"forward": [other], "backward": [one]}])
     assert costs == {"forward": [FusionCost(3.0, 9.0, 4.0, "rows")], "backward": [one]}
 
 
@@ -88,7 +88,7 @@ def test_what_ranks_would_fuse_in_other_ways_is_not_fused() -> None:
     module = one_gather()
     (own,) = estimate_fusions(module, model_of(), Overlap())
     for other in (replace(own, way="another"), FusionCost(1.0, 1.0)):
-        costs = dearest([{"forward": [own]}, {"forward": [other]}])["forward"]
+        costs = max_over_ranks([{"forward": [own]}, {"forward": [other]}])["forward"]
         assert math.isinf(costs[0].fused_us)
         (verdict,) = fuse_collectives(module, costs, "always").verdicts
         assert verdict.reason == "the graphs of other ranks differ here"

@@ -1,0 +1,87 @@
+"""Fuse the collectives of a rank's stages with matmuls, as all ranks that run forms of one stage agree to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from torch import fx
+
+from fxpar.costs.graph_time import GraphModel
+from fxpar.dump import Dump
+from fxpar.ir.overlap_options import Fuse, Overlap
+from fxpar.lowering.first_calls import call_fused_ops
+from fxpar.passes.fuse_collectives import fuse_collectives
+from fxpar.passes.fusion.fusion_costs import CostsByGraph, FusionCost, estimate_fusions, max_over_ranks
+from fxpar.passes.fusion.verdicts import Verdict, Verdicts, verdict_table
+from fxpar.passes.stage_graphs import StageGraphs
+
+GatherCosts: TypeAlias = Callable[[CostsByGraph], Iterable[CostsByGraph]]
+"""From this rank's costs to those of all ranks: a collective of them."""
+
+
+def fuse_stages(
+    graphs: Sequence[StageGraphs],
+    model: GraphModel,
+    fuse: Fuse,
+    overlap: Overlap,
+    dump: Dump,
+    *,
+    gather_costs: GatherCosts | None = None,
+    tries_fused_ops: bool = False,
+) -> list[StageGraphs]:
+    """The stages of this rank with fused ops, where `model` estimates that they pay.
+
+    Args:
+        overlap: how collectives will run that are not fused.
+        gather_costs: by which all ranks decide by the same costs; by default this rank decides alone.
+        tries_fused_ops: whether every fused op is called once, on made-up values, before it is settled: those that have
+            no kernel faster than their parts one after another are left.
+    """
+    gather = gather_costs or (lambda own: [own])
+    costs = max_over_ranks(gather(_estimated(graphs, model, overlap)))
+    if tries_fused_ops:
+        costs = max_over_ranks(gather(_tried(graphs, costs, fuse)))
+    fused: list[StageGraphs] = []
+    verdicts: dict[str, Sequence[Verdict]] = {}
+    for each in graphs:
+        stage, of_stage = _fuse_stage(each, costs, fuse, dump)
+        fused.append(stage)
+        verdicts |= of_stage
+    if any(verdicts.values()):
+        dump.text("fuse_collectives", verdict_table(verdicts))
+    return fused
+
+
+def _estimated(graphs: Sequence[StageGraphs], model: GraphModel, overlap: Overlap) -> CostsByGraph:
+    return {
+        each.name(kind): estimate_fusions(module, model, overlap)
+        for each in graphs
+        for kind, module in (each.of_microbatch | each.of_step).items()
+    }
+
+
+def _tried(graphs: Sequence[StageGraphs], costs: CostsByGraph, fuse: Fuse) -> CostsByGraph:
+    """The costs of this rank's stages once their fused ops have been called, for the first time."""
+    tried: dict[str, list[FusionCost]] = {}
+    for each in graphs:
+        stage, verdicts = _fuse_stage(each, costs, fuse, Dump(None, 0))
+        unfused = {each.name(kind): call_fused_ops(module) for kind, module in stage.of_microbatch.items()}
+        for name, of_graph in verdicts.items():
+            left = unfused.get(name, ())
+            tried[name] = [verdict.cost.tried(runs_unfused=verdict.fused in left) for verdict in of_graph]
+    return tried
+
+
+def _fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, dump: Dump) -> tuple[StageGraphs, Verdicts]:
+    """The stage with fused ops, and the verdicts on all collectives of each graph."""
+    fused: dict[str, fx.GraphModule] = {}
+    verdicts: dict[str, Sequence[Verdict]] = {}
+    for kind, module in (graphs.of_microbatch | graphs.of_step).items():
+        found = fuse_collectives(module, costs[graphs.name(kind)], fuse)
+        verdicts[graphs.name(kind)] = found.verdicts
+        if kind in graphs.of_microbatch:
+            fused[kind] = found.module
+        if any(verdict.fused is not None for verdict in found.verdicts):
+            dump.graph(f"fuse_collectives_{kind}", found.module, graphs.index)
+    return graphs.with_microbatch(fused), verdicts

@@ -1,0 +1,50 @@
+"""Make code of what the schedule runs."""
+
+from __future__ import annotations
+
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.stage import CompiledGathers, CompiledReductions, CompiledSplit, CompiledStage
+from fxpar.lowering import Lowering
+from fxpar.lowering.aten import lower_to_aten
+from fxpar.passes.hoist_storage import Gathers, Reductions
+from fxpar.passes.split_backward import SplitBackward
+from fxpar.passes.stage_graphs import StageGraphs
+
+
+def lower_stage(graphs: StageGraphs, lowering: Lowering) -> CompiledStage:
+    """The pass that makes code of what the schedule runs."""
+    hoisted, parts, halves = graphs.hoisted, graphs.parts, graphs.halves
+    body = hoisted.body
+    pieces = [tensor(node) for node in body.module.graph.find_nodes(op="placeholder")]
+    return CompiledStage(
+        body.index,
+        lowering(parts.forward),
+        lowering(parts.backward) if parts.backward is not None and graphs.runs_whole_backward else None,
+        body.inputs,
+        body.outputs,
+        body.tangents,
+        body.gradients,
+        graphs.planned.border,
+        tuple(pieces[: len(body.inputs)]),
+        tuple(pieces[len(body.inputs) :]),
+        None if halves is None else _lower_split(halves, lowering),
+        None if hoisted.gathers is None else _lower_gathers(hoisted.gathers),
+        None if hoisted.reductions is None else _lower_reductions(hoisted.reductions),
+    )
+
+
+def _lower_split(halves: SplitBackward, lowering: Lowering) -> CompiledSplit:
+    return CompiledSplit(lowering(halves.inputs), lowering(halves.weights), halves.inputs_saved, halves.weights_saved)
+
+
+# What runs once per step is collectives and copies: nothing that compiling would make faster.
+
+
+def _lower_gathers(gathers: Gathers) -> CompiledGathers:
+    pieces = tuple(tensor(node) for node in gathers.module.graph.find_nodes(op="placeholder"))
+    return CompiledGathers(tuple(port.name for port in gathers.ports), lower_to_aten(gathers.module), pieces)
+
+
+def _lower_reductions(reductions: Reductions) -> CompiledReductions:
+    names = tuple(port.name for port in reductions.ports)
+    return CompiledReductions(names, lower_to_aten(reductions.start), lower_to_aten(reductions.finish))

@@ -1,0 +1,90 @@
+"""The graphs that a rank runs for one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from fxpar.dump import Dump
+from fxpar.ir.stage import JointGraph, PlannedStage
+from fxpar.passes.hoist_storage import Hoisted
+from fxpar.passes.insert_collectives import communicating
+from fxpar.passes.partition import Partitioned
+from fxpar.passes.split_backward import SplitBackward
+from fxpar.schedule.memory import StageMemory
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraphs:
+    """The graphs that a rank runs for a stage of its own, and what they take in memory.
+
+    `local` is all of it in one graph; `parts`, and the `halves` of a backward that the schedule splits, are what of it
+    is run for each microbatch.
+    """
+
+    planned: PlannedStage
+    local: JointGraph
+    hoisted: Hoisted
+    parts: Partitioned
+    halves: SplitBackward | None
+    runs_whole_backward: bool
+    memory: StageMemory
+
+    @property
+    def index(self) -> int:
+        """Of the stage."""
+        return self.planned.joint.index
+
+    @property
+    def of_microbatch(self) -> dict[str, fx.GraphModule]:
+        """What runs for each microbatch, by name."""
+        graphs = {"forward": self.parts.forward}
+        if self.parts.backward is not None and self.runs_whole_backward:
+            graphs["backward"] = self.parts.backward
+        if self.halves is not None:
+            graphs |= {"inputs": self.halves.inputs, "weights": self.halves.weights}
+        return graphs
+
+    @property
+    def of_step(self) -> dict[str, fx.GraphModule]:
+        """What runs once per step, by name."""
+        graphs = {}
+        if self.hoisted.gathers is not None:
+            graphs["gathers"] = self.hoisted.gathers.module
+        if self.hoisted.reductions is not None:
+            graphs["reductions"] = self.hoisted.reductions.start
+        return graphs
+
+    def with_microbatch(self, graphs: Mapping[str, fx.GraphModule]) -> StageGraphs:
+        """The same with other graphs `of_microbatch`."""
+        backward = graphs.get("backward", self.parts.backward)
+        parts, halves = replace(self.parts, forward=graphs["forward"], backward=backward), self.halves
+        if halves is not None:
+            halves = replace(halves, inputs=graphs["inputs"], weights=graphs["weights"])
+        return replace(self, parts=parts, halves=halves)
+
+    @property
+    def started(self) -> dict[str, list[str]]:
+        """The collectives that each graph starts, in order, by a name that is the same on all ranks of the stage."""
+        graphs = self.of_microbatch | self.of_step
+        return {self.name(kind): communicating(module.graph) for kind, module in graphs.items()}
+
+    def name(self, kind: str) -> str:
+        """Of a graph `of_microbatch` or `of_step`, among those of all stages."""
+        return f"{kind} of stage {self.index}"
+
+    def dump(self, to: Dump) -> None:
+        """Show every graph, as the passes that divide left them."""
+        to.graph("insert_collectives", self.local.module, self.index)
+        if self.hoisted.gathers is not None:
+            to.graph("gather_weights", self.hoisted.gathers.module, self.index)
+        to.graph("partition_forward", self.parts.forward, self.index)
+        if self.parts.backward is not None:
+            to.graph("partition_backward", self.parts.backward, self.index)
+        if self.halves is not None:
+            to.graph("split_backward_inputs", self.halves.inputs, self.index)
+            to.graph("split_backward_weights", self.halves.weights, self.index)
+        if self.hoisted.reductions is not None:
+            to.graph("reduce_gradients", self.hoisted.reductions.module, self.index)
