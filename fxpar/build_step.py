@@ -159,8 +159,8 @@ def _planned(
     known = distribution.planned.get(capture.signature())
     if known is not None and with_backward and not dumping:
         return known
-    openers = distribution.final_plan.stages
-    return plan_stages(capture, distribution, openers, with_backward=with_backward, dump=dump)
+    boundaries = distribution.final_plan.stages
+    return plan_stages(capture, distribution, boundaries, with_backward=with_backward, dump=dump)
 
 
 def _schedule(distribution: Distribution, options: Options, costs: Costs, *, with_backward: bool) -> Schedule:

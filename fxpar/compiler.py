@@ -26,7 +26,7 @@ from fxpar.ir.storage_options import Storage
 from fxpar.layouts.pins import Pins
 from fxpar.model.distribution import Distribution
 from fxpar.passes.bucket_collectives import bucket_collectives
-from fxpar.passes.decompose.norm_policy import foresee
+from fxpar.passes.decompose.norm_policy import choose_norm_policy
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.fuse_stages import GatherCosts, fuse_stages
 from fxpar.passes.hoist_storage import hoist_storage
@@ -34,7 +34,7 @@ from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.passes.logical_random import logical_random
 from fxpar.passes.lower_stage import lower_stage
-from fxpar.passes.memory.activation_memory import kept_memory
+from fxpar.passes.memory.activation_memory import activation_memory
 from fxpar.passes.memory.stage_memory import stage_memory
 from fxpar.passes.memory.working_memory import working_bytes
 from fxpar.passes.overlap_collectives import overlap_collectives
@@ -65,7 +65,7 @@ __all__ = [
 def plan_stages(
     capture: Capture,
     distribution: Distribution,
-    openers: Sequence[str],
+    boundaries: Sequence[str],
     *,
     with_backward: bool = True,
     dump: Dump | None = None,
@@ -77,7 +77,7 @@ def plan_stages(
     dump = dump or Dump(None, 0)
     dump.graph("capture", capture.module)
     planned: list[PlannedStage] = []
-    for stage in split_stages(capture, openers):
+    for stage in split_stages(capture, boundaries):
         dump.graph("split_stages", stage.module, stage.index)
         planned.append(_plan_stage(stage, planned, distribution, with_backward, dump))
     return tuple(planned)
@@ -96,7 +96,7 @@ def _plan_stage(
     pins = Pins({**pin_parameters(joint, distribution, settled), **pin_edges(joint, placement, settled)})
     mesh, microbatches = distribution.mesh, distribution.microbatches
     # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
-    joint = replace(joint, module=decompose_for_sharding(joint.module, foresee(joint, mesh, pins)))
+    joint = replace(joint, module=decompose_for_sharding(joint.module, choose_norm_policy(joint, mesh, pins)))
     dump.graph("decompose_for_sharding", joint.module, stage.index)
     border = propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches, settled, placement)
     dump.graph("propagate_layouts", joint.module, stage.index)
@@ -165,7 +165,7 @@ def divide_stage(
     owners = distribution.final_plan.parameters
     own = {name for name, parameter in owners.items() if parameter.stage == index}
     working = working_bytes(hoisted.body, parts, halves, overlap, fuses=fuses)
-    memory = stage_memory(local, hoisted, kept_memory(hoisted.body, parts, halves), own, working)
+    memory = stage_memory(local, hoisted, activation_memory(hoisted.body, parts, halves), own, working)
     return StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
 
 

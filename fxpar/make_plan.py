@@ -38,19 +38,19 @@ def make_plan(
     num_stages = given if isinstance(given, int) else len(given) + 1
     distribution.placement = choose_placement(schedule, num_stages, distribution.mesh.pipe)
     if example_inputs is None:
-        openers = _openers_without_capture(given)
-        parameters = _parameters_without_capture(distribution, openers)
+        boundaries = _boundaries_without_capture(given)
+        parameters = _parameters_without_capture(distribution, boundaries)
         _warn_of_replicas(distribution, parameters)
     else:
         capture = capture_forward(distribution.model, distribution.mesh.device_type, example_inputs)
         prices = prices_of(distribution.mesh)
-        openers = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
-        planned = plan_stages(capture, distribution, openers)
+        boundaries = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
+        planned = plan_stages(capture, distribution, boundaries)
         assign_buffers(capture, planned, distribution)
         distribution.planned[capture.signature()] = planned
         parameters = _parameters_of(planned, distribution)
     sizes, microbatches, placement = distribution.mesh.sizes, distribution.microbatches, distribution.placement
-    return Plan(openers, sizes, microbatches, schedule, parameters, placement)
+    return Plan(boundaries, sizes, microbatches, schedule, parameters, placement)
 
 
 def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
@@ -67,7 +67,7 @@ def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -
     return found
 
 
-def _openers_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:
+def _boundaries_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:
     if not isinstance(stages, int):
         return tuple(stages)
     if stages == 1:
@@ -78,13 +78,13 @@ def _openers_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:
     )
 
 
-def _parameters_without_capture(distribution: Distribution, openers: Sequence[str]) -> dict[str, PlannedParameter]:
+def _parameters_without_capture(distribution: Distribution, boundaries: Sequence[str]) -> dict[str, PlannedParameter]:
     """Stages by the order in which modules were registered, shards as hinted, all else replicated."""
     order = [path for path, _ in distribution.model.named_modules()]
-    for opener in openers:
-        if opener not in order:
-            raise StageNotFoundError(opener, order[1:], "names no module of the model")
-    starts = sorted(order.index(opener) for opener in openers)
+    for boundary in boundaries:
+        if boundary not in order:
+            raise StageNotFoundError(boundary, order[1:], "names no module of the model")
+    starts = sorted(order.index(boundary) for boundary in boundaries)
     planned = {}
     for fqn, parameter in distribution.parameters.items():
         position = order.index(fqn.rpartition(".")[0])

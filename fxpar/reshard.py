@@ -22,9 +22,9 @@ from fxpar.resharding.plan import ReshardPlan
 from fxpar.resharding.request import AxisSpec, How, Request, make_request
 from fxpar.resharding.tile import Tile
 from fxpar.transport.buffers import Buffers
-from fxpar.transport.endpoint import Side
+from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.relay_route import TAG_KINDS
-from fxpar.transport.route import Way
+from fxpar.transport.route import Route
 from fxpar.transport.routes import Move, open_routes
 from fxpar.world.agreement import check_agreement
 from fxpar.world.hosts import discover_hosts
@@ -109,7 +109,7 @@ def _how(mesh: DeviceMesh, strategy: str, algorithm: str, network: Network | Non
     return How(strategy, algorithm, network or default_cluster(mesh.device_type).network, timeout_s)
 
 
-def _open(request: Request) -> tuple[Way, Tile | None]:
+def _open(request: Request) -> tuple[Route, Tile | None]:
     """The route of a request, and what this rank needs of it."""
     assert dist.group.WORLD is not None, "the default process group must exist"
     return _routes.setdefault(dist.group.WORLD, _Routes()).open(request)
@@ -122,11 +122,11 @@ class _Routes:
         self._num_opened = 0
         self.open = lru_cache(maxsize=64)(self._open)
 
-    def _open(self, request: Request) -> tuple[Way, Tile | None]:
+    def _open(self, request: Request) -> tuple[Route, Tile | None]:
         rank = dist.get_rank()
         held, needed = (request.tiles(end).get(rank) for end in (request.source, request.destination))
         name = f"a tensor of shape {request.shape} from {request.source} to {request.destination}"
-        move = Move(request.plan(discover_hosts()), Side(name, rank, held, needed, request.dtype))
+        move = Move(request.plan(discover_hosts()), Endpoint(name, rank, held, needed, request.dtype))
         buffers = Buffers(torch.device(request.destination.mesh.device_type))
         tag = _FIRST_TAG + TAG_KINDS * self._num_opened
         self._num_opened += 1

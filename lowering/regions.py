@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fxpar.graph.collective_sites import is_collective
-from fxpar.graph.min_cut import may_run_twice
+from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.graph.repeats import find_repeats
 from fxpar.ir.node_meta import fused, tensor, value
 from fxpar.ir.strides import is_dense
@@ -46,7 +46,7 @@ class Region:
     @property
     def is_free(self) -> bool:
         """Whether there is nothing to compute."""
-        return all(map(may_run_twice, self.nodes))
+        return all(map(is_free_to_recompute, self.nodes))
 
     @property
     def signature(self) -> str:
@@ -121,7 +121,7 @@ def _at_first_use(calls: Sequence[_Call]) -> list[_Call]:
 
     for call in calls:
         is_used = any(user in call_of for node in call for user in node.users if user not in call)
-        if call not in ordered and not (is_used and may_run_twice(call[0])):
+        if call not in ordered and not (is_used and is_free_to_recompute(call[0])):
             place(call)
     return list(ordered)
 

@@ -178,9 +178,9 @@ def test_ones_own_schedule_may_be_lists_text_a_file_or_a_schedule(tmp_path: Path
 
 def test_ones_own_schedule_says_where_stages_are() -> None:
     with fake_mesh(pipe=2) as mesh:
-        openers = ["blocks.0.2", "blocks.1", "head"]
+        boundaries = ["blocks.0.2", "blocks.1", "head"]
         rows = [["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]]
-        model = distribute(Net(), mesh, stages=openers, schedule=rows)
+        model = distribute(Net(), mesh, stages=boundaries, schedule=rows)
         assert _plan_of(model).placement == (0, 1, 1, 0)
         owned = {name for name, _ in model.named_parameters()}
         assert owned == {"blocks.0.0.weight", "blocks.0.0.bias", "head.bias"}

@@ -13,7 +13,7 @@ from fxpar.costs.equations import elements_sent, ring_time_us
 from fxpar.costs.op_cost import flops_of
 from fxpar.costs.placement import spread
 from fxpar.costs.prices import Prices
-from fxpar.graph.min_cut import may_run_twice
+from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.ir.node_meta import Move, fused, move, value
 from fxpar.world.mesh import Mesh
 
@@ -88,7 +88,7 @@ class GraphModel:
         A matmul reads its operands and writes its result. Pointwise operations are taken as fused into one another:
         each writes once what it gives.
         """
-        if node.op != "call_function" or may_run_twice(node):
+        if node.op != "call_function" or is_free_to_recompute(node):
             return 0.0
         results = _tensors(value(node))
         if not results:

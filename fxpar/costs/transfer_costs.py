@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def transfer_costs(
     reshards: Iterable[Reshard], network: Network, inside: Network = LOOPBACK
 ) -> dict[Route, TransferCost]:
-    """What the transfers of every microbatch cost; lent parameters and their gradients are not among them."""
+    """What the transfers of every microbatch cost; tied parameters and their gradients are not among them."""
     return {
         (reshard.crossing.port.name, reshard.crossing.source, reshard.crossing.targets): plan_cost(
             reshard.plan, network, inside

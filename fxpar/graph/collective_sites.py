@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from fxpar._torch import c10d_functional
-from fxpar.graph.min_cut import may_run_twice
+from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.graph.redistribute import local_size
 from fxpar.ir.node_meta import layout_of, move, tensor
 from fxpar.ir.overlap_options import OverlapRule
@@ -171,7 +171,7 @@ def _waits(node: fx.Node) -> bool:
 
 def _rearranges(node: fx.Node) -> bool:
     """Whether `node` computes nothing: a view, a copy, a cast, padding, a concatenation."""
-    return bool(node.all_input_nodes) and (may_run_twice(node) or node.target in _REARRANGING)
+    return bool(node.all_input_nodes) and (is_free_to_recompute(node) or node.target in _REARRANGING)
 
 
 def _is_passive(node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor, fx
 
-from fxpar.graph.min_cut import closure, may_run_twice
+from fxpar.graph.min_cut import closure, is_free_to_recompute
 from fxpar.ir.node_meta import Placed, is_backward, layout_of, set_origin, set_placed, set_value, tensor, value
 from fxpar.ir.strides import is_dense
 
@@ -98,6 +98,8 @@ def check_nothing_runs_twice(*parts: fx.GraphModule, but: AbstractSet[str] = fro
     """Raise an AssertionError if an op that is worth anything, and not named in `but`, stands in several of `parts`."""
     seen: set[str] = set()
     for part in parts:
-        names = {node.name for node in part.graph.nodes if node.op == "call_function" and not may_run_twice(node)}
+        names = {
+            node.name for node in part.graph.nodes if node.op == "call_function" and not is_free_to_recompute(node)
+        }
         assert not names & seen - but, f"{sorted(names & seen - but)} would run in two parts of one graph"
         seen |= names

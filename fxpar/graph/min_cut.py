@@ -19,7 +19,7 @@ from fxpar.ir.strides import is_dense
 aten = torch.ops.aten
 
 
-def cheapest_crossing(
+def min_cut_values(
     undecided: Sequence[fx.Node],
     early: AbstractSet[fx.Node],
     leaving: AbstractSet[fx.Node],
@@ -42,7 +42,7 @@ def cheapest_crossing(
     """
 
     def repeats(node: fx.Node) -> bool:
-        return node in again or may_run_twice(node)
+        return node in again or is_free_to_recompute(node)
 
     network: nx.DiGraph[Any] = nx.DiGraph()
     network.add_nodes_from(("early", "late"))
@@ -107,7 +107,7 @@ def has_effect(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_wait and node.is_impure(impure_random=False)
 
 
-def may_run_twice(node: fx.Node) -> bool:
+def is_free_to_recompute(node: fx.Node) -> bool:
     """Whether `node` costs nothing and gives the same again: a view, a constant, an item of a tuple.
 
     So does waiting for what was started outside of the graph.

@@ -12,7 +12,7 @@ from torch import fx
 import fxpar.ir.random  # noqa: F401  registers fxpar::streams and fxpar::uniform
 from fxpar.graph.extract import returned
 from fxpar.graph.gathered_weights import is_gathered, made_of_parameters
-from fxpar.graph.min_cut import can_be_kept, closure, has_effect, may_run_twice, users
+from fxpar.graph.min_cut import can_be_kept, closure, has_effect, is_free_to_recompute, users
 from fxpar.ir.node_meta import is_backward, module_path, region, tensor
 from fxpar.ir.remat import Remat
 from fxpar.ir.stage import JointGraph, PortKind
@@ -86,7 +86,7 @@ def _inside_regions(forward: Sequence[fx.Node], joint: JointGraph, remat: Remat)
         own = _region(node, remat)
         readers = [user for user in node.users if user in leaves]
         leaves[node] = node in results or any(
-            leaves[user] if may_run_twice(user) else _region(user, remat) != own for user in readers
+            leaves[user] if is_free_to_recompute(user) else _region(user, remat) != own for user in readers
         )
     inside = set[fx.Node]()
     for node in forward:
@@ -111,7 +111,7 @@ def _is_cheap(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or has_effect(node):
         return False
-    return torch.Tag.pointwise in target.tags or target in _CHEAP or may_run_twice(node)
+    return torch.Tag.pointwise in target.tags or target in _CHEAP or is_free_to_recompute(node)
 
 
 _CHEAP = {

@@ -30,7 +30,7 @@ def wait_of(start: fx.Node) -> fx.Node | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ViewUsers:
     """A rearrangement of a value, and those users of it that do more than rearrange; `dims` are digits of the value."""
 
     node: fx.Node
@@ -38,12 +38,12 @@ class Seen:
     users: tuple[fx.Node, ...]
 
 
-def seen_as(node: fx.Node, dims: Dims) -> list[Seen]:
+def users_of_views(node: fx.Node, dims: Dims) -> list[ViewUsers]:
     """The rearrangements in which `node`, of the `dims`, is used, itself among them, in the order of the graph.
 
     One that cuts through a digit counts as a user.
     """
-    found: list[Seen] = []
+    found: list[ViewUsers] = []
     pending = [(node, dims)]
     while pending:
         value, has = pending.pop()
@@ -55,12 +55,12 @@ def seen_as(node: fx.Node, dims: Dims) -> list[Seen]:
             else:
                 pending.append((user, further))
         if users:
-            found.append(Seen(value, has, tuple(users)))
+            found.append(ViewUsers(value, has, tuple(users)))
     places = {each: index for index, each in enumerate(node.graph.nodes)}
     return sorted(found, key=lambda seen: places[seen.node])
 
 
-def replace_seen(write: GraphWriter, seen: Seen, base: fx.Node, have: Dims) -> None:
+def replace_view_users(write: GraphWriter, seen: ViewUsers, base: fx.Node, have: Dims) -> None:
     """Let the users of `seen` use `base` instead, which has the dims `have` of the same source."""
     copy = laid_out_like(write, rearrange(write, base, have, seen.dims), tensor(seen.node))
     take_place(copy, seen.node)

@@ -16,15 +16,15 @@ from fxpar.ir.node_meta import is_backward, set_origin, tag_direction, tensor, v
 from fxpar.ir.strides import strided_like
 from fxpar.passes.decompose.decompositions import DECOMPOSITIONS, cross_entropy_backward
 from fxpar.passes.decompose.norm_decompositions import NORMS
-from fxpar.passes.decompose.norm_policy import ONE_RANK, Outlook
+from fxpar.passes.decompose.norm_policy import ONE_RANK, NormPolicy
 
 aten = torch.ops.aten
 
 
-def decompose_for_sharding(joint: fx.GraphModule, outlook: Outlook = ONE_RANK) -> fx.GraphModule:
+def decompose_for_sharding(joint: fx.GraphModule, norm_policy: NormPolicy = ONE_RANK) -> fx.GraphModule:
     """The same function with the ops of `DECOMPOSITIONS` in parts, and every node tagged forward or backward.
 
-    So are norms of which `outlook` foresees that they shard better in parts. The order of placeholders and outputs
+    So are norms of which `norm_policy` foresees that they shard better in parts. The order of placeholders and outputs
     stays, and so does what is known of each node's origin.
 
     Before: `addmm = aten.addmm(b, x, w)`
@@ -36,7 +36,7 @@ def decompose_for_sharding(joint: fx.GraphModule, outlook: Outlook = ONE_RANK) -
     for node in joint.graph.nodes:
         if node.target is aten._assert_tensor_metadata.default:
             continue  # speaks of logical shapes, and the trace has checked it
-        decomposed = _decomposed(node, outlook)
+        decomposed = _decomposed(node, norm_policy)
         if decomposed is not None:
             with mode:
                 copies[node] = _inline(graph, node, *decomposed, copies)
@@ -49,7 +49,9 @@ def decompose_for_sharding(joint: fx.GraphModule, outlook: Outlook = ONE_RANK) -
     return fx.GraphModule(joint, graph)
 
 
-def _decomposed(node: fx.Node, outlook: Outlook) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None:
+def _decomposed(
+    node: fx.Node, norm_policy: NormPolicy
+) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None:
     """The decomposition of the op at `node`, with its arguments; None where the op stays."""
     if node.op != "call_function":
         return None
@@ -59,7 +61,7 @@ def _decomposed(node: fx.Node, outlook: Outlook) -> tuple[Callable[..., Any], Se
         if _picks_targets(grad, output, dim):
             return cross_entropy_backward, grad.args, {"input_dtype": input_dtype}
     assert callable(node.target)
-    table = NORMS if outlook.parts(node) else DECOMPOSITIONS
+    table = NORMS if norm_policy.parts(node) else DECOMPOSITIONS
     decomposition = table.get(node.target)
     return None if decomposition is None else (decomposition, node.args, dict(node.kwargs))
 

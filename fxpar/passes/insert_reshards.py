@@ -13,13 +13,13 @@ from fxpar.ir.node_meta import tensor
 from fxpar.ir.plan import PlannedParameter
 from fxpar.ir.stage import PlannedStage, Port, PortKind
 from fxpar.passes.stages.crossings import (
-    Loan,
     StageNodes,
+    TiedParameter,
     gradient_crossing,
-    loan_crossing,
-    loans,
-    return_crossing,
     stage_edges,
+    tied_crossing,
+    tied_gradient_crossing,
+    tied_parameters,
     value_crossings,
 )
 from fxpar.passes.stages.logical_stage import LogicalBackward, LogicalForward
@@ -53,10 +53,10 @@ def insert_reshards(
 
     A value that several stages use moves to all of them at once, unless it moves in groups, in which those that need it
     early would wait for those that need it late. Each sends its own gradient back, and the maker adds them up; a stage
-    that has none sends zeros. Parameters that several stages use are lent by their owner likewise.
+    that has none sends zeros. Their owner sends tied parameters to their other users likewise.
 
-    The graph takes a dict for each stage, of the parameters and buffers that it alone uses; then lent parameters,
-    inputs, and the gradient of the loss. It gives the results, the gradients of lent parameters, then for each stage
+    The graph takes a dict for each stage, of the parameters and buffers that it alone uses; then tied parameters,
+    inputs, and the gradient of the loss. It gives the results, the gradients of tied parameters, then for each stage
     the dict of its other gradients, and for each that has any that of its new buffers.
 
     Before: `x = stage_0(...)`, `y = stage_1(x)`, `loss = stage_2(x, y)`, each stage a graph of its own
@@ -99,8 +99,8 @@ class _Builder:
         multicast: bool,
     ) -> None:
         self._stages, self._placement, self._plan, self._graph = stages, placement, plan, graph
-        self._edges, self._loans = stage_edges(stages, multicast=multicast), loans(stages, owners, placement)
-        self._lent = {loan.port for loan in self._loans}
+        self._edges, self._tied = stage_edges(stages, multicast=multicast), tied_parameters(stages, owners, placement)
+        self._tied_ports = {tied.port for tied in self._tied}
         self._values: dict[tuple[int, Port], fx.Node] = {}
         self._gradients: dict[tuple[int, Port], fx.Node] = {}
         self._arrived: defaultdict[Port, list[fx.Node]] = defaultdict(list)
@@ -112,33 +112,33 @@ class _Builder:
     def build(self) -> Pipeline:
         """The whole pipeline."""
         self._enter()
-        for loan in self._loans:
-            self._graph.turn_to(loan.owner)
-            self._lend(loan)
+        for tied in self._tied:
+            self._graph.turn_to(tied.owner)
+            self._share(tied)
         for stage in self._stages:
             self._graph.turn_to(stage.index)
             self._forward(stage)
         for stage in reversed(self._stages):
             self._graph.turn_to(stage.index, backward=True)
             self._backward(stage)
-        lent = {loan.port.name: total for loan in self._loans if (total := self._settle(loan)) is not None}
+        gradients = {each.port.name: total for each in self._tied if (total := self._sum_of(each)) is not None}
         results = tuple(node for (_, port), node in self._values.items() if port.kind is PortKind.RESULT)
         own_gradients = tuple(gradients for _, gradients in sorted(self._own_gradients.items()))
-        module = self._graph.finish((results, lent, own_gradients, tuple(self._buffers)))
+        module = self._graph.finish((results, gradients, own_gradients, tuple(self._buffers)))
         return Pipeline(module, self._edges, tuple(self._graph.reshards))
 
     def _is_apart(self, port: Port) -> bool:
         """Whether the graph shows it; the rest of what a stage has is one dict."""
-        return port.kind in (PortKind.INPUT, PortKind.EDGE) or port in self._lent
+        return port.kind in (PortKind.INPUT, PortKind.EDGE) or port in self._tied_ports
 
     def _enter(self) -> None:
         for stage in self._stages:
             state = {port: tensor(node) for port, node in stage.inputs.items() if not self._is_apart(port)}
             self._states.append(self._graph.enter(f"state_{stage.index}", state))
-        for loan in self._loans:
-            users = [stage for members in loan.together.values() for stage in members]
-            like = next(tensor(n) for user in users if (n := self._stages[user].inputs.get(loan.port)) is not None)
-            self._values[loan.owner, loan.port] = self._graph.enter(loan.port.identifier, like)
+        for tied in self._tied:
+            stages = [stage for members in tied.together.values() for stage in members]
+            like = next(tensor(n) for user in stages if (n := self._stages[user].inputs.get(tied.port)) is not None)
+            self._values[tied.owner, tied.port] = self._graph.enter(tied.port.identifier, like)
         inputs: dict[Port, fx.Node] = {}
         for stage in self._stages:
             for port, node in stage.inputs.items():
@@ -166,12 +166,12 @@ class _Builder:
                 for crossing in value_crossings(edge, self._stages, self._placement):
                     self._move_value(crossing)
 
-    def _lend(self, loan: Loan) -> None:
+    def _share(self, tied: TiedParameter) -> None:
         """The parameter is wherever it is used."""
-        if loan.borrowers:
-            self._move_value(loan_crossing(loan, self._stages, self._placement))
-        for first, members in loan.together.items():
-            self._values.update({(member, loan.port): self._values[first, loan.port] for member in members})
+        if tied.users:
+            self._move_value(tied_crossing(tied, self._stages, self._placement))
+        for first, members in tied.together.items():
+            self._values.update({(member, tied.port): self._values[first, tied.port] for member in members})
 
     def _move_value(self, crossing: Crossing) -> None:
         moved = self._graph.move(self._values[crossing.source, crossing.port], self._plan(crossing))
@@ -201,21 +201,21 @@ class _Builder:
         reshard = self._plan(gradient_crossing(edge, reader, self._stages, self._placement))
         self._arrived[port].append(self._graph.move(gradient, reshard))
 
-    def _settle(self, loan: Loan) -> fx.Node | None:
-        """The gradient of a lent parameter, as its owner has it: its own, and what borrowers return."""
-        terms = self._gradients_at(loan, loan.owner)
-        for borrower in loan.borrowers:
-            if borrowed := self._gradients_at(loan, borrower):
-                self._graph.turn_to(borrower, backward=True)
-                total = self._graph.total(borrowed, _gradient(loan.port, borrower))
-                reshard = self._plan(return_crossing(loan, borrower, self._stages, self._placement))
+    def _sum_of(self, tied: TiedParameter) -> fx.Node | None:
+        """The gradient of a tied parameter, as its owner has it: its own, and those of other users."""
+        terms = self._gradients_at(tied, tied.owner)
+        for user in tied.users:
+            if there := self._gradients_at(tied, user):
+                self._graph.turn_to(user, backward=True)
+                total = self._graph.total(there, _gradient(tied.port, user))
+                reshard = self._plan(tied_gradient_crossing(tied, user, self._stages, self._placement))
                 terms.append(self._graph.move(total, reshard))
-        self._graph.turn_to(loan.owner, backward=True)
-        return self._graph.total(terms, _gradient(loan.port)) if terms else None
+        self._graph.turn_to(tied.owner, backward=True)
+        return self._graph.total(terms, _gradient(tied.port)) if terms else None
 
-    def _gradients_at(self, loan: Loan, first: int) -> list[fx.Node]:
+    def _gradients_at(self, tied: TiedParameter, first: int) -> list[fx.Node]:
         """What the stages that share the parameter with stage `first` have of its gradient."""
-        found = [self._gradients.get((member, loan.port)) for member in loan.together[first]]
+        found = [self._gradients.get((member, tied.port)) for member in tied.together[first]]
         return [gradient for gradient in found if gradient is not None]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxpar.graph.extract import append_after_operands, check_nothing_runs_twice, copy_parts, extract, returned
-from fxpar.graph.min_cut import cheapest_crossing, closure, has_effect, operands, users
+from fxpar.graph.min_cut import closure, has_effect, min_cut_values, operands, users
 from fxpar.graph.recompute import Recomputed, choose_recomputed
 from fxpar.ir.node_meta import is_backward
 from fxpar.ir.remat import NO_REMAT, Remat
@@ -92,7 +92,7 @@ def _choose_saved(joint: JointGraph, borders: _Borders, recomputed: Recomputed) 
     undecided = [node for node in joint.module.graph.nodes if node in wanted - after]
     leaving = {*borders.gradients, *(operand for node in wanted & after for operand in node.all_input_nodes)}
     free = _free_to_keep(joint, borders)
-    return cheapest_crossing(undecided, before, leaving, free, recomputed.again, recomputed.dropped)
+    return min_cut_values(undecided, before, leaving, free, recomputed.again, recomputed.dropped)
 
 
 def _free_to_keep(joint: JointGraph, borders: _Borders) -> set[fx.Node]:

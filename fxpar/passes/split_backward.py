@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxpar.graph.extract import check_nothing_runs_twice, copy_parts, extract, returned
-from fxpar.graph.min_cut import cheapest_crossing, closure, has_effect, may_run_twice, operands, users
+from fxpar.graph.min_cut import closure, has_effect, is_free_to_recompute, min_cut_values, operands, users
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.partition import Partitioned, saved_ports
 
@@ -96,10 +96,10 @@ def _choose_crossing(backward: fx.GraphModule, borders: _Borders) -> list[fx.Nod
     """The values that W takes: of what was saved, of the tangents, and of what I makes anyway."""
     early = borders.early | {*borders.saved, *borders.tangents}
     wanted = closure(borders.weight_gradients, operands)
-    late = closure((node for node in wanted - early if not may_run_twice(node)), users)
+    late = closure((node for node in wanted - early if not is_free_to_recompute(node)), users)
     undecided = [node for node in backward.graph.nodes if node in wanted - late]
     leaving = {*borders.weight_gradients, *(operand for node in wanted & late for operand in node.all_input_nodes)}
-    return cheapest_crossing(undecided, early, leaving, borders.resident)
+    return min_cut_values(undecided, early, leaving, borders.resident)
 
 
 def _is_resident(port: Port | None) -> bool:

@@ -24,13 +24,13 @@ class _Cut:
     num_stages: int
 
 
-def split_stages(capture: Capture, openers: Sequence[str]) -> tuple[StageGraph, ...]:
-    """Cut `capture` where the modules at the paths `openers` begin, in the order in which the forward runs.
+def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGraph, ...]:
+    """Cut `capture` where the modules at the paths `boundaries` begin, in the order in which the forward runs.
 
     A value that a later stage uses becomes an edge, whether or not the stages are adjacent. Values that depend on
     inputs alone (masks, positions, rotary tables) are recomputed where they are used.
 
-    Before: `h = embed(x); h = block0(h); h = block1(h); loss = head(h)` with openers `["block1"]`
+    Before: `h = embed(x); h = block0(h); h = block1(h); loss = head(h)` with boundaries `["block1"]`
     After:  stage 0: `h = embed(x); return block0(h)`; stage 1: `return head(block1(h))`
 
     Raises:
@@ -39,8 +39,8 @@ def split_stages(capture: Capture, openers: Sequence[str]) -> tuple[StageGraph, 
         UnsupportedGraphError: a stage changes in place what another stage made.
     """
     order = operations(capture)
-    cut = _Cut(_assign(capture, openers), recomputable(order, capture.sources), len(openers) + 1)
-    _check_work(order, cut, openers)
+    cut = _Cut(_assign(capture, boundaries), recomputable(order, capture.sources), len(boundaries) + 1)
+    _check_work(order, cut, boundaries)
     _check_mutations(order, cut)
     builders = [_StageBuilder(capture, cut, order, stage) for stage in range(cut.num_stages)]
     edges = {node for builder in builders for node in builder.edges_in}
@@ -53,10 +53,10 @@ def operations(capture: Capture) -> list[fx.Node]:
     return [node for node in nodes if node not in capture.sources and not is_marker(node, "exit")]
 
 
-def _assign(capture: Capture, openers: Sequence[str]) -> dict[fx.Node, int]:
+def _assign(capture: Capture, boundaries: Sequence[str]) -> dict[fx.Node, int]:
     nodes = [node for node in capture.module.graph.nodes if node.op != "placeholder"]
     paths = [module_path(node) for node in nodes]
-    starts = sorted(_first_inside(paths, opener) for opener in openers)
+    starts = sorted(_first_inside(paths, boundary) for boundary in boundaries)
     stage_of: dict[fx.Node, int] = {}
     for index, node in enumerate(nodes):
         producer = node.args[0] if node.args else None
@@ -67,11 +67,11 @@ def _assign(capture: Capture, openers: Sequence[str]) -> dict[fx.Node, int]:
     return stage_of
 
 
-def _first_inside(paths: Sequence[str], opener: str) -> int:
+def _first_inside(paths: Sequence[str], boundary: str) -> int:
     for index, path in enumerate(paths):
-        if path == opener or path.startswith(opener + "."):
+        if path == boundary or path.startswith(boundary + "."):
             return index
-    raise StageNotFoundError(opener, sorted(_with_parents(paths)), "names no module whose forward runs")
+    raise StageNotFoundError(boundary, sorted(_with_parents(paths)), "names no module whose forward runs")
 
 
 def _with_parents(paths: Sequence[str]) -> set[str]:
@@ -79,13 +79,13 @@ def _with_parents(paths: Sequence[str]) -> set[str]:
     return {".".join(path[:depth]) for path in parts for depth in range(1, len(path) + 1)}
 
 
-def _check_work(order: Sequence[fx.Node], cut: _Cut, openers: Sequence[str]) -> None:
+def _check_work(order: Sequence[fx.Node], cut: _Cut, boundaries: Sequence[str]) -> None:
     busy = {cut.stage_of[node] for node in order if node not in cut.recomputed and not is_context(node)}
     for stage in range(cut.num_stages - 1):  # the last one returns the results, if nothing else
         if stage not in busy:
             raise InvalidStagesError(
-                f"stages: of those opened by {', '.join(map(repr, openers))}, stage {stage} computes nothing but what "
-                "depends on no parameter, and is computed wherever it is used; open stages elsewhere, or use fewer"
+                f"stages: of those that begin at {', '.join(map(repr, boundaries))}, stage {stage} computes nothing "
+                "but what depends on no parameter, and is computed wherever it is used; open stages elsewhere, or use fewer"
             )
 
 

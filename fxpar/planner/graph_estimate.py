@@ -53,7 +53,7 @@ class Look:
     def _first_that_fits(self, models: Sequence[StepModel], counts: tuple[int, int] | None, schedule: str) -> Estimate:
         """By the first way that fits into memory, else by the last: that is known before any time is."""
         steps: list[DividedStep] = []
-        for way in models[0].ways():
+        for way in models[0].memory_policies():
             steps = [model.divide(schedule, way) for model in models]
             if self._of_all([step.peak_bytes for step in steps], counts) <= self.budget_bytes:
                 break

@@ -66,7 +66,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MemoryPolicy:
     """How a step spends memory to save time."""
 
     remat: Remat
@@ -94,7 +94,7 @@ class DividedStep:
     """
 
     schedule: str
-    way: Way
+    policy: MemoryPolicy
     programs: Sequence[Program]
     graphs: Sequence[StageGraphs]
     peak_bytes: int
@@ -131,25 +131,25 @@ class StepModel:
         self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
         (self._stages,) = self._distribution.planned.values()
 
-    def ways(self) -> list[Way]:
+    def memory_policies(self) -> list[MemoryPolicy]:
         """How memory can be spent, about the fastest first."""
         z = self._distribution.mesh.z
         storages = storage_choices(AUTO, AUTO, self._distribution.microbatches, z)
         # Where nothing is gathered, there is nothing to gather again.
         remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
-        return [Way(remat, storage) for remat, storage in product(remats, storages)]
+        return [MemoryPolicy(remat, storage) for remat, storage in product(remats, storages)]
 
-    def divide(self, schedule: str, way: Way) -> DividedStep:
+    def divide(self, schedule: str, policy: MemoryPolicy) -> DividedStep:
         """The step by the schedule of that name, with one stage on each rank."""
         chosen = choose_schedule(schedule, self._costs, self._distribution.mesh.pipe, self._distribution.microbatches)
         programs = lower(chosen, self._pipeline.edges, lookahead_on(self._distribution.mesh))
         graphs = [
-            divide_stage(stage, local, self._distribution, chosen, way.storage, way.remat, _OVERLAP)
+            divide_stage(stage, local, self._distribution, chosen, policy.storage, policy.remat, _OVERLAP)
             for stage, local in zip(self._stages, self._local, strict=True)
         ]
         memory = {each.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
-        return DividedStep(schedule, way, programs, graphs, max(peak.peak_bytes for peak in peaks))
+        return DividedStep(schedule, policy, programs, graphs, max(peak.peak_bytes for peak in peaks))
 
     def estimate(self, step: DividedStep, fuse: Fuse = True, *, knows_hosts: bool = True) -> Estimate:
         """What a step of this model comes to.
@@ -163,7 +163,7 @@ class StepModel:
         costs = replace(self._costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
         return Estimate(
             replace(self._distribution.final_plan, schedule=step.schedule),
-            step.way.options,
+            step.policy.options,
             simulate(step.programs, costs).makespan_us + max(stage.once.total_us for stage in stages),
             max(stage.compute_us(self._distribution.microbatches) for stage in stages),
             step.peak_bytes,

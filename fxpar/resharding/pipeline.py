@@ -61,13 +61,13 @@ class Crossing:
         return tuple(dict.fromkeys(self.pipes[1:]))
 
     @property
-    def is_handed_over(self) -> bool:
+    def is_local(self) -> bool:
         """Whether nothing has to move: the source's ranks are those that need it, as it is."""
         return self.target_pipes == (self.source_pipe,) and set(self.target_layouts) == {self.source_layout}
 
     @property
     def is_of_parameter(self) -> bool:
-        """Whether it is a lent parameter, or the gradient of one: these cross once per step."""
+        """Whether it is a tied parameter, or the gradient of one: these cross once per step."""
         return self.port.kind is PortKind.PARAMETER
 
     @property

@@ -1,4 +1,4 @@
-"""The way of a value as one rank of a stage takes it: its batch shard's slice, into memory that is used again."""
+"""The route of a value as one rank of a stage takes it: its batch shard's slice, into memory that is used again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fxpar.resharding.pipeline import Crossing, Reshard
 from fxpar.transport.buffers import Buffers, Piece
-from fxpar.transport.endpoint import Side
-from fxpar.transport.local_transport import HandOver
-from fxpar.transport.route import Way
+from fxpar.transport.endpoint import Endpoint
+from fxpar.transport.local_transport import LocalTransport
+from fxpar.transport.route import Route
 from fxpar.transport.routes import Move, open_routes
 from fxpar.world.mesh import Mesh
 
@@ -20,8 +20,8 @@ _FIRST_TAG = 0
 """Steps of one world use the same tags: no message of one is under way when the next begins."""
 
 
-class StageWay:
-    """A `way` that moves what all batch shards have, each a slice of its dim 0, which pieces are handed over without.
+class EdgeTransport:
+    """A `route` that moves what all batch shards have, each a slice of its dim 0, which pieces come without.
 
     Args:
         piece: how what this rank receives lies in its memory; None if it only sends.
@@ -29,8 +29,8 @@ class StageWay:
         keeps: whether this rank both sends and receives, and may need what it holds itself.
     """
 
-    def __init__(self, way: Way, piece: Piece | None, buffers: Buffers, *, keeps: bool = False) -> None:
-        self._way, self._piece, self._buffers, self._keeps = way, piece, buffers, keeps
+    def __init__(self, route: Route, piece: Piece | None, buffers: Buffers, *, keeps: bool = False) -> None:
+        self._route, self._piece, self._buffers, self._keeps = route, piece, buffers, keeps
         self._awaited: dict[int, Tensor] = {}
         self._receipts: dict[int, Any] = {}
 
@@ -41,9 +41,9 @@ class StageWay:
         """
         piece = value.unsqueeze(0)
         if not self._keeps:
-            return self._way.send(piece, microbatch)
+            return self._route.send(piece, microbatch)
         into = self._awaited.pop(microbatch)
-        shipment, self._receipts[microbatch] = self._way.exchange(piece, into, microbatch)
+        shipment, self._receipts[microbatch] = self._route.exchange(piece, into, microbatch)
         return shipment
 
     def post_receive(self, microbatch: int) -> Any:
@@ -51,7 +51,7 @@ class StageWay:
         assert self._piece is not None, "this rank receives nothing"
         piece = self._piece.over(self._buffers.take(self._piece.num_bytes)).unsqueeze(0)
         if not self._keeps:
-            return self._way.post_receive(piece, microbatch)
+            return self._route.post_receive(piece, microbatch)
         self._awaited[microbatch] = piece
         return microbatch
 
@@ -61,7 +61,7 @@ class StageWay:
         Raises:
             PeerLostError: a sender has died, or took too long.
         """
-        return self._way.wait(self._receipts.pop(receipt) if self._keeps else receipt).squeeze(0)
+        return self._route.wait(self._receipts.pop(receipt) if self._keeps else receipt).squeeze(0)
 
     def complete(self, shipment: Any) -> None:
         """Wait until the next ranks have all of a shipment.
@@ -69,7 +69,7 @@ class StageWay:
         Raises:
             PeerLostError: one of them has died, or took too long.
         """
-        self._way.complete(shipment)
+        self._route.complete(shipment)
 
     def finish(self) -> None:
         """Wait until all that this rank passes on to others has left.
@@ -77,7 +77,7 @@ class StageWay:
         Raises:
             PeerLostError: one of them has died, or took too long.
         """
-        self._way.finish()
+        self._route.finish()
 
     def forget(self) -> None:
         """Keep nothing of a step that failed."""
@@ -85,7 +85,7 @@ class StageWay:
         self._receipts.clear()
 
 
-def open_stage_ways(
+def open_edge_transports(
     reshards: Sequence[Reshard],
     mesh: Mesh,
     microbatches: int,
@@ -94,24 +94,24 @@ def open_stage_ways(
     timeout: timedelta,
     *,
     answered: bool = True,
-) -> list[tuple[Crossing, StageWay | HandOver]]:
-    """The ways that this rank takes part in; a collective of all ranks, with the same `reshards` in the same order.
+) -> list[tuple[Crossing, EdgeTransport | LocalTransport]]:
+    """The transports of this rank; a collective of all ranks, with the same `reshards` in the same order.
 
     Args:
-        microbatches: how many of them a step has; lent parameters and their gradients move once per step.
+        microbatches: how many of them a step has; tied parameters and their gradients move once per step.
         piece_of: how what this rank receives shall lie in its memory.
         timeout: how long one message may take.
-        answered: as of `Route`, of what moves for each microbatch; lent parameters always are.
+        answered: as of `RelayRoute`, of what moves for each microbatch; tied parameters always are.
     """
     pipe = mesh.coordinate["pipe"]
-    ways: list[tuple[Crossing, StageWay | HandOver]] = [
-        (reshard.crossing, HandOver(piece_of(reshard.crossing)))
+    transports: list[tuple[Crossing, EdgeTransport | LocalTransport]] = [
+        (reshard.crossing, LocalTransport(piece_of(reshard.crossing)))
         for reshard in reshards
-        if reshard.crossing.is_handed_over and reshard.crossing.source_pipe == pipe
+        if reshard.crossing.is_local and reshard.crossing.source_pipe == pipe
     ]
-    moving = [reshard for reshard in reshards if not reshard.crossing.is_handed_over]
+    moving = [reshard for reshard in reshards if not reshard.crossing.is_local]
     if not moving:
-        return ways
+        return transports
     routes = open_routes(
         [_move(reshard, mesh, microbatches, answered) for reshard in moving], buffers, _FIRST_TAG, timeout
     )
@@ -119,17 +119,17 @@ def open_stage_ways(
         sends, receives = pipe == crossing.source_pipe, pipe in crossing.target_pipes
         if sends or receives:
             piece = piece_of(crossing) if receives else None
-            ways.append((crossing, StageWay(route, piece, buffers, keeps=sends and receives)))
-    return ways
+            transports.append((crossing, EdgeTransport(route, piece, buffers, keeps=sends and receives)))
+    return transports
 
 
 def _move(reshard: Reshard, mesh: Mesh, microbatches: int, answered: bool) -> Move:
     crossing, at = reshard.crossing, mesh.coordinate
     held = crossing.held(mesh, at) if at["pipe"] == crossing.source_pipe else None
     needed = crossing.needed(mesh, at) if at["pipe"] in crossing.target_pipes else None
-    side = Side(crossing.name, mesh.rank, held, needed, crossing.dtype)
+    side = Endpoint(crossing.name, mesh.rank, held, needed, crossing.dtype)
     # A stage may ask for its microbatches long after another: who sends to both must not wait for one of them.
-    in_turn = len(crossing.target_pipes) == 1
+    in_order = len(crossing.target_pipes) == 1
     if crossing.is_of_parameter:
-        return Move(reshard.plan, side, 1, in_turn)
-    return Move(reshard.plan, side, microbatches, in_turn, answered)
+        return Move(reshard.plan, side, 1, in_order)
+    return Move(reshard.plan, side, microbatches, in_order, answered)

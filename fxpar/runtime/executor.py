@@ -15,7 +15,7 @@ from torch import Tensor
 from fxpar.ir.stage import CompiledStage, PortKind
 from fxpar.runtime.broken_world import breaking_its_world
 from fxpar.runtime.buffer_broadcast import BufferBroadcast
-from fxpar.runtime.edge_transport import StageWay
+from fxpar.runtime.edge_transport import EdgeTransport
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
 from fxpar.runtime.stage_reduction import ReductionPlan, StageReduction
@@ -35,7 +35,7 @@ from fxpar.schedule import (
     Transfer,
     Wait,
 )
-from fxpar.transport.local_transport import HandOver
+from fxpar.transport.local_transport import LocalTransport
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
 
@@ -76,7 +76,7 @@ class Executor:
     ) -> None:
         self._mesh = mesh
         self._traffic = connections.traffic
-        self._lending = connections.lending
+        self._tied = connections.tied
         self._microbatches = microbatches
         self._batch_dims = batch_dims
         self._loss = loss
@@ -88,10 +88,10 @@ class Executor:
         self._runners = {stage.index: StageRunner(stage, returned[stage.index], weight) for stage in stages}
         self._num_readers = Counter(edge for runner in self._runners.values() for edge in runner.edges_read)
         uses = Counter(name for runner in self._runners.values() for name in runner.parameters)
-        shared = {name for name, count in uses.items() if count > 1} | self._lending.names
+        shared = {name for name, count in uses.items() if count > 1} | self._tied.names
         self._plans = {stage.index: ReductionPlan.of(stage, shared, mesh) for stage in stages}
         own = {each.name: each for plan in self._plans.values() for each in plan.shared}
-        self._shared_sums = sums_over_batch(self._lending.settled(own, mesh), mesh)
+        self._shared_sums = sums_over_batch(self._tied.settled(own, mesh), mesh)
         outputs = [port for stage in sorted(stages, key=lambda stage: stage.index) for port in stage.outputs]
         self._changed_buffers = [port.name for port in outputs if port.kind is PortKind.BUFFER]
         self._code = [(instruction, self._bind(instruction)) for instruction in program.instructions]
@@ -124,7 +124,7 @@ class Executor:
         whole_or_none = breaking_its_world() if self._mesh.num_ranks > 1 else nullcontext()
         try:
             with whole_or_none, naming_lost_peers("the parameters, gradients or loss of a step"):
-                held = {**parameters, **self._lending.exchange(parameters)}
+                held = {**parameters, **self._tied.exchange(parameters)}
                 self._state = StepState(held, buffers, self._split(inputs))
                 for runner in self._runners.values():
                     runner.gather(self._state)
@@ -141,8 +141,8 @@ class Executor:
         self._state = StepState({}, {}, {})
         self._unread: dict[tuple[str, int], int] = {}
         self._reductions: list[StageReduction] = []
-        for way in self._traffic.values():
-            way.forget()
+        for transport in self._traffic.values():
+            transport.forget()
 
     def _finish(self) -> StepResult:
         """What the step gives, once all that this rank sends or passes on has left."""
@@ -155,10 +155,10 @@ class Executor:
         # Every rank has a part in the loss once it has received all that others sent, which may not answer.
         mean = None if loss is None else loss.value()
         for transfer, shipment in state.sent.items():
-            self._way(transfer).complete(shipment)
-        for way in self._traffic.values():
-            way.finish()
-        self._lending.finish()
+            self._transport(transfer).complete(shipment)
+        for transport in self._traffic.values():
+            transport.finish()
+        self._tied.finish()
         return StepResult(mean, results, gradients)
 
     def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Sequence[Tensor]]:
@@ -174,13 +174,13 @@ class Executor:
     def _bind(self, instruction: Instruction) -> Callable[[], Any]:
         match instruction:
             case PostReceive(transfer):
-                return partial(self._post, transfer, self._way(transfer))
+                return partial(self._post, transfer, self._transport(transfer))
             case Wait(transfer):
-                return partial(self._wait, transfer, self._way(transfer))
+                return partial(self._wait, transfer, self._transport(transfer))
             case Send(transfer):
-                return partial(self._send, transfer, self._way(transfer))
+                return partial(self._send, transfer, self._transport(transfer))
             case Complete(transfer):
-                return partial(self._complete, transfer, self._way(transfer))
+                return partial(self._complete, transfer, self._transport(transfer))
             case Compute(action):
                 return partial(self._compute, action, self._runners[action.stage])
             case Free(action):
@@ -188,14 +188,14 @@ class Executor:
             case Reduce(stage):
                 return partial(self._reduce, self._runners[stage])
 
-    def _way(self, transfer: Transfer) -> StageWay | HandOver:
+    def _transport(self, transfer: Transfer) -> EdgeTransport | LocalTransport:
         return self._traffic[transfer.edge, transfer.source, transfer.targets]
 
-    def _post(self, transfer: Transfer, way: StageWay | HandOver) -> None:
-        self._state.posted[transfer] = way.post_receive(transfer.microbatch)
+    def _post(self, transfer: Transfer, transport: EdgeTransport | LocalTransport) -> None:
+        self._state.posted[transfer] = transport.post_receive(transfer.microbatch)
 
-    def _wait(self, transfer: Transfer, way: StageWay | HandOver) -> None:
-        piece = way.wait(self._state.posted.pop(transfer))
+    def _wait(self, transfer: Transfer, transport: EdgeTransport | LocalTransport) -> None:
+        piece = transport.wait(self._state.posted.pop(transfer))
         key = transfer.edge, transfer.microbatch
         if transfer.is_backward:
             self._state.gradients.setdefault(key, []).append(piece)
@@ -203,16 +203,16 @@ class Executor:
             self._state.values[key] = piece
             self._unread[key] = self._num_readers[transfer.edge]
 
-    def _send(self, transfer: Transfer, way: StageWay | HandOver) -> None:
+    def _send(self, transfer: Transfer, transport: EdgeTransport | LocalTransport) -> None:
         state, edge, microbatch = self._state, transfer.edge, transfer.microbatch
         if transfer.is_backward:
             piece = state.returning[edge, transfer.source, microbatch]
         else:
             piece = state.leaving[edge, microbatch]
-        state.sent[transfer] = way.send(piece, microbatch)
+        state.sent[transfer] = transport.send(piece, microbatch)
 
-    def _complete(self, transfer: Transfer, way: StageWay | HandOver) -> None:
-        way.complete(self._state.sent.pop(transfer))
+    def _complete(self, transfer: Transfer, transport: EdgeTransport | LocalTransport) -> None:
+        transport.complete(self._state.sent.pop(transfer))
 
     def _compute(self, action: Action, runner: StageRunner) -> None:
         with naming_lost_peers(f"values of {action} among the ranks of stage {action.stage}"):
@@ -244,7 +244,7 @@ class Executor:
             reduction.scattered()
             for name, gradient in reduction.shared.items():
                 shared[name] = shared[name] + gradient if name in shared else gradient
-        self._lending.settle(shared)
+        self._tied.reduce(shared)
         of_shared = AxisReductions(shared, self._shared_sums, self._mesh)
         finished = [*(reduction.finish() for reduction in self._reductions), of_shared.finish()]
         return {name: gradient for gradients in finished for name, gradient in gradients.items()}

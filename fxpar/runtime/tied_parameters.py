@@ -1,4 +1,4 @@
-"""Parameters that several stages use: the first owns them, and lends them to the others once per step."""
+"""Tied parameters, which several stages use: one of them owns each, and sends it to the others once per step."""
 
 from __future__ import annotations
 
@@ -12,100 +12,102 @@ from torch import Tensor
 from fxpar.ir.layout import Layout
 from fxpar.ir.stage import Port
 from fxpar.resharding.pipeline import Crossing
-from fxpar.runtime.edge_transport import StageWay
+from fxpar.runtime.edge_transport import EdgeTransport
 from fxpar.runtime.gradients import Gradient
-from fxpar.transport.local_transport import HandOver
+from fxpar.transport.local_transport import LocalTransport
 from fxpar.world.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Loan:
-    """One parameter on loan from its owner's ranks to those of other stages, seen from one of them.
+class TiedTransport:
+    """How one tied parameter gets from its owner to its other users, and gradients back, seen from a rank of either.
 
-    `layout` is how its owner stores it, in `dtype`. `there` takes it to all borrowers. `back` are the ways of gradients
-    that this rank returns or gets: a borrower has one, if it has a gradient, and the owner has those of all borrowers.
+    `layout` is how its owner stores it, in `dtype`. `value` takes it to all users. `gradients` are what this rank sends
+    or gets: a user has one, if it has a gradient, and the owner has those of all users.
     """
 
     name: str
     layout: Layout
     dtype: torch.dtype
-    is_borrower: bool
-    there: StageWay | HandOver
-    back: tuple[StageWay | HandOver, ...]
+    is_owner: bool
+    value: EdgeTransport | LocalTransport
+    gradients: tuple[EdgeTransport | LocalTransport, ...]
 
 
-class Lending:
-    """The loans that this rank takes part in, in the same order on all ranks."""
+class TiedParameters:
+    """The tied parameters that this rank owns or uses, in the same order on all ranks."""
 
-    def __init__(self, loans: Sequence[Loan]) -> None:
-        self._loans = loans
+    def __init__(self, tied: Sequence[TiedTransport]) -> None:
+        self._tied = tied
 
     @classmethod
-    def of(cls, ways: Sequence[tuple[Crossing, StageWay | HandOver]], mesh: Mesh) -> Lending:
-        """What this rank lends and borrows, by the ways that parameters and their gradients cross."""
+    def of(cls, transports: Sequence[tuple[Crossing, EdgeTransport | LocalTransport]], mesh: Mesh) -> TiedParameters:
+        """Those of which parameters and their gradients cross by `transports`."""
         pipe = mesh.coordinate["pipe"]
-        back: defaultdict[Port, list[StageWay | HandOver]] = defaultdict(list)
-        for crossing, way in ways:
+        gradients: defaultdict[Port, list[EdgeTransport | LocalTransport]] = defaultdict(list)
+        for crossing, transport in transports:
             if crossing.is_gradient:
-                back[crossing.port].append(way)
-        there = [(crossing, way) for crossing, way in ways if not crossing.is_gradient]
+                gradients[crossing.port].append(transport)
+        values = [(crossing, transport) for crossing, transport in transports if not crossing.is_gradient]
         return cls(
             [
-                Loan(c.port.name, c.source_layout, c.dtype, pipe != c.source_pipe, way, tuple(back[c.port]))
-                for c, way in there
+                TiedTransport(
+                    c.port.name, c.source_layout, c.dtype, pipe == c.source_pipe, value, tuple(gradients[c.port])
+                )
+                for c, value in values
             ]
         )
 
     @property
     def names(self) -> set[str]:
-        """The parameters that this rank lends or borrows."""
-        return {loan.name for loan in self._loans}
+        """Of the parameters."""
+        return {each.name for each in self._tied}
 
     def settled(self, own: Mapping[str, Gradient], mesh: Mesh) -> list[Gradient]:
-        """What `settle` leaves of gradients that are `own` at first, by name; in the order of their names."""
-        returned = {loan.name for loan in self._loans if loan.is_borrower and loan.back}
+        """What `reduce` leaves of gradients that are `own` at first, by name; in the order of their names."""
+        sent = {each.name for each in self._tied if each.gradients and not each.is_owner}
         received = {
-            loan.name: Gradient.of(loan.name, loan.layout, loan.dtype, mesh)
-            for loan in self._loans
-            if loan.back and not loan.is_borrower
+            each.name: Gradient.of(each.name, each.layout, each.dtype, mesh)
+            for each in self._tied
+            if each.gradients and each.is_owner
         }
-        left = {name: gradient for name, gradient in own.items() if name not in returned} | received
+        left = {name: gradient for name, gradient in own.items() if name not in sent} | received
         return [left[name] for name in sorted(left)]
 
     def exchange(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Hand out what is lent; the borrowed pieces by name.
+        """Send what this rank owns of `parameters` to other users; returns the pieces that it receives, by name.
 
         Raises:
             PeerLostError: another rank died.
         """
-        posted = [(loan, loan.there.post_receive(0)) for loan in self._loans if loan.is_borrower]
-        sent = [(loan, loan.there.send(parameters[loan.name], 0)) for loan in self._loans if not loan.is_borrower]
-        borrowed = {loan.name: loan.there.wait(receipt) for loan, receipt in posted}
-        for loan, shipment in sent:
-            loan.there.complete(shipment)
-        return borrowed
+        posted = [(each, each.value.post_receive(0)) for each in self._tied if not each.is_owner]
+        sent = [(each, each.value.send(parameters[each.name], 0)) for each in self._tied if each.is_owner]
+        received = {each.name: each.value.wait(receipt) for each, receipt in posted}
+        for each, shipment in sent:
+            each.value.complete(shipment)
+        return received
 
-    def settle(self, gradients: dict[str, Tensor]) -> None:
-        """Give gradients of what was borrowed back to the owner, who adds them to its own; none is partial any more.
+    def reduce(self, gradients: dict[str, Tensor]) -> None:
+        """Send users' gradients to the owner, who adds them to its own; none is partial any more.
 
         Raises:
             PeerLostError: another rank died.
         """
-        returning = [(loan, way) for loan in self._loans for way in loan.back]
-        posted = [(loan, way, way.post_receive(0)) for loan, way in returning if not loan.is_borrower]
-        sent = [(way, way.send(gradients.pop(loan.name), 0)) for loan, way in returning if loan.is_borrower]
-        for loan, way, receipt in posted:
-            received, own = way.wait(receipt), gradients.get(loan.name)
-            gradients[loan.name] = received if own is None else own + received
-        for way, shipment in sent:
-            way.complete(shipment)
+        moved = [(each, transport) for each in self._tied for transport in each.gradients]
+        posted = [(each.name, transport, transport.post_receive(0)) for each, transport in moved if each.is_owner]
+        sent = [(to, to.send(gradients.pop(each.name), 0)) for each, to in moved if not each.is_owner]
+        for name, transport, receipt in posted:
+            received, own = transport.wait(receipt), gradients.get(name)
+            gradients[name] = received if own is None else own + received
+        for transport, shipment in sent:
+            transport.complete(shipment)
 
     def finish(self) -> None:
-        """Wait until all that this rank passes on to other borrowers has left.
+        """Wait until all that this rank passes on to other users has left.
 
         Raises:
             PeerLostError: another rank died.
         """
-        for loan in self._loans:
-            for way in (loan.there, *loan.back):
-                way.finish()
+        for each in self._tied:
+            for transport in (each.value, *each.gradients):
+                transport.finish()

@@ -1,4 +1,4 @@
-"""Connect the stages: this rank's ways of all that crosses between them."""
+"""Connect the stages: this rank's transports of all that crosses between them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fxpar.ir.stage import CompiledStage, Port
 from fxpar.resharding.pipeline import Crossing, Reshard
-from fxpar.runtime.edge_transport import StageWay, open_stage_ways
-from fxpar.runtime.tied_parameters import Lending
+from fxpar.runtime.edge_transport import EdgeTransport, open_edge_transports
+from fxpar.runtime.tied_parameters import TiedParameters
 from fxpar.transport.buffers import Buffers, Piece
-from fxpar.transport.local_transport import HandOver
+from fxpar.transport.local_transport import LocalTransport
 from fxpar.world.mesh import Mesh
 
 
@@ -22,14 +22,14 @@ from fxpar.world.mesh import Mesh
 class Connections:
     """What a rank exchanges with other stages.
 
-    traffic: the way of an edge from a stage to others, of those that this rank takes part in: its value's if the stage
-        makes it, a gradient's if the stage reads it.
-    lending: parameters that this rank lends to others, or borrows.
+    traffic: by edge, source and target stages, what this rank moves it with: the edge's value if the source makes it,
+        its gradient if the source reads it.
+    tied: parameters of this rank that other stages use, too.
     buffers: the memory into which all of that arrives.
     """
 
-    traffic: Mapping[tuple[str, int, tuple[int, ...]], StageWay | HandOver]
-    lending: Lending
+    traffic: Mapping[tuple[str, int, tuple[int, ...]], EdgeTransport | LocalTransport]
+    tied: TiedParameters
     buffers: Buffers
 
 
@@ -46,17 +46,19 @@ def connect(
 
     Args:
         timeout: how long one message may take.
-        answered: as of `Route`. A step with a loss needs no answers: in the end all ranks wait for it.
+        answered: as of `RelayRoute`. A step with a loss needs no answers: in the end all ranks wait for it.
     """
     buffers = Buffers(torch.device(mesh.device_type))
 
     def piece_of(crossing: Crossing) -> Piece:
         return _piece(crossing, own, mesh)
 
-    ways = open_stage_ways(reshards, mesh, microbatches, piece_of, buffers, timeout, answered=answered)
-    traffic = {(c.port.name, c.source, c.targets): way for c, way in ways if not c.is_of_parameter}
-    lending = Lending.of([(crossing, way) for crossing, way in ways if crossing.is_of_parameter], mesh)
-    return Connections(traffic, lending, buffers)
+    transports = open_edge_transports(reshards, mesh, microbatches, piece_of, buffers, timeout, answered=answered)
+    traffic = {(c.port.name, c.source, c.targets): transport for c, transport in transports if not c.is_of_parameter}
+    tied = TiedParameters.of(
+        [(crossing, transport) for crossing, transport in transports if crossing.is_of_parameter], mesh
+    )
+    return Connections(traffic, tied, buffers)
 
 
 def _piece(crossing: Crossing, own: Sequence[CompiledStage], mesh: Mesh) -> Piece:

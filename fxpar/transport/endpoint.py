@@ -15,7 +15,7 @@ from fxpar.transport.packing import packed, unpack
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Endpoint:
     """What rank `rank` holds of the value called `name` (None: nothing), and what it needs of it."""
 
     name: str

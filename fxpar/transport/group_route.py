@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fxpar.resharding.plan import Relay, ReshardPlan
 from fxpar.transport.buffers import Buffers
-from fxpar.transport.endpoint import Side
+from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.packing import Landing, packed_relays
 from fxpar.transport.relay_route import complete
 from fxpar.transport.sender_groups import SenderGroup, sender_group
@@ -41,13 +41,13 @@ class GroupShipment:
 
 
 class GroupRoute:
-    """As `Route`, with `groups` in place of messages and shared memory."""
+    """As `RelayRoute`, with `groups` in place of messages and shared memory."""
 
     def __init__(
-        self, plan: ReshardPlan, side: Side, groups: Mapping[SenderGroup, dist.ProcessGroup], buffers: Buffers
+        self, plan: ReshardPlan, endpoint: Endpoint, groups: Mapping[SenderGroup, dist.ProcessGroup], buffers: Buffers
     ) -> None:
-        self._plan, self._side, self._groups, self._buffers = plan, side, groups, buffers
-        rank = side.rank
+        self._plan, self._endpoint, self._groups, self._buffers = plan, endpoint, groups, buffers
+        rank = endpoint.rank
         self._own = [relay for relay in plan.relays if rank in sender_group(relay)[1]]
         self._sent = [relay for relay in self._own if relay.path[0] == rank]
         self._received = [relay for relay in self._own if relay.path[0] != rank]
@@ -82,11 +82,11 @@ class GroupRoute:
         shipment, receipt = GroupShipment(), GroupReceipt(into)
         loads = iter(self._loads(value))
         for relay in self._own:
-            if relay.path[0] == self._side.rank:
+            if relay.path[0] == self._endpoint.rank:
                 self._send(*next(loads), shipment)
             else:
                 self._receive(relay, receipt)
-        self._side.keep(self._plan, value, into, self._buffers)
+        self._endpoint.keep(self._plan, value, into, self._buffers)
         return shipment, receipt
 
     def wait(self, receipt: GroupReceipt) -> Tensor:
@@ -96,7 +96,7 @@ class GroupRoute:
             PeerLostError: a sender has died, or took too long.
         """
         for relay, memory, work in receipt.arriving:
-            complete(work, self._side.name, relay.path[0])
+            complete(work, self._endpoint.name, relay.path[0])
             receipt.landings[relay.task].deliver(relay, memory)
         return receipt.value
 
@@ -107,7 +107,7 @@ class GroupRoute:
             PeerLostError: one of them has died, or took too long.
         """
         for work, _ in shipment.works:
-            complete(work, self._side.name)
+            complete(work, self._endpoint.name)
         shipment.works.clear()
 
     def finish(self) -> None:
@@ -115,7 +115,7 @@ class GroupRoute:
 
     def _loads(self, value: Tensor) -> list[tuple[Relay, Tensor]]:
         """What this rank sends of `value`, by relay."""
-        held = self._side.tile_to_send(value)
+        held = self._endpoint.tile_to_send(value)
         memories = packed_relays(self._sent, self._plan.tasks, value, held, self._buffers)
         return list(zip(self._sent, memories, strict=True))
 
@@ -124,7 +124,7 @@ class GroupRoute:
 
     def _receive(self, relay: Relay, receipt: GroupReceipt) -> None:
         if relay.task not in receipt.landings:
-            task, needed = self._plan.tasks[relay.task], self._side.tile_to_receive()
+            task, needed = self._plan.tasks[relay.task], self._endpoint.tile_to_receive()
             receipt.landings[relay.task] = Landing(task, needed, receipt.value, self._buffers)
         memory = receipt.landings[relay.task].memory(relay)
         receipt.arriving.append((relay, memory, self._broadcast(memory, relay)))

@@ -7,8 +7,8 @@ from torch import Tensor
 from fxpar.transport.buffers import Piece
 
 
-class HandOver:
-    """Stands where a `StageWay` does, between stages of one rank that hold a value alike.
+class LocalTransport:
+    """Stands where an `EdgeTransport` does, between stages of one rank that hold a value alike.
 
     Args:
         piece: how the receiving stage expects the value to lie in memory; it is copied only if it lies otherwise.

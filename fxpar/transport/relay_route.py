@@ -19,13 +19,13 @@ from fxpar.errors import PeerLostError
 from fxpar.resharding.plan import Relay, ReshardPlan
 from fxpar.transport.buffers import Buffers
 from fxpar.transport.channel import Arrival, ChannelReader, ChannelWriter, Message
-from fxpar.transport.endpoint import Side
+from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.packing import Landing, pack, packed_relays
-from fxpar.transport.send_order import Turns
+from fxpar.transport.send_order import SendOrder
 from fxpar.transport.worker import Worker
 
 TAG_KINDS = 5
-"""A microbatch has a tag for what is sent, one for what is passed on, one for the answers to each, one for turns."""
+"""A microbatch has a tag for what is sent, one for what is passed on, one for the answers to each, one for order."""
 
 _ANSWER = torch.zeros(1, dtype=torch.uint8)
 """What a rank sends back that has received all of a relay, or so much that the next has its turn."""
@@ -52,8 +52,8 @@ class RouteChannels:
 
     writers: dict[int, ChannelWriter] = field(default_factory=dict)
     readers: dict[int, ChannelReader] = field(default_factory=dict)
-    turn_writers: dict[int, ChannelWriter] = field(default_factory=dict)
-    turn_readers: dict[int, ChannelReader] = field(default_factory=dict)
+    order_writers: dict[int, ChannelWriter] = field(default_factory=dict)
+    order_readers: dict[int, ChannelReader] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -77,12 +77,12 @@ class Shipment:
     """A send that has begun; it keeps alive what is being sent.
 
     `acknowledged` are receives of what peers answer when they have all of it. When a peer dies, gloo lets receives
-    fail at once, but not what it was writing. `turns` are receives of what peers answer, by relay, when the next may
+    fail at once, but not what it was writing. `order` are receives of what peers answer, by relay, when the next may
     have its turn.
     """
 
     acknowledged: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
-    turns: dict[int, tuple[dist.Work, int, Tensor]] = field(default_factory=dict)
+    order: dict[int, tuple[dist.Work, int, Tensor]] = field(default_factory=dict)
     works: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
     handed_over: Future[None] | None = None
 
@@ -100,18 +100,18 @@ class Receipt:
     passed_on: Future[None] | None = None
 
 
-class Route:
+class RelayRoute:
     """The way of one value to those who need it; every rank makes it with the same plan, and takes its own part.
 
     A route carries one value per microbatch, and many at a time; they arrive in the order in which they were sent.
 
     Args:
         plan: made alike on every rank.
-        side: this rank's part of the value.
+        endpoint: this rank's part of the value.
         channels: through the memory of this host.
         tag: of the first microbatch's messages; `TAG_KINDS` times `num_tags` from there on are this route's own.
         timeout: how long one message may take.
-        turns: whose turn it is, where the ranks of a host serve several peers one after another, as planned. For that
+        order: whose turn it is, where the ranks of a host serve several peers one after another, as planned. For that
             they wait for each other, so it must not be where one peer may post its receive long after another.
         answered: whether receivers answer when they have all. If not, what was sent must be known to have arrived
             before it is completed: while gloo writes, it does not notice that a peer has died.
@@ -120,32 +120,32 @@ class Route:
     def __init__(
         self,
         plan: ReshardPlan,
-        side: Side,
+        endpoint: Endpoint,
         channels: RouteChannels,
         buffers: Buffers,
         tag: int,
         num_tags: int,
         timeout: timedelta,
-        turns: Turns,
+        order: SendOrder,
         *,
         answered: bool = True,
     ) -> None:
-        self._plan, self._side, self._name, self._rank = plan, side, side.name, side.rank
-        rank = side.rank
+        self._plan, self._endpoint, self._name, self._rank = plan, endpoint, endpoint.name, endpoint.rank
+        rank = endpoint.rank
         self._answered = answered
         self._writers, self._readers, self._buffers = channels.writers, channels.readers, buffers
-        self._turns, self._turn_writers, self._turn_readers = turns, channels.turn_writers, channels.turn_readers
+        self._order, self._order_writers, self._order_readers = order, channels.order_writers, channels.order_readers
         self._tag, self._num_tags, self._timeout = tag, num_tags, timeout
         numbered = list(enumerate(plan.relays))
         self._published = [(i, relay) for i, relay in numbered if relay.path[0] == rank and relay.readers[0]]
         self._sent = [(i, relay) for i, relay in numbered if relay.path[0] == rank and relay.num_hops]
         self._passed = [(i, relay) for i, relay in numbered if rank in relay.path[1:]]
         self._read = [(i, relay) for i, relay in numbered if any(rank in group for group in relay.readers)]
-        self._serves_in_turn = any(turns.concern(number) for number, _ in self._sent)
+        self._sends_in_order = any(order.concern(number) for number, _ in self._sent)
         self._passes_on = any(
-            relay.path[-1] != rank or number in self._writers or turns.concern(number) for number, relay in self._passed
+            relay.path[-1] != rank or number in self._writers or order.concern(number) for number, relay in self._passed
         )
-        self._sender, self._passer = Worker(f"send {side.name}"), Worker(f"pass on {side.name}")
+        self._sender, self._passer = Worker(f"send {endpoint.name}"), Worker(f"pass on {endpoint.name}")
         self._passed_on: list[Shipment] = []
 
     def send(self, value: Tensor, microbatch: int) -> Shipment:
@@ -154,7 +154,7 @@ class Route:
         Raises:
             ReshardError: the piece is not of the planned shape or dtype; nothing is sent.
         """
-        held = self._side.tile_to_send(value)
+        held = self._endpoint.tile_to_send(value)
         for number, relay in self._published:
             task = self._plan.tasks[relay.task]
             message = self._writers[number].begin(relay.num_elements * value.itemsize)
@@ -168,13 +168,13 @@ class Route:
             for number, relay in self._sent:
                 if self._answered:
                     shipment.acknowledged.append(self._expect(relay.path[1], tag + self._num_tags))
-                if self._turns.after(number):
-                    shipment.turns[number] = self._expect(relay.path[1], self._turn_tag(microbatch))
+                if self._order.after(number):
+                    shipment.order[number] = self._expect(relay.path[1], self._order_tag(microbatch))
             relays = [relay for _, relay in self._sent]
             memories = packed_relays(relays, self._plan.tasks, value, held, self._buffers)
             loads = [(*sent, memory) for sent, memory in zip(self._sent, memories, strict=True)]
-            if self._serves_in_turn:
-                shipment.handed_over = self._sender.submit(lambda: self._ship_in_turn(loads, tag, shipment))
+            if self._sends_in_order:
+                shipment.handed_over = self._sender.submit(lambda: self._ship_in_order(loads, tag, shipment))
             else:
                 self._ship(loads, tag, shipment)
         return shipment
@@ -220,7 +220,7 @@ class Route:
         """
         receipt = self.post_receive(into, microbatch)  # first: gloo is twice as fast where receives are posted
         shipment = self.send(value, microbatch)
-        self._side.keep(self._plan, value, into, self._buffers)
+        self._endpoint.keep(self._plan, value, into, self._buffers)
         return shipment, receipt
 
     def complete(self, shipment: Shipment) -> None:
@@ -256,7 +256,7 @@ class Route:
         """
         return self._tag + 2 * passed_on * self._num_tags + microbatch % self._num_tags
 
-    def _turn_tag(self, microbatch: int) -> int:
+    def _order_tag(self, microbatch: int) -> int:
         """The tag by which a peer tells that the next relay has its turn."""
         return self._tag + 4 * self._num_tags + microbatch % self._num_tags
 
@@ -265,31 +265,31 @@ class Route:
             for chunk in _chunks(memory, relay.num_chunks):
                 self._begin_send(shipment, chunk, relay.path[1], tag)
 
-    def _ship_in_turn(self, loads: Sequence[tuple[int, Relay, Tensor]], tag: int, shipment: Shipment) -> None:
+    def _ship_in_order(self, loads: Sequence[tuple[int, Relay, Tensor]], tag: int, shipment: Shipment) -> None:
         """Send each relay when all that come before it on this host have arrived, or nearly so.
 
         Nobody waits in a circle: before a rank waits for another's relay, it has told of its own earlier ones.
         """
         heard: set[int] = set()
         for load in loads:
-            earlier = self._turns.before.get(load[0])
+            earlier = self._order.before.get(load[0])
             if earlier is not None:
-                self._tell_turns(shipment, earlier)
-                if earlier in self._turn_readers and earlier not in heard:
+                self._tell_next(shipment, earlier)
+                if earlier in self._order_readers and earlier not in heard:
                     heard.add(earlier)
-                    arrival = self._turn_readers[earlier].receive(1)
+                    arrival = self._order_readers[earlier].receive(1)
                     arrival.wait(1, self._timeout.total_seconds())
                     arrival.release()
             self._ship([load], tag, shipment)
-        self._tell_turns(shipment, len(self._plan.relays))
+        self._tell_next(shipment, len(self._plan.relays))
 
-    def _tell_turns(self, shipment: Shipment, last: int) -> None:
+    def _tell_next(self, shipment: Shipment, last: int) -> None:
         """Wait for this rank's relays up to number `last`, and tell who waits for them on this host."""
-        for number in [number for number in shipment.turns if number <= last]:
-            work, peer, _ = shipment.turns.pop(number)
+        for number in [number for number in shipment.order if number <= last]:
+            work, peer, _ = shipment.order.pop(number)
             complete(work, self._name, peer, self._timeout)
-            if number in self._turn_writers:
-                self._turn_writers[number].begin(1).publish(1)
+            if number in self._order_writers:
+                self._order_writers[number].begin(1).publish(1)
 
     def _expect(self, peer: int, tag: int) -> tuple[dist.Work, int, Tensor]:
         answer = torch.empty(1, dtype=torch.uint8)
@@ -308,7 +308,7 @@ class Route:
 
     def _landing(self, receipt: Receipt, relay: Relay) -> Landing:
         if relay.task not in receipt.landings:
-            task, needed = self._plan.tasks[relay.task], self._side.tile_to_receive()
+            task, needed = self._plan.tasks[relay.task], self._endpoint.tile_to_receive()
             receipt.landings[relay.task] = Landing(task, needed, receipt.value, self._buffers)
         return receipt.landings[relay.task]
 
@@ -339,7 +339,7 @@ class Route:
     def _take_in_one(self, inflow: _Inflow, receipt: Receipt) -> None:
         passing, onward = receipt.passing, self._tag_of(receipt.microbatch, passed_on=True)
         previous, following = _neighbours(inflow.relay, self._rank)
-        arrived, turn_at = 0, self._turns.bytes_until_next(inflow.number, len(inflow.memory))
+        arrived, turn_at = 0, self._order.bytes_until_next(inflow.number, len(inflow.memory))
         for work, chunk in zip(inflow.posted, _chunks(inflow.memory, inflow.relay.num_chunks), strict=True):
             complete(work, self._name, previous, self._timeout)
             if following is not None:
@@ -350,7 +350,7 @@ class Route:
                 inflow.message.publish(arrived + len(chunk))
             arrived += len(chunk)
             if turn_at is not None and arrived >= turn_at and previous == inflow.relay.path[0]:
-                self._begin_send(passing, _ANSWER, previous, self._turn_tag(receipt.microbatch))
+                self._begin_send(passing, _ANSWER, previous, self._order_tag(receipt.microbatch))
                 turn_at = None
         if self._answered:
             self._begin_send(passing, _ANSWER, previous, inflow.tag + self._num_tags)

@@ -1,4 +1,4 @@
-"""What every transport offers: the way of one value from those who hold it to those who need it."""
+"""What every transport offers: the route of one value from those who hold it to those who need it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
-class Way(Protocol):
+class Route(Protocol):
     """Carries one value per microbatch, many at a time; they arrive in the order in which they were sent.
 
-    What `send` and `post_receive` give is the way's own affair: it goes back to `complete`, and to `wait`.
+    What `send` and `post_receive` give is of no concern to the caller: it goes back to `complete`, and to `wait`.
     """
 
     def send(self, value: Tensor, microbatch: int) -> Any:

@@ -1,4 +1,4 @@
-"""Open the ways of all values that a program moves, together: what shared memory needs is agreed upon once."""
+"""Open the routes of all values that a program moves, together: what shared memory needs is agreed upon once."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from datetime import timedelta
 from fxpar.resharding.plan import ReshardPlan
 from fxpar.transport.buffers import Buffers
 from fxpar.transport.channel import ChannelRequest, Channels, open_channels
-from fxpar.transport.endpoint import Side
+from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.group_route import GroupRoute
-from fxpar.transport.relay_route import TAG_KINDS, Route, RouteChannels
-from fxpar.transport.route import Way
-from fxpar.transport.send_order import Turns
+from fxpar.transport.relay_route import TAG_KINDS, RelayRoute, RouteChannels
+from fxpar.transport.route import Route
+from fxpar.transport.send_order import SendOrder
 from fxpar.transport.sender_groups import connect_senders
 from fxpar.world.mesh import moves_in_groups
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value that is moved once per microbatch, by a plan that is the same on every rank; `side` is this rank's.
+    """A value that is moved once per microbatch, by a plan that is the same on every rank; `endpoint` is this rank's.
 
-    The names of all sides differ. `in_turn` and `answered` are as of `Route`.
+    The names of all endpoints differ. `in_order` and `answered` are as of `RelayRoute`.
     """
 
     plan: ReshardPlan
-    side: Side
+    endpoint: Endpoint
     microbatches: int = 1
-    in_turn: bool = True
+    in_order: bool = True
     answered: bool = True
 
 
-def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout: timedelta) -> Sequence[Way]:
+def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout: timedelta) -> Sequence[Route]:
     """The routes of `moves`; a collective of all ranks, with the same moves in the same order.
 
     Args:
@@ -42,15 +42,17 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     """
     if moves_in_groups(buffers.device.type):
         groups = connect_senders([move.plan for move in moves], timeout, buffers.device)
-        return [GroupRoute(move.plan, move.side, groups, buffers) for move in moves]
-    turns = [Turns.of(move.plan) if move.in_turn else Turns({}) for move in moves]
-    requests = [(*_requests(move), *_turn_requests(move, own)) for move, own in zip(moves, turns, strict=True)]
+        return [GroupRoute(move.plan, move.endpoint, groups, buffers) for move in moves]
+    order = [SendOrder.of(move.plan) if move.in_order else SendOrder({}) for move in moves]
+    requests = [(*_requests(move), *_order_requests(move, own)) for move, own in zip(moves, order, strict=True)]
     channels = open_channels([request for asked in requests for _, request in asked])
     routes, tag = [], first_tag
-    for move, own in zip(moves, turns, strict=True):
+    for move, own in zip(moves, order, strict=True):
         tags = tag, move.microbatches
         opened = _channels(move, own, channels)
-        routes.append(Route(move.plan, move.side, opened, buffers, *tags, timeout, own, answered=move.answered))
+        routes.append(
+            RelayRoute(move.plan, move.endpoint, opened, buffers, *tags, timeout, own, answered=move.answered)
+        )
         tag += TAG_KINDS * move.microbatches
     return routes
 
@@ -60,26 +62,29 @@ def _requests(move: Move) -> Iterator[tuple[int, ChannelRequest]]:
     for number, relay in enumerate(move.plan.relays):
         for writer, readers in zip(relay.path, relay.readers, strict=True):
             if readers:
-                yield number, ChannelRequest(f"relay {number} of {move.side.name} from rank {writer}", writer, readers)
+                yield (
+                    number,
+                    ChannelRequest(f"relay {number} of {move.endpoint.name} from rank {writer}", writer, readers),
+                )
 
 
-def _turn_requests(move: Move, turns: Turns) -> Iterator[tuple[int, ChannelRequest]]:
+def _order_requests(move: Move, order: SendOrder) -> Iterator[tuple[int, ChannelRequest]]:
     """For each relay that other ranks of its host wait for, the channel in which its sender tells them."""
     relays = move.plan.relays
-    for number in sorted(set(turns.before.values())):
+    for number in sorted(set(order.before.values())):
         sender = relays[number].path[0]
-        waiting = {relays[later].path[0] for later in turns.after(number)} - {sender}
+        waiting = {relays[later].path[0] for later in order.after(number)} - {sender}
         if waiting:
-            name = f"the turn after relay {number} of {move.side.name}"
+            name = f"the order after relay {number} of {move.endpoint.name}"
             yield number, ChannelRequest(name, sender, tuple(sorted(waiting)))
 
 
-def _channels(move: Move, turns: Turns, channels: Channels) -> RouteChannels:
+def _channels(move: Move, order: SendOrder, channels: Channels) -> RouteChannels:
     """This rank's channels of a move, by relay: of each relay it has one at most, and one of its turn."""
     found = RouteChannels()
     for requests, writers, readers in (
         (_requests(move), found.writers, found.readers),
-        (_turn_requests(move, turns), found.turn_writers, found.turn_readers),
+        (_order_requests(move, order), found.order_writers, found.order_readers),
     ):
         for number, request in requests:
             if request.name in channels.writers:

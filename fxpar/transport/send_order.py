@@ -12,7 +12,7 @@ from fxpar.resharding.plan import ReshardPlan
 
 
 @dataclass(frozen=True)
-class Turns:
+class SendOrder:
     """For relays by their number in the plan, the one that must have arrived `before`, but for `ahead_bytes` at most.
 
     Relays that nothing keeps waiting are not there.
@@ -22,7 +22,7 @@ class Turns:
     ahead_bytes: int = 0
 
     @classmethod
-    def of(cls, plan: ReshardPlan) -> Turns:
+    def of(cls, plan: ReshardPlan) -> SendOrder:
         """By the order in which each host sends, where it sends to several peers or from several ranks."""
         sequences: dict[int, list[int]] = {}
         for number, relay in enumerate(plan.relays):

@@ -21,7 +21,7 @@ SMALL_GPT = replace(
     GPT,
     config={"vocabulary": 32, "context": 8, "layers": 2, "hidden": 16, "heads": 2},
     microbatches=2,
-    openers=("blocks.1",),
+    boundaries=("blocks.1",),
     pipe=2,
 )
 

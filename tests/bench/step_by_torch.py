@@ -19,7 +19,7 @@ class Case:
     """A small model of the examples, and what opens its stages."""
 
     model: str
-    openers: Sequence[str]
+    boundaries: Sequence[str]
 
 
 BATCH, MICROBATCHES = 12, 6
@@ -32,7 +32,7 @@ def check_steps(case: Case) -> list[str]:
     loss.backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     names: set[str] = set()
-    for step in torch_steps(model, batch, case.openers, MICROBATCHES, compiled=False).values():
+    for step in torch_steps(model, batch, case.boundaries, MICROBATCHES, compiled=False).values():
         model.zero_grad()
         for _ in range(2):
             check_loss(step(), loss.item())

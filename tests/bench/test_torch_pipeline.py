@@ -15,9 +15,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.model}-{len(case.openers) + 1}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.model}-{len(case.boundaries) + 1}")
 def test_both_schedules_give_the_loss_and_gradients_of_one_process(case: Case) -> None:
-    by_rank = run_ranks(len(case.openers) + 1, check_steps, case, timeout_s=100)
+    by_rank = run_ranks(len(case.boundaries) + 1, check_steps, case, timeout_s=100)
     model, _ = small(case.model)
     on_ranks = sorted(name for names in by_rank for name in names)
     assert on_ranks == sorted(name for name, _ in model.named_parameters()), "one rank has each"

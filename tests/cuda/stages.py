@@ -45,7 +45,7 @@ def graphs_on_gpu(
     with imagined_world(num_ranks), patch.object(compiler, "trace_joint", trace), without_device_guards():
         mesh = imagined_mesh(sizes, cluster)
         step = StepModel(model, batch, mesh, microbatches)
-        divided = step.divide("1f1b", step.ways()[0])
+        divided = step.divide("1f1b", step.memory_policies()[0])
         costs = GraphModel(mesh, prices_of(mesh))
         found: dict[str, fx.GraphModule] = {}
         for each in compile_stages(divided.graphs, costs, "always", Overlap()):

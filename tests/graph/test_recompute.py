@@ -16,7 +16,7 @@ from fxpar.ir.node_meta import is_backward, region
 from fxpar.ir.remat import Remat
 from fxpar.ir.stage import JointGraph
 from fxpar.passes.insert_collectives import collectives, insert_collectives
-from fxpar.passes.memory.activation_memory import kept_memory
+from fxpar.passes.memory.activation_memory import activation_memory
 from fxpar.passes.partition import Partitioned, partition
 from fxpar.passes.split_backward import split_backward
 from tests.support.fake_mesh import fake_mesh
@@ -86,7 +86,7 @@ def check_bits(joint: JointGraph, parts: Partitioned) -> None:
 
 
 def saved_bytes(joint: JointGraph, remat: Remat) -> int:
-    return kept_memory(joint, partition(joint, remat)).saved_bytes
+    return activation_memory(joint, partition(joint, remat)).saved_bytes
 
 
 @pytest.mark.parametrize("nested", [False, True])

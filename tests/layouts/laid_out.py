@@ -15,7 +15,7 @@ from fxpar.ir.hints import Spec, resolve_hints
 from fxpar.ir.node_meta import is_backward
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
 from fxpar.layouts.pins import Pin, Pins
-from fxpar.passes.decompose.norm_policy import ONE_RANK, Outlook
+from fxpar.passes.decompose.norm_policy import ONE_RANK, NormPolicy
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.insert_collectives import Collective, collectives, insert_collectives
 from fxpar.passes.propagate_layouts import propagate_layouts
@@ -55,12 +55,12 @@ class LaidOut:
 
 
 def decomposed(
-    model: nn.Module, *args: Any, with_backward: bool = True, outlook: Outlook = ONE_RANK, **kwargs: Any
+    model: nn.Module, *args: Any, with_backward: bool = True, norm_policy: NormPolicy = ONE_RANK, **kwargs: Any
 ) -> JointGraph:
     """The joint graph of a model as it comes to `propagate_layouts`."""
     ignore_logging_calls()
     joint = joint_graph(model, *args, with_backward=with_backward, **kwargs)
-    return replace(joint, module=decompose_for_sharding(joint.module, outlook))
+    return replace(joint, module=decompose_for_sharding(joint.module, norm_policy))
 
 
 def pins_of(model: nn.Module, hints: Mapping[str, Spec]) -> Pins:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fxpar.ir import node_meta
 from fxpar.ir.stage import JointGraph
 from fxpar.layouts.pins import Pins
-from fxpar.passes.decompose.norm_policy import Outlook
+from fxpar.passes.decompose.norm_policy import NormPolicy
 from fxpar.rules import rule_for
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
 from tests.support.fake_mesh import fake_mesh
@@ -100,7 +100,7 @@ class LittleUNet(nn.Module):
 def test_few_groups_and_unequal_widths_are_right_on_every_rank(sizes: dict[str, int]) -> None:
     """Work is so dear that it is shared wherever it can be; two groups are normalised by four ranks."""
     torch.manual_seed(0)
-    joint = decomposed(LittleUNet().double(), torch.randn(3, 1, 4, 4).double(), outlook=Outlook(4))
+    joint = decomposed(LittleUNet().double(), torch.randn(3, 1, 4, 4).double(), norm_policy=NormPolicy(4))
     laid = lay_out(joint, Pins(), prices(latency_us=0.01, flops_per_us=10.0), **sizes)
     assert {c.axis for c in laid.collectives} == sizes.keys()
     check_numbers(joint, **sizes)

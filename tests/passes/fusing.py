@@ -19,7 +19,7 @@ from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
 from fxpar.ir.node_meta import Placed, fused, layout_of, move, set_placed, tensor
 from fxpar.ir.overlap_options import FUSE_ALWAYS, Overlap
 from fxpar.passes.fuse_collectives import Fused, fuse_collectives
-from fxpar.passes.fusion.fusion_costs import max_over_ranks, estimate_fusions
+from fxpar.passes.fusion.fusion_costs import estimate_fusions, max_over_ranks
 from fxpar.world.mesh import Mesh
 from tests.support.fake_mesh import as_rank
 from tests.support.lockstep import run_ranks_in_lockstep

@@ -14,7 +14,7 @@ from fxpar._torch import ignore_logging_calls
 from fxpar.ir.node_meta import is_backward, module_path
 from fxpar.passes.decompose.decompositions import DECOMPOSITIONS
 from fxpar.passes.decompose.norm_decompositions import NORMS
-from fxpar.passes.decompose.norm_policy import ONE_RANK, Outlook
+from fxpar.passes.decompose.norm_policy import ONE_RANK, NormPolicy
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from tests.support.joint_graphs import joint_graph
 from tests.support.small_models import GPT, hf_gpt2, hf_llama
@@ -57,10 +57,10 @@ def run(module: fx.GraphModule, low: int, high: int) -> list[Tensor]:
 
 
 def assert_same_function(
-    joint: fx.GraphModule, low: int = 0, high: int = 7, outlook: Outlook = ONE_RANK
+    joint: fx.GraphModule, low: int = 0, high: int = 7, norm_policy: NormPolicy = ONE_RANK
 ) -> fx.GraphModule:
     """Decompose a graph and compare all outputs, gradients among them."""
-    decomposed = decompose_for_sharding(joint, outlook)
+    decomposed = decompose_for_sharding(joint, norm_policy)
     assert not set(ops(decomposed)) & (set(DECOMPOSITIONS) - {CONVOLUTION_BACKWARD})
     expected, found = run(joint, low, high), run(decomposed, low, high)
     for e, f in zip(expected, found, strict=True):
@@ -168,7 +168,7 @@ def test_the_gradients_of_a_convolution_are_ops_of_their_own(groups: int) -> Non
 
 
 NORMED = torch.randn(3, 4, 6)
-OVER_HIDDEN = Outlook(num_ranks=2, shards_hidden=True)
+OVER_HIDDEN = NormPolicy(num_ranks=2, shards_hidden=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -187,7 +187,7 @@ def test_norms_over_a_sharded_hidden_dim(
     norm: Callable[..., Tensor], shapes: list[tuple[int, ...]], dtype: torch.dtype
 ) -> None:
     joint = joint_of(norm, NORMED.to(dtype), *(torch.randn(shape, dtype=dtype) for shape in shapes))
-    decomposed = assert_same_function(joint, outlook=OVER_HIDDEN)
+    decomposed = assert_same_function(joint, norm_policy=OVER_HIDDEN)
     assert not set(ops(decomposed)) & set(NORMS)
 
 
@@ -198,7 +198,7 @@ def test_norms_of_fewer_groups_than_ranks(shape: tuple[int, ...], affine: bool) 
         return F.group_norm(x, 2, *per_channel)
 
     joint = joint_of(function, torch.randn(shape), *(torch.randn(2, 8) if affine else ()))
-    decomposed = assert_same_function(joint, outlook=Outlook(num_ranks=4))
+    decomposed = assert_same_function(joint, norm_policy=NormPolicy(num_ranks=4))
     assert not set(ops(decomposed)) & set(NORMS)
 
 
@@ -207,9 +207,9 @@ def test_norms_stay_whole_where_no_gain_is_in_sight() -> None:
         return F.layer_norm(F.group_norm(x, 2), (6,))
 
     joint = joint_of(function, torch.randn(3, 4, 6))
-    for outlook in (ONE_RANK, Outlook(num_ranks=2), Outlook(num_ranks=3)):
-        assert ops(decompose_for_sharding(joint, outlook)).count(aten.native_layer_norm.default) == 1
-        assert ops(decompose_for_sharding(joint, outlook)).count(aten.native_group_norm.default) == 1
+    for norm_policy in (ONE_RANK, NormPolicy(num_ranks=2), NormPolicy(num_ranks=3)):
+        assert ops(decompose_for_sharding(joint, norm_policy)).count(aten.native_layer_norm.default) == 1
+        assert ops(decompose_for_sharding(joint, norm_policy)).count(aten.native_group_norm.default) == 1
 
 
 def test_the_variance_of_a_large_mean_is_exact() -> None:

@@ -58,7 +58,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def pipeline_of(
-    openers: Sequence[str],
+    boundaries: Sequence[str],
     *,
     hosts: Sequence[int] | None = None,
     layouts: Mapping[str, Sequence[Entry]] | None = None,
@@ -68,24 +68,24 @@ def pipeline_of(
     sizes: Mapping[str, int] | None = None,
     **options: str,
 ) -> Pipeline:
-    """The pipeline of a fresh `Net`, which has a stage more than openers."""
-    with fake_mesh(pipe=len(openers) + 1, **sizes or {}) as mesh:
+    """The pipeline of a fresh `Net`, which has a stage more than boundaries."""
+    with fake_mesh(pipe=len(boundaries) + 1, **sizes or {}) as mesh:
         torch.compiler.reset()
         placed = replace(mesh, hosts=tuple(hosts or ()))
         model, inputs = model or Net(), inputs or batch()
-        fxpar.distribute(model, placed, stages=openers, layouts=layouts or {}, example_inputs=inputs)
+        fxpar.distribute(model, placed, stages=boundaries, layouts=layouts or {}, example_inputs=inputs)
         capture = capture_forward(model, "cpu", inputs)
         distribution = distribution_of(capture.model)
-        stages = plan_stages(capture, distribution, openers, with_backward=with_backward)
+        stages = plan_stages(capture, distribution, boundaries, with_backward=with_backward)
         return insert_reshards(stages, placed, distribution.final_plan.parameters, **options)
 
 
-@pytest.mark.parametrize("openers", [OPENERS[:1], OPENERS[1:], OPENERS], ids=str)
-def test_the_pipeline_gives_the_very_bits_of_the_unsplit_model(openers: list[str]) -> None:
+@pytest.mark.parametrize("boundaries", [OPENERS[:1], OPENERS[1:], OPENERS], ids=str)
+def test_the_pipeline_gives_the_very_bits_of_the_unsplit_model(boundaries: list[str]) -> None:
     torch.manual_seed(0)
     model = Net()
     expected, wanted, counts = run_pipeline(pipeline_of([], model=copy.deepcopy(model)), model, batch())
-    found, gradients, counted = run_pipeline(pipeline_of(openers, model=copy.deepcopy(model)), model, batch())
+    found, gradients, counted = run_pipeline(pipeline_of(boundaries, model=copy.deepcopy(model)), model, batch())
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert gradients.keys() == wanted.keys() == {TIED, MIDDLE}
     for name, gradient in gradients.items():

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fxpar.dump import format_graph
-from fxpar.graph.min_cut import may_run_twice
+from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.stage import JointGraph, PortKind
 from fxpar.lowering import lower
@@ -53,7 +53,7 @@ def count(module: fx.GraphModule, target: Any) -> int:
 
 def work(module: fx.GraphModule) -> set[str]:
     """The names of the ops that cost something."""
-    return {node.name for node in module.graph.nodes if node.op == "call_function" and not may_run_twice(node)}
+    return {node.name for node in module.graph.nodes if node.op == "call_function" and not is_free_to_recompute(node)}
 
 
 def entering(module: fx.GraphModule) -> list[str]:

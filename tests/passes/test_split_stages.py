@@ -29,11 +29,11 @@ def run_stages(stages: Sequence[StageGraph], values: Mapping[Port, Tensor]) -> d
     return known
 
 
-def check(model: nn.Module, openers: Sequence[str], *args: Tensor) -> list[StageGraph]:
+def check(model: nn.Module, boundaries: Sequence[str], *args: Tensor) -> list[StageGraph]:
     """Split `model`, compare the stages' result and gradients with the model's own, and return the stages."""
     reference = copy.deepcopy(model)
     capture, _ = captured(model, args)
-    stages = split_stages(capture, openers)
+    stages = split_stages(capture, boundaries)
     parameters = {name: p.detach().clone().requires_grad_() for name, p in reference.named_parameters()}
     values = {Port(PortKind.PARAMETER, name): p for name, p in parameters.items()}
     values |= {Port(PortKind.INPUT, str(i)): arg for i, arg in enumerate(args)}
@@ -93,10 +93,10 @@ def ports(found: Sequence[Port], kind: PortKind) -> list[str]:
     return [port.name for port in found if port.kind is kind]
 
 
-@pytest.mark.parametrize("openers", [[], ["layers.1"], ["layers.1", "layers.2"], ["layers.1", "layers.2", "head"]])
-def test_stages_compute_what_the_forward_computes(openers: list[str]) -> None:
+@pytest.mark.parametrize("boundaries", [[], ["layers.1"], ["layers.1", "layers.2"], ["layers.1", "layers.2", "head"]])
+def test_stages_compute_what_the_forward_computes(boundaries: list[str]) -> None:
     torch.manual_seed(0)
-    check(Net(), openers, torch.randn(4, 8), torch.randn(4, 8))
+    check(Net(), boundaries, torch.randn(4, 8), torch.randn(4, 8))
 
 
 def test_an_edge_may_skip_stages_and_inputs_are_recomputed_not_sent() -> None:
@@ -171,8 +171,8 @@ def test_a_stage_without_work_of_its_own_is_refused_and_never_chosen() -> None:
     with pytest.raises(InvalidStagesError, match=r"opened by 'positions', 'last', stage 1 computes nothing but"):
         split_stages(capture, ["positions", "last"])
     prices = prices_of(distribution.mesh)
-    (opener,) = balance_stages(capture, 2, prices)
-    assert len(split_stages(capture, [opener])) == 2
+    (boundary,) = balance_stages(capture, 2, prices)
+    assert len(split_stages(capture, [boundary])) == 2
     with pytest.raises(InvalidStagesError, match="3 stages need 2 places to cut"):
         balance_stages(capture, 3, prices)
 

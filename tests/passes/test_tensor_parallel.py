@@ -28,9 +28,9 @@ from fxpar.ir.layout import Layout, Shard
 from fxpar.ir.node_meta import is_backward
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.layouts.pins import Pins
-from fxpar.passes.decompose.norm_policy import Outlook
+from fxpar.passes.decompose.norm_policy import NormPolicy
 from fxpar.passes.insert_collectives import insert_collectives
-from fxpar.passes.memory.activation_memory import kept_memory
+from fxpar.passes.memory.activation_memory import activation_memory
 from fxpar.passes.partition import partition
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
@@ -185,7 +185,7 @@ def model_graph(name: str) -> JointGraph:
     subject = MODELS[name]
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
     arguments = dict.fromkeys(subject.arguments, tokens)
-    return decomposed(subject.build(), outlook=Outlook(4, shards_hidden=True), **arguments)
+    return decomposed(subject.build(), norm_policy=NormPolicy(4, shards_hidden=True), **arguments)
 
 
 @cache
@@ -349,7 +349,7 @@ def test_a_cache_that_nobody_reads_costs_no_message_and_no_memory() -> None:
         laid = lay_out(joint, pins, prices(), x=2)
         with fake_mesh(x=2) as mesh:
             local = insert_collectives(laid.joint, mesh)
-        kept = kept_memory(local, partition(local)).saved_bytes
+        kept = activation_memory(local, partition(local)).saved_bytes
         found.append((laid.count(backward=False), laid.count(backward=True), kept))
     without, cached = found
     assert cached[:2] == without[:2] and cached[2] <= without[2]

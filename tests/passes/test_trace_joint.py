@@ -35,9 +35,9 @@ class Normed(nn.Module):
         return (self.third(left) * right).sum()
 
 
-def stages_of(model: nn.Module, openers: Sequence[str], *args: Tensor) -> tuple[StageGraph, ...]:
+def stages_of(model: nn.Module, boundaries: Sequence[str], *args: Tensor) -> tuple[StageGraph, ...]:
     capture, _ = captured(model, args)
-    return split_stages(capture, openers)
+    return split_stages(capture, boundaries)
 
 
 def leaves(stage: StageGraph) -> list[Tensor]:
@@ -69,10 +69,10 @@ def check(stage: StageGraph, joint: JointGraph) -> None:
         torch.testing.assert_close(value, inputs[stage.inputs.index(port)])
 
 
-@pytest.mark.parametrize("openers", [[], ["second"], ["second", "third"]])
-def test_joint_graph_computes_values_gradients_and_buffers(openers: list[str]) -> None:
+@pytest.mark.parametrize("boundaries", [[], ["second"], ["second", "third"]])
+def test_joint_graph_computes_values_gradients_and_buffers(boundaries: list[str]) -> None:
     torch.manual_seed(0)
-    for stage in stages_of(Normed(), openers, torch.randn(4, 6)):
+    for stage in stages_of(Normed(), boundaries, torch.randn(4, 6)):
         check(stage, trace_joint(stage, with_backward=True))
 
 

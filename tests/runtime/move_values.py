@@ -16,9 +16,9 @@ from fxpar.ir.layout import Layout
 from fxpar.ir.stage import Port, PortKind
 from fxpar.ir.tiles import shard_of
 from fxpar.resharding.pipeline import Crossing
-from fxpar.runtime.edge_transport import StageWay, open_stage_ways
+from fxpar.runtime.edge_transport import EdgeTransport, open_edge_transports
 from fxpar.transport.buffers import Buffers, Piece
-from fxpar.transport.local_transport import HandOver
+from fxpar.transport.local_transport import LocalTransport
 from fxpar.world.mesh import Mesh, init_mesh
 from tests.runtime.toy_pipeline import as_columns
 from tests.support.move_tensors import live_on
@@ -46,30 +46,30 @@ def carry_out(
     """Each move of each microbatch; the moves are sent in another order than they are received in."""
     live_on(hosts[dist.get_rank()])
     mesh = init_mesh(**sizes)
-    ways = open_ways(moves, mesh, microbatches, strategy)
+    transports = open_transports(moves, mesh, microbatches, strategy)
     if mesh.coordinate["pipe"] > 0:
         received = []
-        for way in ways:
-            receipts = [way.post_receive(microbatch) for microbatch in range(microbatches)]
-            received.append([way.wait(receipt) for receipt in receipts])
-        for way in ways:
-            way.finish()
+        for transport in transports:
+            receipts = [transport.post_receive(microbatch) for microbatch in range(microbatches)]
+            received.append([transport.wait(receipt) for receipt in receipts])
+        for transport in transports:
+            transport.finish()
         return received
     sent = []
     for microbatch in range(microbatches):
-        for move, way in reversed(list(zip(moves, ways, strict=True))):
+        for move, transport in reversed(list(zip(moves, transports, strict=True))):
             value = whole_value(move, microbatch, mesh.coordinate["data"])
             piece = shard_of(value, move.source, mesh.coordinate)
-            sent.append((way, way.send(as_columns(piece) if move.columns[0] else piece, microbatch)))
-    for way, shipment in sent:
-        way.complete(shipment)
+            sent.append((transport, transport.send(as_columns(piece) if move.columns[0] else piece, microbatch)))
+    for transport, shipment in sent:
+        transport.complete(shipment)
     return []
 
 
-def open_ways(
+def open_transports(
     moves: Sequence[Move], mesh: Mesh, microbatches: int, strategy: str = "broadcast", timeout_s: float = 30
-) -> list[StageWay | HandOver]:
-    """The ways of all moves, which every rank takes part in."""
+) -> list[EdgeTransport | LocalTransport]:
+    """The transports of all moves, which every rank takes part in."""
     reshards, by_name = [], {}
     for number, move in enumerate(moves):
         port, targets = Port(PortKind.EDGE, f"toy {number}"), tuple(range(1, 1 + len(move.targets)))
@@ -83,17 +83,19 @@ def open_ways(
         return Piece.like(as_columns(like) if by_name[crossing.name].columns[1] else like)
 
     buffers, timeout = Buffers(torch.device("cpu")), timedelta(seconds=timeout_s)
-    return [way for _, way in open_stage_ways(reshards, mesh, microbatches, piece_of, buffers, timeout)]
+    return [
+        transport for _, transport in open_edge_transports(reshards, mesh, microbatches, piece_of, buffers, timeout)
+    ]
 
 
 def send_another_piece(piece: Tensor) -> str:
     """Rank 0 sends a piece that is not the planned one; gives its complaint."""
     mesh = init_mesh(pipe=2)
-    (way,) = open_ways([Move(Layout((4, 2)), (Layout((4, 2)),))], mesh, 1)
+    (transport,) = open_transports([Move(Layout((4, 2)), (Layout((4, 2)),))], mesh, 1)
     if mesh.rank == 1:
         return ""
     try:
-        way.send(piece, 0)
+        transport.send(piece, 0)
     except ReshardError as error:
         return str(error)
     return "sent"
@@ -103,14 +105,14 @@ def lose_the_sender(hosts: Sequence[int]) -> str:
     """Rank 0 leaves while rank 1 waits for it; gives the latter's error."""
     live_on(hosts[dist.get_rank()])
     mesh = init_mesh(pipe=2)
-    (way,) = open_ways([Move(Layout((4,)), (Layout((4,)),))], mesh, 1, timeout_s=1)
-    receipt = way.post_receive(0) if mesh.rank == 1 else None
+    (transport,) = open_transports([Move(Layout((4,)), (Layout((4,)),))], mesh, 1, timeout_s=1)
+    receipt = transport.post_receive(0) if mesh.rank == 1 else None
     dist.barrier()
     if receipt is None:
         dist.destroy_process_group()
         return ""
     try:
-        way.wait(receipt)
+        transport.wait(receipt)
     except PeerLostError as error:
         return str(error)
     return "received"

@@ -45,7 +45,7 @@ def record(
     fxpar.distribute(
         model,
         mesh,
-        stages=subject.openers(num_stages),
+        stages=subject.boundaries(num_stages),
         layouts=subject.hints,
         microbatches=MICROBATCHES,
         schedule=schedules[0],

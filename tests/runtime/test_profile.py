@@ -22,7 +22,7 @@ def profile(sizes: Mapping[str, int], folder: Path) -> None:
     subject = SUBJECTS["gpt"]
     torch.manual_seed(0)
     model, batch = subject.build(mesh.pipe), subject.make_batch(BATCH)
-    stages = subject.openers(mesh.pipe)
+    stages = subject.boundaries(mesh.pipe)
     fxpar.distribute(model, mesh, stages=stages, microbatches=MICROBATCHES, example_inputs=batch)
     losses = []
     for schedule in (DELAYED, "1f1b"):

@@ -7,23 +7,23 @@ import torch
 
 from fxpar.world.launch import run_ranks
 from fxpar.world.mesh import Mesh
-from tests.runtime.tie_parameters import NAMES, gradient, lend, owned_layout, whole_parameter
+from tests.runtime.tie_parameters import NAMES, gradient, owned_layout, share, whole_parameter
 
 
 def check(sizes: dict[str, int], ranks_per_host: int) -> None:
     mesh = Mesh(**sizes)
-    borrowers = sum(gradient(stage) for stage in range(1, mesh.pipe))
-    for rank, (borrowed, gradients) in enumerate(run_ranks(mesh.num_ranks, lend, sizes, ranks_per_host)):
+    users = sum(gradient(stage) for stage in range(1, mesh.pipe))
+    for rank, (received, gradients) in enumerate(run_ranks(mesh.num_ranks, share, sizes, ranks_per_host)):
         at = mesh.coordinate_of(rank)
         if at["pipe"] > 0:
-            assert all(torch.equal(borrowed[name], whole_parameter(name)) for name in NAMES)
+            assert all(torch.equal(received[name], whole_parameter(name)) for name in NAMES)
             assert not gradients
             continue
-        assert not borrowed
+        assert not received
         assert gradients.keys() == {"used by all", "without gradient at its owner"}
         shape = owned_layout(mesh).local_shape(at)
-        assert torch.equal(gradients["used by all"], torch.full(shape, gradient(0) + borrowers))
-        assert torch.equal(gradients["without gradient at its owner"], torch.full(shape, borrowers))
+        assert torch.equal(gradients["used by all"], torch.full(shape, gradient(0) + users))
+        assert torch.equal(gradients["without gradient at its owner"], torch.full(shape, users))
 
 
 @pytest.mark.parametrize("ranks_per_host", [8, 2, 1])

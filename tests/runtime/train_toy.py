@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.runtime.edge_transport import StageWay
+from fxpar.runtime.edge_transport import EdgeTransport
 from fxpar.schedule import Schedule, build_schedule
 from fxpar.transport.shared_segment import share_memory
 from fxpar.world.mesh import Mesh, init_mesh
@@ -94,7 +94,7 @@ class Memory:
 class _Late:
     """A way of `microbatches` per step, none of which is waited for before all have been sent."""
 
-    def __init__(self, way: StageWay, microbatches: int) -> None:
+    def __init__(self, way: EdgeTransport, microbatches: int) -> None:
         self._way, self._microbatches = way, microbatches
         self.post_receive, self.complete, self.finish = way.post_receive, way.complete, way.finish
         self.forget = way.forget

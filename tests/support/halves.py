@@ -20,11 +20,11 @@ Lower: TypeAlias = Callable[[fx.GraphModule], Callable[..., Sequence[Tensor]]]
 
 
 def joints_of(
-    model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], openers: Sequence[str]
+    model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], boundaries: Sequence[str]
 ) -> list[JointGraph]:
     """The joint graph of every stage of `model`, which changes as `distribute` changes it."""
     capture, _ = captured(model, example_inputs)
-    return [trace_joint(stage, with_backward=True) for stage in split_stages(capture, openers)]
+    return [trace_joint(stage, with_backward=True) for stage in split_stages(capture, boundaries)]
 
 
 def decomposed(joint: JointGraph) -> JointGraph:

@@ -47,7 +47,7 @@ class Subject:
 
     build: Callable[[int], nn.Module]
     hints: Mapping[str, Sequence[Entry]]
-    openers: Callable[[int], Sequence[str]]
+    boundaries: Callable[[int], Sequence[str]]
     make_batch: Callable[[int], dict[str, Tensor]]
 
 
@@ -58,8 +58,8 @@ def num_layers(num_stages: int) -> int:
 
 def stage_openers(path: str, num_stages: int) -> list[str]:
     """Cut the layers at `path` before and amid each, so that norms and residuals cross."""
-    openers = [f"{path}.{half // 2}" + ".mlp" * (half % 2) for half in range(2 * num_layers(num_stages))]
-    return openers[:: len(openers) // num_stages][1:]
+    boundaries = [f"{path}.{half // 2}" + ".mlp" * (half % 2) for half in range(2 * num_layers(num_stages))]
+    return boundaries[:: len(boundaries) // num_stages][1:]
 
 
 def token_batch(arguments: Sequence[str], size: int, length: int = LENGTH) -> dict[str, Tensor]:
@@ -89,8 +89,8 @@ UNET_OPENERS = {
 
 
 def _frozen_chain(*frozen: str, tied: bool = False) -> Subject:
-    openers = {1: [], 3: ["layers.1", "layers.2"]}
-    return Subject(lambda stages: FrozenChain(frozen, tied=tied), {}, openers.__getitem__, class_batch)
+    boundaries = {1: [], 3: ["layers.1", "layers.2"]}
+    return Subject(lambda stages: FrozenChain(frozen, tied=tied), {}, boundaries.__getitem__, class_batch)
 
 
 # The second of two stages starts with the layers that are used twice.
@@ -145,7 +145,7 @@ SUBJECTS |= {
     "llama of two layers": replace(
         SUBJECTS["llama"],
         build=lambda stages: SUBJECTS["llama"].build(4),
-        openers=lambda stages: ["model.layers.1"][: stages - 1],
+        boundaries=lambda stages: ["model.layers.1"][: stages - 1],
     ),
     "gpt, sequence": replace(SUBJECTS["gpt"], hints=GPT_SEQUENCE_HINTS),
     "gpt, uneven sequence": replace(
@@ -229,7 +229,7 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     fxpar.distribute(
         model,
         mesh,
-        stages=subject.openers(num_stages),
+        stages=subject.boundaries(num_stages),
         layouts=subject.hints if run.hinted else {},
         microbatches=run.microbatches,
         schedule=run.schedules[0],
@@ -265,7 +265,7 @@ def check_same_bits(subject_name: str, sizes: Mapping[str, Any], microbatches: i
     batch = subject.make_batch(BATCH)
     expected = loss_of(alone(**batch))
     expected.backward()
-    stages = subject.openers(mesh.pipe)
+    stages = subject.boundaries(mesh.pipe)
     fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, microbatches=microbatches, example_inputs=batch)
     first: dict[str, Tensor] = {}
     under = UnderSchedules(SCHEDULE_NAMES, {"lowering": "aten"})

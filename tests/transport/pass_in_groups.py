@@ -14,7 +14,7 @@ from fxpar.resharding.plan import make_plan
 from fxpar.resharding.strategies import STRATEGIES
 from fxpar.resharding.tile import Tile, tile_of
 from fxpar.transport.buffers import Buffers
-from fxpar.transport.endpoint import Side
+from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.group_route import GroupRoute
 from fxpar.transport.sender_groups import connect_senders
 
@@ -33,24 +33,24 @@ def move_there_and_back() -> list[str]:
     for strategy, (source, destination) in product(STRATEGIES, (ends, ends[::-1])):
         held, needed = (_tiles(*end) for end in (source, destination))
         plan = make_plan(held, needed, 8, [0, 0, 1, 1, 2, 2], strategy=strategy)
-        side = Side(strategy, rank, held.get(rank), needed.get(rank), torch.int64)
+        endpoint = Endpoint(strategy, rank, held.get(rank), needed.get(rank), torch.int64)
         groups = connect_senders([plan], limit, torch.device("cpu"))
-        way = GroupRoute(plan, side, groups, Buffers(torch.device("cpu")))
+        transport = GroupRoute(plan, endpoint, groups, Buffers(torch.device("cpu")))
         wholes = [torch.arange(42).view(SHAPE) + 100 * microbatch for microbatch in range(3)]
         shape = needed[rank].shape if rank in needed else (0,)
         pieces = [torch.zeros(shape, dtype=torch.int64) for _ in wholes]
         receipts = []
         for microbatch, (whole, into) in enumerate(zip(wholes, pieces, strict=True)):
             if rank not in held:
-                receipts.append(way.post_receive(into, microbatch))
+                receipts.append(transport.post_receive(into, microbatch))
                 continue
             piece = shard_of(whole, source[1], source[0][rank])
             if rank in needed:
-                receipts.append(way.exchange(piece, into, microbatch)[1])
+                receipts.append(transport.exchange(piece, into, microbatch)[1])
             else:
-                way.complete(way.send(piece, microbatch))
+                transport.complete(transport.send(piece, microbatch))
         for whole, receipt in zip(wholes, receipts, strict=False):
-            if not torch.equal(way.wait(receipt), shard_of(whole, destination[1], destination[0][rank])):
+            if not torch.equal(transport.wait(receipt), shard_of(whole, destination[1], destination[0][rank])):
                 problems.append(f"{strategy} to rank {rank}")
     return problems
 

@@ -46,7 +46,7 @@ def test_memory_does_not_grow_after_the_first_messages() -> None:
     held = 3
     committed, _ = run_ranks(2, pass_messages.keep_pace, 120, held, timeout_s=60)
     assert committed[2 * len(SIZES) :] == [committed[-1]] * (120 - 2 * len(SIZES)), committed
-    assert committed[-1] <= 2 * sum(sorted(SIZES)[-held - 1 :]), "no more than what is on its way at once needs"
+    assert committed[-1] <= 2 * sum(sorted(SIZES)[-held - 1 :]), "no more than what is on its transport at once needs"
 
 
 def test_a_message_can_be_read_as_far_as_it_is_published_and_no_further() -> None:

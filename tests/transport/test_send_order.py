@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fxpar.hardware.network import Network
 from fxpar.resharding.plan import ReshardPlan, make_plan
 from fxpar.resharding.tile import Tile
-from fxpar.transport.send_order import Turns
+from fxpar.transport.send_order import SendOrder
 
 
 def plan(hosts: list[int], sizes: list[int], ahead_bytes: int) -> ReshardPlan:
@@ -31,30 +31,30 @@ def in_order(made: ReshardPlan) -> list[int]:
 def test_a_long_relay_lets_the_next_begin_shortly_before_its_end() -> None:
     made = plan([0, 0, 1, 2], [1000, 1000], ahead_bytes=100)
     first, second = in_order(made)
-    turns = Turns.of(made)
-    assert turns.before == {second: first}
-    assert turns.after(first) == [second]
-    assert turns.bytes_until_next(first, 1000) == 900
-    assert turns.bytes_until_next(second, 1000) is None, "nothing comes after it"
+    order = SendOrder.of(made)
+    assert order.before == {second: first}
+    assert order.after(first) == [second]
+    assert order.bytes_until_next(first, 1000) == 900
+    assert order.bytes_until_next(second, 1000) is None, "nothing comes after it"
 
 
 def test_of_short_relays_several_are_under_way() -> None:
     made = plan([0] * 6 + [1, 2, 3, 4, 5, 6], [50] * 6, ahead_bytes=100)
     order = in_order(made)
-    assert Turns.of(made).before == {order[k]: order[k - 3] for k in range(3, 6)}
+    assert SendOrder.of(made).before == {order[k]: order[k - 3] for k in range(3, 6)}
 
 
 def test_who_sends_all_to_one_peer_needs_no_turns() -> None:
     parts = (Tile((((0, 8),), ((0, 4),))), Tile((((0, 8),), ((4, 8),))))
     made = make_plan({0: parts[0], 1: parts[1]}, {2: parts[0], 3: parts[1]}, 1, [0, 1, 2, 3])
-    assert not Turns.of(made).before
-    assert not Turns.of(made).concern(0)
+    assert not SendOrder.of(made).before
+    assert not SendOrder.of(made).concern(0)
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=12), st.integers(1, 300))
 def test_nobody_waits_for_who_waits_for_it(sizes: list[int], ahead_bytes: int) -> None:
     made = plan([0] * len(sizes) + list(range(1, len(sizes) + 1)), sizes, ahead_bytes)
-    before = Turns.of(made).before
+    before = SendOrder.of(made).before
     assert all(earlier < later for later, earlier in before.items())
     waits = [before.get(number, -1) for number in in_order(made)]
     assert all(a <= b for a, b in pairwise(waits)), "who comes later waits for no earlier one"

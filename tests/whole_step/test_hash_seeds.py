@@ -22,7 +22,7 @@ def dump_all(subject_name: str, folder: str) -> tuple[int, int]:
     torch.manual_seed(0)
     model = copy.deepcopy(subject.build(mesh.pipe))
     batch = subject.make_batch(BATCH)
-    stages = subject.openers(mesh.pipe)
+    stages = subject.boundaries(mesh.pipe)
     fxpar.distribute(model, mesh, stages=stages, microbatches=2, schedule="zb-h1", example_inputs=batch)
     step = torch.compile(model, backend=UnderSchedules(("zb-h1",), {"lowering": "aten", "dump": folder}))
     loss_of(step(**batch)).backward()

@@ -155,7 +155,7 @@ def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]
         torch.manual_seed(seed)
         model = subject.build(max(one.get("pipe", 1) for one in (sizes, others)))
         names |= set(model.state_dict())
-        stages = subject.openers(mesh.pipe)
+        stages = subject.boundaries(mesh.pipe)
         fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, example_inputs=batch)
         if seed == 0:
             dcp.save(model.state_dict(), checkpoint_id=directory)

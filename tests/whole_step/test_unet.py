@@ -39,7 +39,7 @@ def planned(num_stages: int) -> tuple[Capture, Pipeline]:
     torch.compiler.reset()
     model = exact_model()
     with fake_mesh(pipe=num_stages) as mesh:
-        fxpar.distribute(model, mesh, stages=SUBJECT.openers(num_stages), example_inputs=exact_batch())
+        fxpar.distribute(model, mesh, stages=SUBJECT.boundaries(num_stages), example_inputs=exact_batch())
         capture = capture_forward(model, "cpu", exact_batch())
         distribution = distribution_of(capture.model)
         stages = distribution.planned[capture.signature()]

@@ -64,7 +64,7 @@ class Case:
     config: Mapping[str, Any]
     microbatch: int
     microbatches: int
-    openers: tuple[str, ...]
+    boundaries: tuple[str, ...]
     pipe: int
     variants: tuple[Variant, ...]
     claims: tuple[Claim, ...]
@@ -87,7 +87,7 @@ class Case:
     ) -> Callable[[Mapping[str, Any]], Callable[..., Tensor]]:
         """Spread the model over all ranks; gives what compiles it with options, as often as one likes."""
         mesh = fxpar.init_mesh(pipe=self.pipe, x=self.x)
-        stages, inputs = list(self.openers), dict(batch)
+        stages, inputs = list(self.boundaries), dict(batch)
         fxpar.distribute(model, mesh, stages=stages, microbatches=self.microbatches, example_inputs=inputs)
         return lambda options: torch.compile(model, backend="fxpar", options={"lowering": "aten", **options})
 
@@ -146,7 +146,7 @@ UNET = Case(
     microbatch=2,
     microbatches=24,
     # Halves of the computation, with skip connections across.
-    openers=("unet.up_blocks.1",),
+    boundaries=("unet.up_blocks.1",),
     pipe=2,
     variants=(ONE_F_ONE_B, EAGER, DELAYING, ZERO_BUBBLE, *map(_signal, (EAGER, DELAYING, ZERO_BUBBLE))),
     claims=(
@@ -176,7 +176,7 @@ GPT = Case(
     microbatch=2,
     # Four times the stages: the bubble of 1F1B is 3 of 19 microbatches.
     microbatches=16,
-    openers=("blocks.2", "blocks.4", "blocks.6"),
+    boundaries=("blocks.2", "blocks.4", "blocks.6"),
     pipe=4,
     variants=(ONE_F_ONE_B, EAGER, DELAYING, *map(_signal, (EAGER, DELAYING))),
     claims=(
@@ -250,7 +250,7 @@ def run_variants(
     model, batch = case.build()
     steps: dict[str, Step] = {}
     if case.against_torch:
-        theirs = torch_steps(copy.deepcopy(model), batch, case.openers, case.microbatches, compiled=False)
+        theirs = torch_steps(copy.deepcopy(model), batch, case.boundaries, case.microbatches, compiled=False)
         steps |= {f"torch, {name}": step for name, step in theirs.items()}
     compile_with = case.distribute(model, batch)
     order = DELAYED

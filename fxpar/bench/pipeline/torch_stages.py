@@ -39,7 +39,7 @@ class TorchStage:
 
 
 def torch_stages(
-    model: nn.Module, batch: Mapping[str, Tensor], openers: Sequence[str], microbatches: int
+    model: nn.Module, batch: Mapping[str, Tensor], boundaries: Sequence[str], microbatches: int
 ) -> list[TorchStage]:
     """The stages of `model`, made of the operations that fxpar captures; the model stays as it is.
 
@@ -47,12 +47,12 @@ def torch_stages(
 
     Args:
         batch: the forward's arguments by keyword; the first dim of each is the batch.
-        openers: paths of the modules that open the second and later stages.
+        boundaries: paths of the modules that open the second and later stages.
 
     Raises as `split_stages` does. Models with buffers, and with parameters shared between stages, are not supported.
     """
     capture = _capture(model, batch, microbatches)
-    graphs = split_stages(capture, openers)
+    graphs = split_stages(capture, boundaries)
     _check_supported(capture, graphs)
     assert capture.loss is not None, "the forward gives no loss"
     loss = Port(PortKind.RESULT, str(capture.loss))

@@ -149,7 +149,7 @@ def _estimates(configuration: Configuration, cluster: Cluster) -> tuple[Estimate
     with torch.device("meta"):
         model = build()
     step = StepModel(model, batch(1), mesh, configuration.microbatches)
-    divided = step.divide(SCHEDULE, step.ways()[0])
+    divided = step.divide(SCHEDULE, step.memory_policies()[0])
     return step.estimate(divided), step.estimate(divided, knows_hosts=False)
 
 

@@ -19,8 +19,8 @@ from fxpar.bench.report import Row
 from fxpar.resharding.plan import ReshardPlan
 from fxpar.resharding.tile import Tile, Tiles
 from fxpar.transport.buffers import Buffers
-from fxpar.transport.endpoint import Side
-from fxpar.transport.route import Way
+from fxpar.transport.endpoint import Endpoint
+from fxpar.transport.route import Route
 from fxpar.transport.routes import Move, open_routes
 from fxpar.world.hosts import discover_hosts
 
@@ -127,20 +127,20 @@ class _Part:
     """What one rank does in a transfer: it gives `held`, if anything, and needs `needed`, which may be empty."""
 
     transfer: Transfer
-    way: Way
+    route: Route
     held: Tensor | None
     needed: Tensor
 
     def run(self, meet: Meet) -> float:
         """Seconds of one repeat."""
         piece = torch.full_like(self.needed, _NOT_ARRIVED)
-        receipt = self.way.post_receive(piece, 0)
+        receipt = self.route.post_receive(piece, 0)
         start = meet()
-        shipment = None if self.held is None else self.way.send(self.held, 0)
-        self.way.wait(receipt)
+        shipment = None if self.held is None else self.route.send(self.held, 0)
+        self.route.wait(receipt)
         if shipment is not None:
-            self.way.complete(shipment)
-        self.way.finish()
+            self.route.complete(shipment)
+        self.route.finish()
         if piece.is_cuda:
             torch.cuda.synchronize(piece.device)  # what was waited for is only enqueued
         seconds = time.monotonic() - start
@@ -152,13 +152,15 @@ def _parts(transfers: Sequence[Transfer], device: torch.device) -> list[_Part]:
     rank = dist.get_rank()
     assert all(transfer.plan.hosts == discover_hosts() for transfer in transfers), "planned for other hosts"
     tiles = [(transfer.source.get(rank), transfer.destination.get(rank)) for transfer in transfers]
-    moves = [Move(move.plan, Side(str(move), rank, *own, DTYPE)) for move, own in zip(transfers, tiles, strict=True)]
-    ways = open_routes(moves, Buffers(device), 1, _TIMEOUT)
+    moves = [
+        Move(move.plan, Endpoint(str(move), rank, *own, DTYPE)) for move, own in zip(transfers, tiles, strict=True)
+    ]
+    routes = open_routes(moves, Buffers(device), 1, _TIMEOUT)
     parts = []
-    for transfer, way, (held, needed) in zip(transfers, ways, tiles, strict=True):
+    for transfer, route, (held, needed) in zip(transfers, routes, tiles, strict=True):
         value = None if held is None else numbered(transfer.shape, held).to(device)
         wanted = torch.empty(0, dtype=DTYPE) if needed is None else numbered(transfer.shape, needed)
-        parts.append(_Part(transfer, way, value, wanted.to(device)))
+        parts.append(_Part(transfer, route, value, wanted.to(device)))
     return parts
 
 

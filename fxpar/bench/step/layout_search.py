@@ -15,7 +15,7 @@ from fxpar.ir.capture import capture_forward
 from fxpar.layouts.pins import Pins
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
-from fxpar.passes.decompose.norm_policy import foresee
+from fxpar.passes.decompose.norm_policy import choose_norm_policy
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.logical_random import logical_random
 from fxpar.passes.pins.pin_parameters import pin_parameters
@@ -61,7 +61,7 @@ def search_layouts(
     (stage,) = split_stages(capture_forward(subject.model, "cpu", subject.inputs), [])
     joint = logical_random(trace_joint(stage, with_backward=True))
     pins = Pins(pin_parameters(joint, distribution, []))
-    joint = replace(joint, module=decompose_for_sharding(joint.module, foresee(joint, mesh, pins)))
+    joint = replace(joint, module=decompose_for_sharding(joint.module, choose_norm_policy(joint, mesh, pins)))
 
     def search() -> Turn:
         before, start = ProcessorUse.now(), time.perf_counter()

@@ -72,8 +72,8 @@ def run_steps() -> Mapping[str, Sequence[Sample]]:
 def fxpar_step(lowering: str) -> Step:
     """A step under fxpar's default schedule; every rank calls it."""
     mesh = fxpar.init_mesh(pipe=STAGES)
-    model, batch, openers = _example()
-    fxpar.distribute(model, mesh, stages=openers, microbatches=MICROBATCHES, example_inputs=batch)
+    model, batch, boundaries = _example()
+    fxpar.distribute(model, mesh, stages=boundaries, microbatches=MICROBATCHES, example_inputs=batch)
     compiled: Callable[..., Tensor] = torch.compile(model, backend="fxpar", options={"lowering": lowering})
 
     def step() -> None:
@@ -95,5 +95,5 @@ def _example() -> tuple[nn.Module, dict[str, Tensor], list[str]]:
     torch.manual_seed(0)
     model: nn.Module = gpt.GPT(config)
     ids = torch.randint(config.vocabulary, (BATCH, config.context + 1))
-    openers = [f"blocks.{stage * config.layers // STAGES}" for stage in range(1, STAGES)]
-    return model, {"tokens": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}, openers
+    boundaries = [f"blocks.{stage * config.layers // STAGES}" for stage in range(1, STAGES)]
+    return model, {"tokens": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}, boundaries

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class NormPolicy:
     """`num_ranks` share what is laid out; `shards_hidden`: dims that layer norms normalise may be among the shared.
 
     Where no gain is in sight norms are left whole: their kernels are faster, and their bits are those of eager.
@@ -41,18 +41,18 @@ class Outlook:
         return bool(groups % self.num_ranks > 0 and channels % self.num_ranks == 0)
 
 
-ONE_RANK = Outlook()
+ONE_RANK = NormPolicy()
 """Nothing is laid out: one rank has it all."""
 
 
-def foresee(joint: JointGraph, mesh: Mesh, pins: Pins) -> Outlook:
-    """The outlook of a stage that is to be laid out on `mesh` with the layouts `pins` given.
+def choose_norm_policy(joint: JointGraph, mesh: Mesh, pins: Pins) -> NormPolicy:
+    """The norm_policy of a stage that is to be laid out on `mesh` with the layouts `pins` given.
 
     With two axes, weights that are sharded over both leave hidden dims sharded over each in turn; with one axis, the
     values between pairs of layers are best left whole, unless a hint says otherwise.
     """
     sizes = [mesh.sizes[axis] for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1]
-    return Outlook(prod(sizes), len(sizes) > 1 or (len(sizes) > 0 and _hints_shard_hidden(joint, pins)))
+    return NormPolicy(prod(sizes), len(sizes) > 1 or (len(sizes) > 0 and _hints_shard_hidden(joint, pins)))
 
 
 def _hints_shard_hidden(joint: JointGraph, pins: Pins) -> bool:

@@ -16,7 +16,7 @@ from fxpar.graph.graph_writer import GraphWriter, WriterInPlace
 from fxpar.graph.matmuls import Matmul, matmul_at
 from fxpar.graph.min_cut import closure, users
 from fxpar.graph.view_ops import as_matrices, laid_out_like, rearranged_from_origin
-from fxpar.graph.view_users import WAITED_ELSEWHERE, Seen, Unfit, replace_seen, seen_as, wait_of
+from fxpar.graph.view_users import WAITED_ELSEWHERE, Unfit, ViewUsers, replace_view_users, users_of_views, wait_of
 from fxpar.ir.fused_ops import GATHER_FORMS, SUMMING_FORMS, GatherForm
 from fxpar.ir.layout import REPLICATE
 from fxpar.ir.node_meta import Move, fused, layout_of, move, set_fused, take_place, tensor
@@ -52,7 +52,7 @@ class GatherMatmul:
     start: fx.Node
     wait: fx.Node
     uses: tuple[_Use, ...]
-    rest: tuple[Seen, ...]
+    rest: tuple[ViewUsers, ...]
     before: OnPieces | None
 
     @property
@@ -111,7 +111,7 @@ def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: D
     """The matmuls of what is gathered after the ops `before`, which has the `dims`."""
     parts = start.args[1]
     assert isinstance(parts, int), f"{start} gathers from no number of ranks"
-    seen = seen_as(before.last if before else wait, dims)
+    seen = users_of_views(before.last if before else wait, dims)
     behind = closure([wait], users)
     found = [use for each in seen for use in _uses(each, parts)]
     apart = [use for use in found if not _is_summed_alike(use, start)]
@@ -125,7 +125,7 @@ def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: D
     for use in possible:
         if use.key == first.key:
             chosen.setdefault(use.matmul.node, use)
-    rest = (Seen(each.node, each.dims, tuple(user for user in each.users if user not in chosen)) for each in seen)
+    rest = (ViewUsers(each.node, each.dims, tuple(user for user in each.users if user not in chosen)) for each in seen)
     return GatherMatmul(start, wait, tuple(chosen.values()), tuple(each for each in rest if each.users), before)
 
 
@@ -140,7 +140,7 @@ def _count(uses: Sequence[_Use], like: _Use) -> int:
     return sum(use.key == like.key for use in uses)
 
 
-def _why_not(seen: Sequence[Seen], found: Sequence[_Use], wait: fx.Node) -> str:
+def _why_not(seen: Sequence[ViewUsers], found: Sequence[_Use], wait: fx.Node) -> str:
     if found:
         return f"{found[0].matmul.node} multiplies it with what is made of it"
     takers = list(dict.fromkeys(user for each in seen for user in each.users))
@@ -158,7 +158,7 @@ def _why_not(seen: Sequence[Seen], found: Sequence[_Use], wait: fx.Node) -> str:
     return f"no matmul takes it, but {', '.join(user.name for user in takers) or wait.name}"
 
 
-def _uses(seen: Seen, parts: int) -> Iterator[_Use]:
+def _uses(seen: ViewUsers, parts: int) -> Iterator[_Use]:
     """How matmuls use what was gathered, where that can be one op."""
     for user in seen.users:
         matmul = matmul_at(user)
@@ -204,7 +204,7 @@ def write_gather_matmul(site: GatherMatmul) -> fx.Node:
         if site.rest:
             gathered = _part(write, op, len(site.uses))
             for seen in site.rest:
-                replace_seen(write, seen, gathered, first.dims)
+                replace_view_users(write, seen, gathered, first.dims)
     return op
 
 

@@ -16,7 +16,7 @@ from fxpar.graph.dim_map import Digit, Dims, joined, rearranges, regrouped, thro
 from fxpar.graph.graph_writer import GraphWriter, WriterInPlace
 from fxpar.graph.matmuls import Matmul, matmul_at
 from fxpar.graph.view_ops import as_matrices, rearrange
-from fxpar.graph.view_users import WAITED_ELSEWHERE, Seen, Unfit, replace_seen, seen_as, wait_of
+from fxpar.graph.view_users import WAITED_ELSEWHERE, Unfit, ViewUsers, replace_view_users, users_of_views, wait_of
 from fxpar.ir.fused_ops import ScatterForm
 from fxpar.ir.node_meta import Move, fused, move, set_fused, tensor
 
@@ -45,7 +45,7 @@ class MatmulReduce:
     bias: fx.Node | None
     bias_dims: Dims
     dims: Dims
-    seen: tuple[Seen, ...]
+    seen: tuple[ViewUsers, ...]
 
     @property
     def matmuls(self) -> tuple[fx.Node, ...]:
@@ -87,7 +87,7 @@ def find_matmul_reduce(start: fx.Node) -> MatmulReduce | Unfit:
         return product
     shape = tensor(product.matmul.node).shape
     if len(start.args) == 3:
-        seen = seen_as(wait, product.dims)
+        seen = users_of_views(wait, product.dims)
         dims = whole(shape)
         return MatmulReduce(start, product.matmul, None, product.bias, product.bias_dims, dims, tuple(seen))
     parts = start.args[2]
@@ -99,7 +99,7 @@ def find_matmul_reduce(start: fx.Node) -> MatmulReduce | Unfit:
         return Unfit(f"its pieces lie apart in what {product.matmul.node} gives")
     (rank,) = stacked[0]
     scatter = _Scatter(_FORMS[rank.dim - len(shape)], shape[rank.dim] // (rank.step * parts))
-    seen = seen_as(wait, stacked[1:])
+    seen = users_of_views(wait, stacked[1:])
     dims = _without(whole(shape), rank)
     return MatmulReduce(start, product.matmul, scatter, product.bias, product.bias_dims, dims, tuple(seen))
 
@@ -184,7 +184,7 @@ def write_matmul_reduce(site: MatmulReduce) -> fx.Node:
         op = _write_op(write, site)
         set_fused(op, site.done)
         for seen in site.seen:
-            replace_seen(write, seen, op, site.dims)
+            replace_view_users(write, seen, op, site.dims)
     return op
 
 

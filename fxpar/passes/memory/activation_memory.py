@@ -29,7 +29,7 @@ class KeptPort:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptMemory:
+class ActivationMemory:
     """The memory that one microbatch takes in a stage, in bytes of distinct storages.
 
     saved_until_inputs_bytes: what the forward makes, and I frees; if the backward is not split, what it frees.
@@ -59,7 +59,7 @@ class KeptMemory:
         return self.saved_until_inputs_bytes + self.saved_until_weights_bytes
 
 
-def kept_memory(joint: JointGraph, parts: Partitioned, halves: SplitBackward | None = None) -> KeptMemory:
+def activation_memory(joint: JointGraph, parts: Partitioned, halves: SplitBackward | None = None) -> ActivationMemory:
     """Measure what is kept between the `parts` that `partition` made of `joint`, and between `halves` of the backward.
 
     Exact for the aten lowering. Views take no memory, but keep all that they are views of.
@@ -70,7 +70,7 @@ def kept_memory(joint: JointGraph, parts: Partitioned, halves: SplitBackward | N
     outputs = [(port, owner_of(node)) for port, node in zip(joint.outputs, returned(parts.forward), strict=False)]
     results = {owner for port, owner in outputs if port.kind is PortKind.RESULT} - own.keys() - ports.keys()
     carried = _Carried(set(), (), ()) if halves is None else _Carried.of(joint, halves)
-    return KeptMemory(
+    return ActivationMemory(
         owned_bytes(owner for owner, until in own.items() if until != "W"),
         owned_bytes(owner for owner, until in own.items() if until == "W"),
         owned_bytes(carried.owners),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from fxpar.graph.min_cut import may_run_twice
+from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.ir.node_meta import value
 
 aten = torch.ops.aten
@@ -78,4 +78,4 @@ def fused_away(graph: fx.Graph) -> frozenset[fx.Node]:
 
 def _users(node: fx.Node) -> list[fx.Node]:
     """Those of a value, and of its views."""
-    return [each for user in node.users for each in (_users(user) if may_run_twice(user) else [user])]
+    return [each for user in node.users for each in (_users(user) if is_free_to_recompute(user) else [user])]

@@ -11,7 +11,7 @@ from fxpar.graph.memory_owners import held_bytes
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.hoist_storage import Hoisted
-from fxpar.passes.memory.activation_memory import KeptMemory, KeptPort
+from fxpar.passes.memory.activation_memory import ActivationMemory, KeptPort
 from fxpar.schedule import Kind
 from fxpar.schedule.memory import StageMemory
 
@@ -20,7 +20,7 @@ _ADAM_STATES = 2
 
 
 def stage_memory(
-    local: JointGraph, hoisted: Hoisted, kept: KeptMemory, own: Collection[str], working: Mapping[Kind, int]
+    local: JointGraph, hoisted: Hoisted, kept: ActivationMemory, own: Collection[str], working: Mapping[Kind, int]
 ) -> StageMemory:
     """Figures of one stage.
 

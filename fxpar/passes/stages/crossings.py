@@ -1,4 +1,4 @@
-"""What crosses from stage to stage: values of edges and their gradients, lent parameters and theirs."""
+"""What crosses from stage to stage: values of edges and their gradients, tied parameters and theirs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StageNodes:
 
     @property
     def border(self) -> StageBorder:
-        """How everything at its border lies."""
+        """The layouts of everything at its border."""
         return self.planned.border
 
 
@@ -63,35 +63,35 @@ def stage_edges(stages: Sequence[StageNodes], *, multicast: bool) -> tuple[Edge,
 
 
 @dataclass(frozen=True, slots=True)
-class Loan:
-    """A parameter that the ranks of stage `owner` have, as `layout`, and those of the stages `borrowers` use, too.
+class TiedParameter:
+    """A parameter that several stages use: stage `owner` stores it in `layout`, and `users` are others.
 
-    Stages at one place on the pipe axis share what they have: `owner` and each of `borrowers` stand for all there that
-    use it, who are in `together`.
+    Stages at one place on the pipe axis share what they have: `owner` and each of `users` stand for all there that use
+    it, which are in `together`.
     """
 
     port: Port
     owner: int
     layout: Layout
-    borrowers: tuple[int, ...]
+    users: tuple[int, ...]
     together: Mapping[int, tuple[int, ...]]
 
 
-def loans(
+def tied_parameters(
     stages: Sequence[StageNodes], owners: Mapping[str, PlannedParameter], placement: Sequence[int]
-) -> tuple[Loan, ...]:
+) -> tuple[TiedParameter, ...]:
     """Every parameter that is used where it is not owned, or by several stages where it is."""
     found = []
     for name, owned in owners.items():
         port = Port(PortKind.PARAMETER, name)
-        users: dict[int, list[int]] = {placement[owned.stage]: [owned.stage]}
+        by_place: dict[int, list[int]] = {placement[owned.stage]: [owned.stage]}
         for stage in stages:
             if port in stage.inputs and stage.index != owned.stage:
-                users.setdefault(placement[stage.index], []).append(stage.index)
-        if sum(map(len, users.values())) > 1:
-            together = {members[0]: tuple(members) for members in users.values()}
-            borrowers = tuple(first for first in together if first != owned.stage)
-            found.append(Loan(port, owned.stage, owned.layout, borrowers, together))
+                by_place.setdefault(placement[stage.index], []).append(stage.index)
+        if sum(map(len, by_place.values())) > 1:
+            together = {members[0]: tuple(members) for members in by_place.values()}
+            users = tuple(first for first in together if first != owned.stage)
+            found.append(TiedParameter(port, owned.stage, owned.layout, users, together))
     return tuple(found)
 
 
@@ -106,29 +106,30 @@ def value_crossings(edge: Edge, stages: Sequence[StageNodes], placement: Sequenc
 
 
 def gradient_crossing(edge: Edge, reader: int, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
-    """The gradient of an edge on its way back; that of a reader which has none lies as the value does."""
+    """The gradient of an edge on its way back; that of a reader which has none has the layout of the value."""
     port, maker, border = Port(PortKind.EDGE, edge.name), stages[edge.source], stages[reader].border
     given, needed = border.gradients.get(port, border.inputs[port]), maker.border.tangents[port]
     dtype, targets = tensor(maker.tangents[port]).dtype, (edge.source,)
     return Crossing(port, True, reader, targets, given, (needed,), dtype, _pipes(reader, targets, placement))
 
 
-def loan_crossing(loan: Loan, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
-    """A parameter on its way to its borrowers."""
-    layouts = tuple(stages[borrower].border.inputs[loan.port] for borrower in loan.borrowers)
-    dtype = tensor(stages[loan.borrowers[0]].inputs[loan.port]).dtype
-    pipes = _pipes(loan.owner, loan.borrowers, placement)
-    return Crossing(loan.port, False, loan.owner, loan.borrowers, loan.layout, layouts, dtype, pipes)
+def tied_crossing(tied: TiedParameter, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
+    """A tied parameter on its way to its other users."""
+    layouts = tuple(stages[user].border.inputs[tied.port] for user in tied.users)
+    dtype = tensor(stages[tied.users[0]].inputs[tied.port]).dtype
+    pipes = _pipes(tied.owner, tied.users, placement)
+    return Crossing(tied.port, False, tied.owner, tied.users, tied.layout, layouts, dtype, pipes)
 
 
-def return_crossing(loan: Loan, borrower: int, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
-    """The gradient of a lent parameter on its way back, with nothing partial any more: it lies as the parameter."""
-    with_gradient = next(stage for stage in loan.together[borrower] if loan.port in stages[stage].gradients)
-    dtype, lent = tensor(stages[with_gradient].gradients[loan.port]).dtype, stages[borrower].border.inputs[loan.port]
-    targets = (loan.owner,)
-    return Crossing(
-        loan.port, True, borrower, targets, lent, (loan.layout,), dtype, _pipes(borrower, targets, placement)
-    )
+def tied_gradient_crossing(
+    tied: TiedParameter, user: int, stages: Sequence[StageNodes], placement: Sequence[int]
+) -> Crossing:
+    """The gradient of a tied parameter on its way to the owner: in its layout, with nothing partial."""
+    with_gradient = next(stage for stage in tied.together[user] if tied.port in stages[stage].gradients)
+    dtype = tensor(stages[with_gradient].gradients[tied.port]).dtype
+    layout = stages[user].border.inputs[tied.port]
+    targets = (tied.owner,)
+    return Crossing(tied.port, True, user, targets, layout, (tied.layout,), dtype, _pipes(user, targets, placement))
 
 
 def _pipes(source: int, targets: Sequence[int], placement: Sequence[int]) -> tuple[int, ...]:

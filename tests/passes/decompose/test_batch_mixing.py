@@ -36,10 +36,10 @@ class Encoder(nn.Module):
 
 
 def mixing(
-    model: nn.Module, batch: Mapping[str, Tensor] | Sequence[Tensor], openers: Sequence[str] = ()
+    model: nn.Module, batch: Mapping[str, Tensor] | Sequence[Tensor], boundaries: Sequence[str] = ()
 ) -> fx.Node | None:
     capture, _ = captured(model, batch)
-    joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, openers)]
+    joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, boundaries)]
     assert capture.microbatch_size is not None
     wanted = [Port(PortKind.RESULT, str(capture.loss))]
     return find_batch_mixing(joints, capture.batch_dims, capture.microbatch_size, wanted)

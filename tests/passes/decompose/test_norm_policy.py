@@ -14,7 +14,7 @@ from fxpar.ir.hints import Spec
 from fxpar.ir.node_meta import is_backward
 from fxpar.ir.stage import JointGraph
 from fxpar.layouts.pins import Pins
-from fxpar.passes.decompose.norm_policy import Outlook, foresee
+from fxpar.passes.decompose.norm_policy import NormPolicy, choose_norm_policy
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from tests.layouts.laid_out import LaidOut, lay_out, pins_of, prices
 from tests.support.fake_mesh import fake_mesh
@@ -42,28 +42,28 @@ def graph_of(model: nn.Module) -> JointGraph:
     return joint_graph(model, torch.zeros(ROWS, dtype=torch.long))
 
 
-def foreseen(model: nn.Module, hints: dict[str, Spec], **sizes: int) -> tuple[JointGraph, Pins, Outlook]:
+def foreseen(model: nn.Module, hints: dict[str, Spec], **sizes: int) -> tuple[JointGraph, Pins, NormPolicy]:
     joint, pins = graph_of(model), pins_of(model, hints)
     with fake_mesh(**sizes) as mesh:
-        outlook = foresee(joint, mesh, pins)
-    return replace(joint, module=decompose_for_sharding(joint.module, outlook)), pins, outlook
+        norm_policy = choose_norm_policy(joint, mesh, pins)
+    return replace(joint, module=decompose_for_sharding(joint.module, norm_policy)), pins, norm_policy
 
 
 @pytest.mark.parametrize(
     ("sizes", "spec", "hints", "expected"),
     [
-        ({}, (None, "x"), {}, Outlook(1, shards_hidden=False)),
-        ({"x": 2}, (), {}, Outlook(2, shards_hidden=False)),
-        ({"y": 2}, ("y", None), {"table.weight": ("y", None)}, Outlook(2, shards_hidden=False)),
-        ({"y": 2, "x": 2}, (), {}, Outlook(4, shards_hidden=True)),
-        ({"x": 4}, (None, "x"), {}, Outlook(4, shards_hidden=True)),
-        ({"x": 2}, (), {"layer.weight": ("x",)}, Outlook(2, shards_hidden=True)),
-        ({"x": 2}, (), {"table.weight": (None, "x")}, Outlook(2, shards_hidden=True)),
+        ({}, (None, "x"), {}, NormPolicy(1, shards_hidden=False)),
+        ({"x": 2}, (), {}, NormPolicy(2, shards_hidden=False)),
+        ({"y": 2}, ("y", None), {"table.weight": ("y", None)}, NormPolicy(2, shards_hidden=False)),
+        ({"y": 2, "x": 2}, (), {}, NormPolicy(4, shards_hidden=True)),
+        ({"x": 4}, (None, "x"), {}, NormPolicy(4, shards_hidden=True)),
+        ({"x": 2}, (), {"layer.weight": ("x",)}, NormPolicy(2, shards_hidden=True)),
+        ({"x": 2}, (), {"table.weight": (None, "x")}, NormPolicy(2, shards_hidden=True)),
     ],
     ids=str,
 )
 def test_two_axes_or_a_hint_may_shard_hidden_dims(
-    sizes: dict[str, int], spec: Spec, hints: dict[str, Spec], expected: Outlook
+    sizes: dict[str, int], spec: Spec, hints: dict[str, Spec], expected: NormPolicy
 ) -> None:
     assert foreseen(Norms(spec), hints, **sizes)[2] == expected
 

@@ -14,7 +14,7 @@ from fxpar.costs.prices import prices_of
 from fxpar.hardware.cluster import cluster_named
 from fxpar.ir.overlap_options import NO_OVERLAP, Overlap
 from fxpar.passes.fuse_collectives import fuse_collectives
-from fxpar.passes.fusion.fusion_costs import FusionCost, max_over_ranks, estimate_fusions
+from fxpar.passes.fusion.fusion_costs import FusionCost, estimate_fusions, max_over_ranks
 from fxpar.passes.fusion.verdicts import Verdict, verdict_table
 from fxpar.world.mesh import Mesh
 from tests.passes.fusing import modules_of

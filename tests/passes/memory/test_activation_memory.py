@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fxpar.ir.stage import JointGraph, Port, PortKind
-from fxpar.passes.memory.activation_memory import KeptPort, kept_memory
+from fxpar.passes.memory.activation_memory import KeptPort, activation_memory
 from tests.support.halves import joints_of, split
 from tests.support.local_graphs import inputs_of
 from tests.support.small_models import GPT, hf_llama
@@ -42,7 +42,7 @@ def shown(kept: Sequence[KeptPort]) -> dict[Port, int]:
 def check(joint: JointGraph) -> None:
     """Run F and I, look at what lies where, and compare with the figures."""
     parts, halves = split(joint)
-    found = kept_memory(joint, parts, halves)
+    found = activation_memory(joint, parts, halves)
     values = inputs_of(joint, seed=2)
     inputs, tangents = values[: len(joint.inputs)], values[len(joint.inputs) :]
     made = parts.forward(*inputs)
@@ -98,22 +98,22 @@ def tokens() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "openers"),
+    ("model", "inputs", "boundaries"),
     [
         pytest.param(GPT(layers=3), (tokens(), tokens()), ["blocks.1.up", "blocks.2"], id="gpt"),
         pytest.param(hf_llama(), {"input_ids": tokens(), "labels": tokens()}, ["model.layers.1"], id="llama"),
         pytest.param(Model(), (torch.randn(4, 6, 8),), ["views", "last"], id="views"),
     ],
 )
-def test_the_figures_are_the_bytes_of_distinct_storages(model: nn.Module, inputs: Any, openers: list[str]) -> None:
-    for joint in joints_of(model, inputs, openers):
+def test_the_figures_are_the_bytes_of_distinct_storages(model: nn.Module, inputs: Any, boundaries: list[str]) -> None:
+    for joint in joints_of(model, inputs, boundaries):
         check(joint)
 
 
 def test_an_undivided_backward_frees_all_that_was_saved() -> None:
     _, second = joints_of(Model(), (torch.randn(4, 6, 8),), ["views"])
     parts, halves = split(second)
-    whole, divided = kept_memory(second, parts), kept_memory(second, parts, halves)
+    whole, divided = activation_memory(second, parts), activation_memory(second, parts, halves)
     assert whole.saved_bytes == whole.saved_until_inputs_bytes == divided.saved_bytes
     assert divided.saved_until_weights_bytes > 0
     assert (whole.carried_bytes, whole.tangents, whole.gradients) == (0, (), ())
@@ -122,6 +122,6 @@ def test_an_undivided_backward_frees_all_that_was_saved() -> None:
 
 def test_an_edge_that_weights_need_is_kept_as_received() -> None:
     first, second = joints_of(Model(), (torch.randn(4, 6, 8),), ["views"])
-    (received,) = kept_memory(second, *split(second)).inputs
+    (received,) = activation_memory(second, *split(second)).inputs
     (sent,) = [port for port in first.outputs if port.kind is PortKind.EDGE]
     assert received == KeptPort(sent, 4 * 6 * 8 * 4, "W")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fxpar.passes.hoist_storage import hoist_storage
 from fxpar.passes.insert_collectives import insert_collectives
-from fxpar.passes.memory.activation_memory import kept_memory
+from fxpar.passes.memory.activation_memory import activation_memory
 from fxpar.passes.memory.stage_memory import stage_memory
 from fxpar.passes.partition import partition
 from tests.support.fake_mesh import fake_mesh
@@ -40,7 +40,7 @@ def test_weights_and_gradients_are_counted_as_they_are_held(gathers: bool, reduc
         lay_out_stored(joint, mesh, as_told({}))
         local = insert_collectives(joint, mesh)
     hoisted = hoist_storage(local, gathers=gathers, reductions=reductions)
-    kept = kept_memory(hoisted.body, partition(hoisted.body))
+    kept = activation_memory(hoisted.body, partition(hoisted.body))
     memory = stage_memory(local, hoisted, kept, {"up", "down"}, {"B": 7})
     assert memory.parameters == sum(WHOLE.values()) * (1.5 if gathers else 0.5)
     assert memory.gradients == WHOLE["up"] * (1.5 if reductions else 0.5)

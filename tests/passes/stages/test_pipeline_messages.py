@@ -41,14 +41,14 @@ class Skipping(nn.Module):
 
 def _planned(*, with_backward: bool = True) -> tuple[list[PlannedStage], tuple[Edge, ...], list[Crossing]]:
     """Three stages, each on two ranks, and what moves between them."""
-    openers, inputs = ["layers.1", "layers.2"], (torch.randn(8, 4),)
+    boundaries, inputs = ["layers.1", "layers.2"], (torch.randn(8, 4),)
     with fake_mesh(pipe=3, x=2) as mesh:
         torch.compiler.reset()
         model = Skipping()
-        fxpar.distribute(model, mesh, stages=openers, layouts={"layers.0:out": (None, "x")}, example_inputs=inputs)
+        fxpar.distribute(model, mesh, stages=boundaries, layouts={"layers.0:out": (None, "x")}, example_inputs=inputs)
         capture = capture_forward(model, "cpu", inputs)
         distribution = distribution_of(capture.model)
-        stages = plan_stages(capture, distribution, openers, with_backward=with_backward)
+        stages = plan_stages(capture, distribution, boundaries, with_backward=with_backward)
         pipeline = insert_reshards(stages, mesh, distribution.final_plan.parameters)
         return list(stages), pipeline.edges, [reshard.crossing for reshard in pipeline.reshards]
 
