@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.ir.layout import Layout, Partial
-from fxpar.ir.node_meta import fused, group, is_backward, known_value, layout_of, move
+from fxpar.ir.node_meta import communication, fused, group, is_backward, known_value, layout_of
 from fxpar.resharding.pipeline import Reshard, reshard_of
 
 _DTYPES = {
@@ -99,7 +99,7 @@ def _totals(nodes: list[fx.Node]) -> Iterator[str]:
     counts: Counter[tuple[bool, str]] = Counter()
     num_bytes: Counter[tuple[bool, str]] = Counter()
     for node in nodes:
-        if (done := move(node) or fused(node)) is not None:
+        if (done := communication(node) or fused(node)) is not None:
             kind = done.kind if fused(node) is None else f"{done.kind} within {_target(node).removeprefix('fxpar.')}"
             key = is_backward(node), f"{kind} over {done.axis}"
             counts[key] += 1
@@ -140,7 +140,7 @@ def _dims(layout: Layout) -> str:
 
 
 def _with_comment(line: str, node: fx.Node) -> str:
-    layout, done, planned, remarks = layout_of(node), move(node) or fused(node), reshard_of(node), []
+    layout, done, planned, remarks = layout_of(node), communication(node) or fused(node), reshard_of(node), []
     if layout is not None:
         if layout.shape != tuple(known_value(node).shape):
             remarks.append(f"of [{_dims(layout)}]")

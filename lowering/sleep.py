@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional, process_group_named
 from fxpar.graph.extract import returned
-from fxpar.ir.node_meta import fused, move, value
+from fxpar.ir.node_meta import communication, fused, value
 from fxpar.ir.strides import unfilled_like
 from fxpar.lowering.cpu_collectives import exchange_and_reduce, replace_cpu_collectives
 
@@ -55,7 +55,7 @@ class _Sleeper:
         pending_us = 0.0
         for node in graph.graph.nodes:
             waits = node.target is c10d_functional.wait_tensor.default
-            if move(node) is not None or waits:
+            if communication(node) is not None or waits:
                 self._calls.append(_Call(pending_us, node, targets[node.name], waits))
                 pending_us = 0.0
             elif fused(node) is not None:

@@ -18,13 +18,13 @@ from fxpar._torch import c10d_functional
 from fxpar.calibrate.compute import wait_for
 from fxpar.calibrate.fit import Line, fit_line
 from fxpar.costs.equations import elements_sent
-from fxpar.ir.node_meta import MoveKind
+from fxpar.ir.node_meta import CollectiveKind
 from fxpar.lowering.cpu_collectives import exchange_and_reduce
 
 Place: TypeAlias = Literal["inside hosts", "one ring between hosts", "all rings between hosts"]
 """Which ranks form groups: those of each host; the first of every host; all ranks, with their like on other hosts."""
 
-KINDS: tuple[MoveKind, ...] = ("all_gather", "all_reduce", "reduce_scatter")
+KINDS: tuple[CollectiveKind, ...] = ("all_gather", "all_reduce", "reduce_scatter")
 SIZES = {"cpu": (2**10, 2**14, 2**18, 2**20, 2**22), "cuda": (2**10, 2**16, 2**20, 2**24, 2**28)}
 """Bytes of the larger of what a rank puts in and gets."""
 
@@ -38,7 +38,7 @@ class Timed:
     """A collective of `num_ranks` ranks, each of which sends `bytes_sent` by a ring."""
 
     place: Place
-    kind: MoveKind
+    kind: CollectiveKind
     num_ranks: int
     bytes_sent: float
     time_us: float
@@ -74,7 +74,7 @@ def alternate(names: Sequence[str], rounds: int) -> Iterator[str]:
         yield from reversed(names) if turn % 2 else names
 
 
-def fit_place(timed: Sequence[Timed], place: Place, *kinds: MoveKind) -> Line | None:
+def fit_place(timed: Sequence[Timed], place: Place, *kinds: CollectiveKind) -> Line | None:
     """The line through the collectives of `kinds` at `place`; None where there are none."""
     points = [(each.bytes_sent, each.time_us) for each in timed if each.place == place and each.kind in kinds]
     return fit_line(points) if points else None
@@ -108,7 +108,7 @@ def _groups(hosts: Sequence[int]) -> Mapping[Place, dist.ProcessGroup | None]:
     return found
 
 
-def _time_s(kind: MoveKind, num_bytes: int, group: dist.ProcessGroup, device: torch.device) -> float:
+def _time_s(kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup, device: torch.device) -> float:
     """One of several in a row, so that it does not matter who comes first to the first of them."""
     parts = group.size()
     count = math.ceil(num_bytes / 4 / parts) * parts
@@ -122,7 +122,7 @@ def _time_s(kind: MoveKind, num_bytes: int, group: dist.ProcessGroup, device: to
     return (time.perf_counter() - start) / runs
 
 
-def _run(kind: MoveKind, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+def _run(kind: CollectiveKind, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     name = group.group_name
     match kind:
         case "all_gather":

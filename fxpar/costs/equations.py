@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import sympy
 from sympy import Expr
 
-from fxpar.ir.node_meta import MoveKind
+from fxpar.ir.node_meta import CollectiveKind
 
 AXES = ("x", "y", "z", "data")
 """The axes of the model, in the order in which ranks count along them."""
 
-Term: TypeAlias = tuple[MoveKind, str]
+Term: TypeAlias = tuple[CollectiveKind, str]
 """A collective of a layer: what it does, and along which axis."""
 
 m, k, n = sympy.symbols("m k n", positive=True)
@@ -38,7 +38,7 @@ size: Mapping[str, sympy.Symbol] = {axis: sympy.Symbol(f"G_{axis}", positive=Tru
 bandwidth: Mapping[str, sympy.Symbol] = {axis: sympy.Symbol(f"beta_{axis}", positive=True) for axis in AXES}
 
 
-def elements_sent(kind: MoveKind, buffer: Any, parts: Any) -> Any:
+def elements_sent(kind: CollectiveKind, buffer: Any, parts: Any) -> Any:
     """What each of `parts` ranks sends by a ring, in the unit of `buffer`, the larger of what it puts in and gets.
 
     Eq. 1 has the pieces put into an all-gather, of which the buffer here is G; Eqs. 2 and 3 are as they stand. All
@@ -48,17 +48,17 @@ def elements_sent(kind: MoveKind, buffer: Any, parts: Any) -> Any:
     return 2 * share * buffer if kind == "all_reduce" else share * buffer
 
 
-def ring_time(kind: MoveKind) -> Expr:
+def ring_time(kind: CollectiveKind) -> Expr:
     """Eqs. 1-3: the time of a collective of G ranks on a buffer of b bytes."""
     return elements_sent(kind, num_bytes, ranks) / beta
 
 
 @cache
-def _ring_function(kind: MoveKind) -> Any:
+def _ring_function(kind: CollectiveKind) -> Any:
     return sympy.lambdify((num_bytes, ranks, beta), ring_time(kind), "math")
 
 
-def ring_time_us(kind: MoveKind, buffer_bytes: float, num_ranks: int, bytes_per_us: float) -> float:
+def ring_time_us(kind: CollectiveKind, buffer_bytes: float, num_ranks: int, bytes_per_us: float) -> float:
     """`ring_time` in numbers."""
     return float(_ring_function(kind)(buffer_bytes, num_ranks, bytes_per_us))
 

@@ -14,7 +14,7 @@ from fxpar.costs.op_cost import flops_of
 from fxpar.costs.placement import spread
 from fxpar.costs.prices import Prices
 from fxpar.graph.min_cut import is_free_to_recompute
-from fxpar.ir.node_meta import Move, fused, move, value
+from fxpar.ir.node_meta import Communication, communication, fused, value
 from fxpar.world.mesh import Mesh
 
 
@@ -68,7 +68,7 @@ class GraphModel:
         self._sizes, self._prices = mesh.sizes, prices
         self._crosses = {axis: spread(mesh, axis).rings_per_host > 0 for axis in mesh.sizes}
 
-    def traffic(self, done: Move) -> Traffic:
+    def traffic(self, done: Communication) -> Traffic:
         """One collective: Eqs. 1-3 at the bandwidth of its axis (Singh et al.), and the latency of its messages."""
         parts, link = self._sizes[done.axis], self._prices.links[done.axis]
         if parts == 1:
@@ -99,7 +99,7 @@ class GraphModel:
         arithmetic_us = self._prices.arithmetic_us(flops, results[0].dtype)
         return max(arithmetic_us, moved / self._prices.memory_bytes_per_us)
 
-    def fused_us(self, done: Move, matmul_us: float) -> float:
+    def fused_us(self, done: Communication, matmul_us: float) -> float:
         """A matmul and a collective as one op: the longer of both, and a latency for the piece that has no company."""
         return max(matmul_us, self.traffic(done).time_us) + self._latency_us(done.axis)
 
@@ -116,9 +116,9 @@ class GraphModel:
         waited: dict[str, float] = {}
         for node in nodes:
             waits = node.target is c10d_functional.wait_tensor.default
-            taken_us = 0.0 if waits or move(node) is not None else self.compute_us(node)
+            taken_us = 0.0 if waits or communication(node) is not None else self.compute_us(node)
             now, computed, started = now + taken_us, computed + taken_us, now
-            if (done := move(node) or fused(node)) is not None:
+            if (done := communication(node) or fused(node)) is not None:
                 one, line = self.traffic(done), self._crosses[done.axis]
                 latency_us = self._latency_us(done.axis)
                 free_at[line] = max(started, free_at[line]) + one.time_us - latency_us

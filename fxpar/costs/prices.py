@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fxpar.costs.placement import bytes_per_us, latency_us, spread
-from fxpar.graph.redistribute import StepKind
+from fxpar.graph.redistribute import RedistributeKind
 from fxpar.hardware.cluster import USABLE_OF_GPU, Cluster, default_cluster
 from fxpar.hardware.network import LOOPBACK, Network
 from fxpar.world.mesh import Mesh
@@ -49,14 +49,14 @@ class Prices:
     inside: Network = LOOPBACK
     rates: Mapping[torch.dtype, float] = field(default_factory=dict)
 
-    def move_us(self, kind: StepKind, axis: str, bytes_sent: float, bytes_kept: float) -> float:
+    def move_us(self, kind: RedistributeKind, axis: str, bytes_sent: float, bytes_kept: float) -> float:
         """The time of one change of placement along `axis`.
 
         It is a collective in which each rank sends `bytes_sent`, or a slice that leaves `bytes_kept`.
         """
-        if kind is StepKind.SLICE:
+        if kind is RedistributeKind.SLICE:
             return 2 * bytes_kept / self.memory_bytes_per_us
-        factor = self.reduce_scatter_factor if kind is StepKind.REDUCE_SCATTER else 1.0
+        factor = self.reduce_scatter_factor if kind is RedistributeKind.REDUCE_SCATTER else 1.0
         link = self.links[axis]
         return link.latency_us + factor * bytes_sent / link.bytes_per_us
 

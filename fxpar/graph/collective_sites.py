@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from fxpar._torch import c10d_functional
 from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.graph.redistribute import local_size
-from fxpar.ir.node_meta import layout_of, move, tensor
+from fxpar.ir.node_meta import communication, layout_of, tensor
 from fxpar.ir.overlap_options import OverlapRule
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def find_sites(graph: fx.Graph, rules: AbstractSet[OverlapRule]) -> list[Site]:
     leaving, given = _leaving(graph), _given(graph)
     sites = []
     for node in graph.nodes:
-        done, waits = move(node), [user for user in node.users if _waits(user)]
+        done, waits = communication(node), [user for user in node.users if _waits(user)]
         if done is None or not waits:  # others hand it over while it is under way
             continue
         (wait,) = waits
@@ -109,7 +109,7 @@ def waits_of(graph: fx.Graph, sites: Iterable[Site], late: AbstractSet[fx.Node])
     starts = {site.start: site for site in sites}
     waits: dict[fx.Node, list[Site]] = {}
     for node in graph.nodes:
-        behind = [operand for operand in node.all_input_nodes if operand in late or move(operand) is not None]
+        behind = [operand for operand in node.all_input_nodes if operand in late or communication(operand) is not None]
         waiting = dict.fromkeys(site for operand in behind for site in waits[operand])
         waits[node] = [*waiting, starts[node]] if node in starts else list(waiting)
     return waits

@@ -17,18 +17,18 @@ from torch import fx
 
 from fxpar._torch import c10d_functional
 from fxpar.graph.graph_writer import LocalGraph, aten
-from fxpar.graph.redistribute import Step, StepKind
+from fxpar.graph.redistribute import RedistributeKind, RedistributeStep
 from fxpar.ir.layout import Layout, Partial, Shard
-from fxpar.ir.node_meta import Move, MoveKind, Placed, set_move, set_placed, tensor
+from fxpar.ir.node_meta import CollectiveKind, Communication, Placed, set_communication, set_placed, tensor
 from fxpar.ir.strides import inverse
 from fxpar.world.mesh import Mesh
 
 
-def emit_step(local: LocalGraph, node: fx.Node, step: Step, order: Sequence[int], mesh: Mesh) -> fx.Node:
+def emit_step(local: LocalGraph, node: fx.Node, step: RedistributeStep, order: Sequence[int], mesh: Mesh) -> fx.Node:
     """Append `step` for the local value `node`, whose logical value lies in memory in `order`; give the moved value."""
     if mesh.sizes[step.axis] == 1:
         return node
-    site = _Site(local, mesh, Step(step.axis, _permuted(step.before, order), _permuted(step.after, order)))
+    site = _Site(local, mesh, RedistributeStep(step.axis, _permuted(step.before, order), _permuted(step.after, order)))
     result = local.contiguous(_EMIT[step.kind](site, local.permute(node, order)))
     moved = local.permute(result, inverse(order))
     if moved is not node:
@@ -48,7 +48,7 @@ class _Site:
 
     local: LocalGraph
     mesh: Mesh
-    step: Step
+    step: RedistributeStep
 
     @property
     def parts(self) -> int:
@@ -122,16 +122,18 @@ class _Site:
             return node
         return self.local.narrow(node, shard.dim, start, stop)
 
-    def collective(self, kind: MoveKind, node: fx.Node, *args: object) -> fx.Node:
+    def collective(self, kind: CollectiveKind, node: fx.Node, *args: object) -> fx.Node:
         """The functional collective `kind`, and the wait for it."""
         source = self.local.contiguous(node)
         target = _COLLECTIVES[kind]
         started = self.local.call(target, source, *args, self.mesh.group(self.step.axis).group_name)
-        set_move(started, Move(kind, self.step.axis, max(tensor(source).nbytes, tensor(started).nbytes)))
+        set_communication(
+            started, Communication(kind, self.step.axis, max(tensor(source).nbytes, tensor(started).nbytes))
+        )
         return self.local.call(c10d_functional.wait_tensor.default, started)
 
 
-_COLLECTIVES: Mapping[MoveKind, Callable[..., Any]] = {
+_COLLECTIVES: Mapping[CollectiveKind, Callable[..., Any]] = {
     "all_reduce": c10d_functional.all_reduce.default,
     "all_gather": c10d_functional.all_gather_into_tensor.default,
     "reduce_scatter": c10d_functional.reduce_scatter_tensor.default,
@@ -179,11 +181,11 @@ def _contribute(site: _Site, node: fx.Node) -> fx.Node:
     return node
 
 
-_EMIT: Mapping[StepKind, Callable[[_Site, fx.Node], fx.Node]] = {
-    StepKind.SLICE: _slice,
-    StepKind.REDUCE_SCATTER: _reduce_scatter,
-    StepKind.ALL_TO_ALL: _all_to_all,
-    StepKind.ALL_REDUCE: _all_reduce,
-    StepKind.ALL_GATHER: _all_gather,
-    StepKind.CONTRIBUTE: _contribute,
+_EMIT: Mapping[RedistributeKind, Callable[[_Site, fx.Node], fx.Node]] = {
+    RedistributeKind.SLICE: _slice,
+    RedistributeKind.REDUCE_SCATTER: _reduce_scatter,
+    RedistributeKind.ALL_TO_ALL: _all_to_all,
+    RedistributeKind.ALL_REDUCE: _all_reduce,
+    RedistributeKind.ALL_GATHER: _all_gather,
+    RedistributeKind.CONTRIBUTE: _contribute,
 }

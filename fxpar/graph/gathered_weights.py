@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxpar._torch import c10d_functional
-from fxpar.ir.node_meta import is_backward, move
+from fxpar.ir.node_meta import communication, is_backward
 from fxpar.ir.stage import JointGraph, PortKind
 
 
@@ -25,4 +25,4 @@ def made_of_parameters(joint: JointGraph) -> list[fx.Node]:
 
 def is_gathered(node: fx.Node) -> bool:
     """Whether `node`, which is made of parameters alone, is where a weight arrives that this graph gathers."""
-    return node.target is c10d_functional.wait_tensor.default and move(node.all_input_nodes[0]) is not None
+    return node.target is c10d_functional.wait_tensor.default and communication(node.all_input_nodes[0]) is not None

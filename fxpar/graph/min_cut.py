@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional
-from fxpar.ir.node_meta import move, tensor, value
+from fxpar.ir.node_meta import communication, tensor, value
 from fxpar.ir.strides import is_dense
 
 aten = torch.ops.aten
@@ -71,7 +71,7 @@ def _capacity(node: fx.Node, free: AbstractSet[fx.Node]) -> float:
 
 def can_be_kept(node: fx.Node) -> bool:
     """Whether `node` gives something to keep: a tuple is nothing, nor is what a collective has not written yet."""
-    return isinstance(value(node), Tensor) and move(node) is None
+    return isinstance(value(node), Tensor) and communication(node) is None
 
 
 def kept_bytes(node: fx.Node) -> int:

@@ -10,7 +10,7 @@ from enum import IntEnum
 from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement, Replicate, Shard
 
 
-class StepKind(IntEnum):
+class RedistributeKind(IntEnum):
     """What one step does, in the order in which steps are taken: what makes a value smaller comes first."""
 
     SLICE = 0
@@ -22,7 +22,7 @@ class StepKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RedistributeStep:
     """One change of placement along `axis`: the value lies as `before`, and then as `after`."""
 
     axis: str
@@ -30,32 +30,32 @@ class Step:
     after: Layout
 
     @property
-    def kind(self) -> StepKind:
+    def kind(self) -> RedistributeKind:
         """Which operation makes the change."""
         match self.before.placement(self.axis), self.after.placement(self.axis):
             case Replicate(), Shard():
-                return StepKind.SLICE
+                return RedistributeKind.SLICE
             case Partial(), Shard():
-                return StepKind.REDUCE_SCATTER
+                return RedistributeKind.REDUCE_SCATTER
             case Shard(), Shard():
-                return StepKind.ALL_TO_ALL
+                return RedistributeKind.ALL_TO_ALL
             case Partial(), Replicate():
-                return StepKind.ALL_REDUCE
+                return RedistributeKind.ALL_REDUCE
             case Shard(), Replicate():
-                return StepKind.ALL_GATHER
+                return RedistributeKind.ALL_GATHER
             case Replicate(), Partial():
-                return StepKind.CONTRIBUTE
+                return RedistributeKind.CONTRIBUTE
         raise AssertionError(f"no single step leads from {self.before} to {self.after} along {self.axis}")
 
     def traffic(self, parts: int) -> float:
         """Elements that each of the axis's `parts` ranks sends, with ring algorithms; 0 for what stays on the rank."""
         share = (parts - 1) / parts
         match self.kind:
-            case StepKind.ALL_REDUCE:
+            case RedistributeKind.ALL_REDUCE:
                 return 2 * share * local_size(self.before)
-            case StepKind.ALL_GATHER:
+            case RedistributeKind.ALL_GATHER:
                 return share * local_size(self.after)
-            case StepKind.REDUCE_SCATTER | StepKind.ALL_TO_ALL:
+            case RedistributeKind.REDUCE_SCATTER | RedistributeKind.ALL_TO_ALL:
                 return share * local_size(self.before)
             case _:
                 return 0
@@ -67,14 +67,14 @@ def local_size(layout: Layout) -> int:
     return math.prod(held)
 
 
-def plan_moves(have: Layout, need: Layout) -> list[Step]:
+def plan_redistribution(have: Layout, need: Layout) -> list[RedistributeStep]:
     """The steps that lead from `have` to `need`, both of one logical value; none where they are equal.
 
     Axes change one after another. Where the digit that an axis needs is still held by another axis, that axis is
     gathered first.
     """
     assert have.shape == need.shape, f"a move cannot change the shape: {have} to {need}"
-    steps: list[Step] = []
+    steps: list[RedistributeStep] = []
     layout = have
     while layout != need:
         steps.append(_next_step(layout, need))
@@ -82,18 +82,18 @@ def plan_moves(have: Layout, need: Layout) -> list[Step]:
     return steps
 
 
-def _next_step(layout: Layout, need: Layout) -> Step:
+def _next_step(layout: Layout, need: Layout) -> RedistributeStep:
     axes = dict.fromkeys(axis for axis, _ in (*layout.axes, *need.axes))
     changing = [axis for axis in axes if layout.placement(axis) != need.placement(axis)]
     direct = [_direct_step(layout, axis, need.placement(axis)) for axis in changing]
     possible = [step for step in direct if step is not None]
     if not possible:
         sharded = [axis for axis in changing if isinstance(layout.placement(axis), Shard)]
-        possible = [Step(axis, layout, layout.with_placement(axis, REPLICATE)) for axis in sharded]
+        possible = [RedistributeStep(axis, layout, layout.with_placement(axis, REPLICATE)) for axis in sharded]
     return min(possible, key=lambda step: step.kind)
 
 
-def _direct_step(layout: Layout, axis: str, target: Placement) -> Step | None:
+def _direct_step(layout: Layout, axis: str, target: Placement) -> RedistributeStep | None:
     """The step along `axis` to `target`, or as far towards it as one step leads; None if other axes are in the way."""
     current = layout.placement(axis)
     if isinstance(target, Partial) and current != REPLICATE:
@@ -103,9 +103,9 @@ def _direct_step(layout: Layout, axis: str, target: Placement) -> Step | None:
         beside = layout if isinstance(current, Shard) else layout.with_placement(axis, REPLICATE)
         if not beside.accepts(target):
             return None
-    return Step(axis, layout, layout.with_placement(axis, target))
+    return RedistributeStep(axis, layout, layout.with_placement(axis, target))
 
 
-def traffic(steps: list[Step], sizes: Mapping[str, int]) -> tuple[float, int]:
+def traffic(steps: list[RedistributeStep], sizes: Mapping[str, int]) -> tuple[float, int]:
     """What to weigh routes by: elements sent per rank, then the number of steps."""
     return sum(step.traffic(sizes[step.axis]) for step in steps), len(steps)

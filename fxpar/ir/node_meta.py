@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from fxpar.ir.layout import Layout
 
 _PLACED = "fxpar_placed"
-_MOVE = "fxpar_move"
+_COMMUNICATION = "fxpar_communication"
 _FUSED = "fxpar_fused"
 _GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
@@ -50,14 +50,14 @@ def set_placed(node: fx.Node, layouts: Placed) -> None:
     node.meta[_PLACED] = layouts
 
 
-MoveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """What a collective does: along which axis, and the local bytes of the larger of what it takes and gives."""
+class Communication:
+    """What a collective does: along which axis, and the bytes of its local input or output, whichever is larger."""
 
-    kind: MoveKind
+    kind: CollectiveKind
     axis: str
     num_bytes: int
 
@@ -65,22 +65,22 @@ class Move:
         return f"{self.kind} over {self.axis}, {self.num_bytes} bytes"
 
 
-def move(node: fx.Node) -> Move | None:
+def communication(node: fx.Node) -> Communication | None:
     """What the collective at `node` does; None where `node` is not a collective."""
-    return node.meta.get(_MOVE)
+    return node.meta.get(_COMMUNICATION)
 
 
-def set_move(node: fx.Node, done: Move) -> None:
+def set_communication(node: fx.Node, done: Communication) -> None:
     """Record what the collective at `node` does."""
-    node.meta[_MOVE] = done
+    node.meta[_COMMUNICATION] = done
 
 
-def fused(node: fx.Node) -> Move | None:
+def fused(node: fx.Node) -> Communication | None:
     """What the fused op at `node` communicates beside its matmuls; None where `node` is none."""
     return node.meta.get(_FUSED)
 
 
-def set_fused(node: fx.Node, done: Move) -> None:
+def set_fused(node: fx.Node, done: Communication) -> None:
     """Record which collective is part of the fused op at `node`."""
     node.meta[_FUSED] = done
 

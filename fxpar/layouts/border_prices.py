@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fxpar.costs.dataflow import Border, Operation, Value
 from fxpar.costs.edge_prices import EdgePrices
 from fxpar.costs.prices import Prices
-from fxpar.graph.redistribute import Step, local_size
+from fxpar.graph.redistribute import RedistributeStep, local_size
 from fxpar.ir.layout import REPLICATE, Layout, Partial
 from fxpar.ir.stage import PortKind
 
@@ -50,7 +50,7 @@ class BorderPrices:
         """The time that reducing a partial gradient adds to the reduction of all gradients in buckets."""
         if not isinstance(layout.placement(axis), Partial):
             return 0.0
-        sent = Step(axis, layout, layout.with_placement(axis, REPLICATE)).traffic(self._sizes[axis])
+        sent = RedistributeStep(axis, layout, layout.with_placement(axis, REPLICATE)).traffic(self._sizes[axis])
         return self._prices.bucketed_us(axis, sent * value.tensor.element_size())
 
 

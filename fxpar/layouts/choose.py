@@ -19,14 +19,14 @@ from fxpar.costs.dataflow import Border, Operation, Value, roots
 from fxpar.costs.edge_prices import EdgePrices
 from fxpar.costs.op_cost import work_us
 from fxpar.costs.prices import Prices
-from fxpar.graph.redistribute import StepKind
+from fxpar.graph.redistribute import RedistributeKind
 from fxpar.ir import node_meta
 from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement
 from fxpar.layouts.border_prices import BorderPrices
-from fxpar.layouts.charge_moves import charge_moves
+from fxpar.layouts.charge_redistribution import charge_redistribution
 from fxpar.layouts.integer_program import IntegerProgram
 from fxpar.layouts.layer_sharing import alike
-from fxpar.layouts.move_prices import MovePrices
+from fxpar.layouts.redistribution_prices import RedistributionPrices
 from fxpar.layouts.solved_axes import Beside
 from fxpar.layouts.weights import is_product
 from fxpar.rules.rule import Strategy
@@ -108,7 +108,7 @@ class _Chooser:
         self._program, self._strategies, self._axis = program, strategies, axis
         self._immovable, self._penalty_us, self._first = immovable, penalty_us, first
         self._ip = IntegerProgram()
-        self._prices = MovePrices(axis.name, axis.parts, axis.prices, prod(axis.ahead.values()))
+        self._prices = RedistributionPrices(axis.name, axis.parts, axis.prices, prod(axis.ahead.values()))
         self._border = BorderPrices(axis.prices, {axis.name: axis.parts}, axis.microbatches, axis.edges)
         self._sources: dict[Value, _Source] = {}
         self._given: dict[_Source, dict[Placement, list[int]]] = {}
@@ -198,7 +198,7 @@ class _Chooser:
         num_bytes = self._prices.num_bytes(result, layout, placement)
         prices = self._axis.prices
         return sum(
-            prices.move_us(StepKind.ALL_REDUCE, axis, 2 * (parts - 1) / parts * num_bytes, num_bytes)
+            prices.move_us(RedistributeKind.ALL_REDUCE, axis, 2 * (parts - 1) / parts * num_bytes, num_bytes)
             for axis, parts in self._axis.ahead.items()
         )
 
@@ -246,7 +246,7 @@ class _Chooser:
             used.setdefault((self._sources[value], tuple(map(id, uses))), []).append(value)
         for value, *others in used.values():
             layout, matrices = self._axis.beside.result(value), [use.entries for use in self._uses[value]]
-            charge_moves(self._ip, self._prices, value, layout, matrices, times=1 + len(others))
+            charge_redistribution(self._ip, self._prices, value, layout, matrices, times=1 + len(others))
 
     def _price_saved(self) -> None:
         """Charge what the backward reads of the forward, once per storage and size of the piece that is read."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fxpar.costs.dataflow import Operation, Value, roots
 from fxpar.costs.op_cost import work_us
 from fxpar.costs.prices import Prices
-from fxpar.graph.redistribute import local_size, plan_moves, traffic
+from fxpar.graph.redistribute import local_size, plan_redistribution, traffic
 from fxpar.ir import node_meta
 from fxpar.ir.layout import Layout
 from fxpar.layouts.border_prices import BorderPrices
@@ -49,7 +49,9 @@ def _moves_us(program: Sequence[Operation], beside: Beside, prices: Prices, size
             if need in there:
                 continue
             width = value.tensor.element_size()
-            for step in min((plan_moves(have, need) for have in there), key=lambda steps: traffic(steps, sizes)):
+            for step in min(
+                (plan_redistribution(have, need) for have in there), key=lambda steps: traffic(steps, sizes)
+            ):
                 sent = step.traffic(sizes[step.axis]) * width
                 us += prices.move_us(step.kind, step.axis, sent, local_size(step.after) * width)
                 there[step.after] = None

@@ -13,9 +13,9 @@ from fxpar._torch import c10d_functional
 from fxpar.graph.graph_writer import WriterInPlace
 from fxpar.graph.min_cut import closure, operands, users
 from fxpar.ir.node_meta import (
-    Move,
-    move,
-    set_move,
+    Communication,
+    communication,
+    set_communication,
     take_place,
     tensor,
 )
@@ -52,7 +52,7 @@ def bucket_collectives(module: fx.GraphModule, small_bytes: int = SMALL_BYTES) -
 def _small(graph: fx.Graph, kind: str, small_bytes: int) -> Iterator[fx.Node]:
     """The collectives that may be joined, in order."""
     for node in graph.nodes:
-        done = move(node)
+        done = communication(node)
         if done is not None and (done.kind, done.axis) == (kind, "z") and done.num_bytes <= small_bytes:
             around = closure([node], operands if kind == "all_gather" else users)
             if all(_stands_at_border(other, kind) for other in around):
@@ -80,7 +80,7 @@ def _buckets(collectives: Iterable[fx.Node]) -> Iterator[list[fx.Node]]:
 
 
 def _num_bytes(collective: fx.Node) -> int:
-    done = move(collective)
+    done = communication(collective)
     assert done is not None, f"{collective} is no collective"
     return done.num_bytes
 
@@ -90,11 +90,11 @@ class _Writer(WriterInPlace):
 
     def collective(self, joined: fx.Node) -> fx.Node:
         """A collective as the one written for, of `joined`."""
-        like = move(self._like)
+        like = communication(self._like)
         assert like is not None and callable(self._like.target)
         started = self.call(self._like.target, joined, *self._like.args[1:])
         num_bytes = max(tensor(joined).nbytes, tensor(started).nbytes)
-        set_move(started, Move(like.kind, like.axis, num_bytes))
+        set_communication(started, Communication(like.kind, like.axis, num_bytes))
         return started
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from fxpar.graph.extract import append_after_operands, copied, reordered
 from fxpar.graph.min_cut import has_effect
 from fxpar.graph.view_users import Unfit
-from fxpar.ir.node_meta import module_path, move
+from fxpar.ir.node_meta import communication, module_path
 from fxpar.ir.overlap_options import FUSE_ALWAYS, Fuse
 from fxpar.passes.fusion.find_fusion import Fusion, find_fusion
 from fxpar.passes.fusion.fusion_costs import FusionCost
@@ -47,7 +47,7 @@ def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: 
     After:  `both = all_gather_matmul(x, [w], [None], "rows", ...); mm = both[0]`
     """
     graph = copied(module.graph.nodes)
-    starts = [node for node in graph.nodes if move(node) is not None]
+    starts = [node for node in graph.nodes if communication(node) is not None]
     verdicts = tuple(_decide(start, cost, fuse) for start, cost in zip(starts, costs, strict=True))
     if all(verdict.fused is None for verdict in verdicts):
         return Fused(module, verdicts)
@@ -62,7 +62,7 @@ def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: 
 
 def _decide(start: fx.Node, cost: FusionCost, fuse: Fuse) -> Verdict:
     """Fuse the collective at `start` if that can be done and is worth it."""
-    done, found = move(start), find_fusion(start)
+    done, found = communication(start), find_fusion(start)
     assert done is not None, f"{start} is no collective"
     is_cheaper = fuse == FUSE_ALWAYS or (fuse and cost.fused_us <= cost.apart_us)
     if isinstance(found, Unfit) or not is_cheaper or math.isinf(cost.fused_us):

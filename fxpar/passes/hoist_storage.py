@@ -11,7 +11,7 @@ from fxpar._torch import c10d_functional, rename_placeholder
 from fxpar.graph.extract import extract, returned
 from fxpar.graph.memory_owners import owner_of
 from fxpar.graph.min_cut import closure, has_effect, users
-from fxpar.ir.node_meta import Placed, layout_of, move, set_placed, source, tensor
+from fxpar.ir.node_meta import Placed, communication, layout_of, set_placed, source, tensor
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
 
@@ -99,7 +99,7 @@ def _gathered(local: JointGraph) -> dict[Port, _Gathered]:
 def _last_hoisted(gathered: fx.Node) -> fx.Node:
     """What the graph of a microbatch takes for a gathered value: what is being written, where that is all of it."""
     started = owner_of(gathered)
-    return gathered if move(started) is None else started
+    return gathered if communication(started) is None else started
 
 
 def _reduced(local: JointGraph) -> dict[Port, fx.Node]:
@@ -148,7 +148,7 @@ def _reductions(local: JointGraph, leaving: Mapping[Port, fx.Node]) -> Reduction
     module = extract(local.module, nodes, list(leaving.values()), [ends[port] for port in leaving], [])
     bucket_collectives(module, BUCKET_BYTES)  # all that starts at once
     nodes, reduced = list(module.graph.nodes), returned(module)
-    started = [node for node in nodes if move(node) is not None]
+    started = [node for node in nodes if communication(node) is not None]
     terms = module.graph.find_nodes(op="placeholder")
     start, finish = extract(module, nodes, terms, started, []), extract(module, nodes, started, reduced, [])
     return Reductions(tuple(leaving), module, start, finish)

@@ -12,14 +12,14 @@ from torch import Tensor, fx
 
 from fxpar.graph.emit_redistribution import emit_step
 from fxpar.graph.graph_writer import LocalGraph, fake_mode_of
-from fxpar.graph.redistribute import Step, plan_moves, traffic
+from fxpar.graph.redistribute import RedistributeStep, plan_redistribution, traffic
 from fxpar.ir.layout import REPLICATE, Layout, Partial
 from fxpar.ir.node_meta import (
-    MoveKind,
+    CollectiveKind,
     Placed,
+    communication,
     fused,
     is_backward,
-    move,
     placed,
     set_placed,
     set_source,
@@ -38,7 +38,7 @@ from fxpar.world.mesh import Mesh, num_batch_shards
 class Collective:
     """A collective of a local graph: `num_bytes` are the local bytes of the larger of what it takes and gives."""
 
-    kind: MoveKind
+    kind: CollectiveKind
     axis: str
     num_bytes: int
     node: fx.Node
@@ -46,7 +46,7 @@ class Collective:
 
 def collectives(graph: fx.Graph) -> list[Collective]:
     """The collectives of a local graph, in order."""
-    found = ((node, move(node)) for node in graph.nodes)
+    found = ((node, communication(node)) for node in graph.nodes)
     return [Collective(done.kind, done.axis, done.num_bytes, node) for node, done in found if done is not None]
 
 
@@ -54,7 +54,7 @@ def communicating(graph: fx.Graph) -> list[str]:
     """What `graph` communicates, in order: its collectives, and the ops that are fused with one."""
     found = []
     for node in graph.nodes:
-        if (done := move(node)) is not None:
+        if (done := communication(node)) is not None:
             found.append(f"{done.kind} over {done.axis}")
         elif (within := fused(node)) is not None:
             found.append(f"{within.kind} over {within.axis}, fused with matmuls")
@@ -139,7 +139,7 @@ class _Localizer:
         if num_shards == 1:
             return piece
         for axis in self._mesh.batch_axes:
-            step = Step(axis, layout.with_placement(axis, Partial()), layout)
+            step = RedistributeStep(axis, layout.with_placement(axis, Partial()), layout)
             piece = emit_step(self._local, piece, step, stride_order(tensor(operand)), self._mesh)
         mean = self._local.call(torch.ops.aten.div.Scalar, piece, num_shards)
         set_placed(mean, Placed((layout,), (layout,)))
@@ -183,7 +183,7 @@ class _Localizer:
         self._leave(node)
 
     def _leave(self, node: fx.Node) -> None:
-        """Move a result of the graph as soon as it is there, since a collective should start early."""
+        """Communication a result of the graph as soon as it is there, since a collective should start early."""
         for leaving in self._leaving.get(node, ()):
             self._left(leaving, node)
 
@@ -195,7 +195,7 @@ class _Localizer:
         if not leaving.is_gradient or need == whole:
             return piece
         if (operand, need) not in self._sums:
-            step = Step("z", whole.with_placement("z", Partial()), need)
+            step = RedistributeStep("z", whole.with_placement("z", Partial()), need)
             with self._local.on_behalf_of(consumer, backward=True):
                 scattered = emit_step(self._local, piece, step, stride_order(tensor(operand)), self._mesh)
             set_source(scattered, piece)
@@ -230,7 +230,7 @@ class _Localizer:
 
     def _move(self, operand: fx.Node, need: Layout, consumer: fx.Node, *, backward: bool) -> None:
         held = self._pieces[operand]
-        routes = [plan_moves(layout, need) for layout in held]
+        routes = [plan_redistribution(layout, need) for layout in held]
         route = min(routes, key=lambda steps: traffic(steps, self._mesh.sizes))
         with self._local.on_behalf_of(consumer, backward=backward):
             for step in route:

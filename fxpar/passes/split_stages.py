@@ -85,7 +85,7 @@ def _check_work(order: Sequence[fx.Node], cut: _Cut, boundaries: Sequence[str]) 
         if stage not in busy:
             raise InvalidStagesError(
                 f"stages: of those that begin at {', '.join(map(repr, boundaries))}, stage {stage} computes nothing "
-                "but what depends on no parameter, and is computed wherever it is used; open stages elsewhere, or use fewer"
+                "but what depends on no parameter, which runs wherever it is used; begin stages elsewhere, or use fewer"
             )
 
 

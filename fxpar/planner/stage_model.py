@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fxpar.costs.graph_time import GraphModel, GraphTime, Traffic, add_up
 from fxpar.graph.extract import returned
-from fxpar.ir.node_meta import Move, tensor
+from fxpar.ir.node_meta import Communication, tensor
 from fxpar.ir.stage import PortKind
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
 from fxpar.passes.stage_graphs import StageGraphs
@@ -79,4 +79,4 @@ def _reduction(graphs: StageGraphs, model: GraphModel) -> GraphTime:
 def _in_buckets(axis: str, num_bytes: int, model: GraphModel) -> Traffic:
     whole, rest = divmod(num_bytes, BUCKET_BYTES)
     parts = [BUCKET_BYTES] * whole + [rest] * (rest > 0)
-    return add_up({axis: model.traffic(Move("all_reduce", axis, part))} for part in parts).get(axis, Traffic())
+    return add_up({axis: model.traffic(Communication("all_reduce", axis, part))} for part in parts).get(axis, Traffic())

@@ -60,7 +60,7 @@ def test_equations_can_be_printed() -> None:
 @pytest.mark.parametrize(
     ("kind", "us"), [("all_gather", 750), ("reduce_scatter", 750), ("all_to_all", 750), ("all_reduce", 1500)]
 )
-def test_a_ring_of_four_sends_three_quarters_of_a_buffer_or_twice_as_much(kind: eq.MoveKind, us: float) -> None:
+def test_a_ring_of_four_sends_three_quarters_of_a_buffer_or_twice_as_much(kind: eq.CollectiveKind, us: float) -> None:
     assert eq.ring_time_us(kind, buffer_bytes=1e4, num_ranks=4, bytes_per_us=10) == us
 
 

@@ -13,7 +13,7 @@ from fxpar.costs.graph_time import GraphModel, GraphTime, Traffic, add_up
 from fxpar.costs.placement import consecutive_hosts
 from fxpar.costs.prices import prices_of
 from fxpar.hardware.cluster import cluster_named
-from fxpar.ir.node_meta import Move, set_move
+from fxpar.ir.node_meta import Communication, set_communication
 from fxpar.ir.overlap_options import Overlap
 from fxpar.ir.stage import JointGraph
 from fxpar.passes.insert_collectives import insert_collectives
@@ -46,15 +46,15 @@ def model_of(ranks_per_host: int, **sizes: int) -> GraphModel:
 @pytest.mark.parametrize(
     ("done", "sent", "us"),
     [
-        (Move("all_gather", "x", 4000), 3000, 2 * 1 + 3000 / 100),
-        (Move("all_reduce", "x", 4000), 6000, 2 * 1 + 6000 / 100),
-        (Move("all_to_all", "x", 4000), 3000, 2 * 1 + 3000 / 100),
-        (Move("reduce_scatter", "x", 4000), 3000, 2 * 1 + 2 * 3000 / 100),
-        (Move("all_gather", "y", 4000), 2000, 2 + 2000 / (10 / 4)),
-        (Move("all_reduce", "z", 4000), 0, 0),
+        (Communication("all_gather", "x", 4000), 3000, 2 * 1 + 3000 / 100),
+        (Communication("all_reduce", "x", 4000), 6000, 2 * 1 + 6000 / 100),
+        (Communication("all_to_all", "x", 4000), 3000, 2 * 1 + 3000 / 100),
+        (Communication("reduce_scatter", "x", 4000), 3000, 2 * 1 + 2 * 3000 / 100),
+        (Communication("all_gather", "y", 4000), 2000, 2 + 2000 / (10 / 4)),
+        (Communication("all_reduce", "z", 4000), 0, 0),
     ],
 )
-def test_a_collective_takes_its_messages_and_the_bytes_of_a_ring(done: Move, sent: float, us: float) -> None:
+def test_a_collective_takes_its_messages_and_the_bytes_of_a_ring(done: Communication, sent: float, us: float) -> None:
     """On x=4 inside hosts of four ranks and y=2 between two of them."""
     traffic = model_of(4, x=4, y=2).traffic(done)
     assert traffic.bytes_sent == sent
@@ -130,10 +130,10 @@ def test_latencies_of_collectives_pass_at_once_but_their_bytes_one_after_another
     graph = fx.Graph()
     for _ in range(3):
         start = graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default)
-        set_move(start, Move("all_gather", "x", 4000))
+        set_communication(start, Communication("all_gather", "x", 4000))
     graph.output(())
     slow = model_of(4, x=4)
-    one = slow.traffic(Move("all_gather", "x", 4000))
+    one = slow.traffic(Communication("all_gather", "x", 4000))
     time = slow.time(fx.GraphModule(nn.Module(), graph))
     assert time.total_us == pytest.approx(3 * (one.time_us - 2) + 2)
     assert time.traffic["x"] == one.times(3)

@@ -7,21 +7,21 @@ import torch
 
 from fxpar.costs import equations as eq
 from fxpar.costs.prices import Link, Prices, agnostic_prices_of, prices_of
-from fxpar.graph.redistribute import StepKind
+from fxpar.graph.redistribute import RedistributeKind
 from fxpar.hardware.cluster import cluster_named
 from fxpar.world.mesh import Mesh
 
 
 def test_a_collective_costs_its_latency_and_its_bytes() -> None:
     prices = Prices({"x": Link(10.0, 100.0)}, 1.0, 1.0, 50.0, 0.0, 0.0, reduce_scatter_factor=2.0)
-    assert prices.move_us(StepKind.ALL_GATHER, "x", bytes_sent=1000, bytes_kept=2000) == 20
-    assert prices.move_us(StepKind.REDUCE_SCATTER, "x", bytes_sent=1000, bytes_kept=500) == 30
+    assert prices.move_us(RedistributeKind.ALL_GATHER, "x", bytes_sent=1000, bytes_kept=2000) == 20
+    assert prices.move_us(RedistributeKind.REDUCE_SCATTER, "x", bytes_sent=1000, bytes_kept=500) == 30
     assert prices.bucketed_us("x", bytes_sent=1000) == 10
 
 
 def test_a_slice_is_read_and_written_in_memory() -> None:
     prices = Prices({"x": Link(10.0, 100.0)}, 1.0, 1.0, 50.0, 0.0, 0.0)
-    assert prices.move_us(StepKind.SLICE, "x", bytes_sent=0, bytes_kept=100) == 4
+    assert prices.move_us(RedistributeKind.SLICE, "x", bytes_sent=0, bytes_kept=100) == 4
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])

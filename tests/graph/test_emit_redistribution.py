@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from fxpar._torch import FakeTensorMode
 from fxpar.graph.emit_redistribution import emit_step
 from fxpar.graph.graph_writer import LocalGraph
-from fxpar.graph.redistribute import plan_moves
+from fxpar.graph.redistribute import plan_redistribution
 from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.strides import stride_order
@@ -38,7 +38,7 @@ def graph_of_move(have: Layout, need: Layout, like: Tensor, mesh: Mesh) -> fx.Gr
     origin = fx.Graph().placeholder("origin")
     with local.on_behalf_of(origin, backward=False):
         node = local.placeholder("value", have.local_shape(mesh.coordinate), like)
-        for step in plan_moves(have, need):
+        for step in plan_redistribution(have, need):
             node = emit_step(local, node, step, stride_order(like), mesh)
         local.graph.output(node)
     return local.graph

@@ -12,7 +12,7 @@ from fxpar.costs.dataflow import operations
 from fxpar.costs.edge_prices import EdgePrices
 from fxpar.costs.equations import elements_sent
 from fxpar.costs.prices import Prices
-from fxpar.graph.redistribute import StepKind
+from fxpar.graph.redistribute import RedistributeKind
 from fxpar.ir import node_meta
 from fxpar.ir.stage import JointGraph
 from fxpar.layouts.border_prices import BorderPrices
@@ -49,7 +49,7 @@ def test_moves_cost_what_the_collectives_of_the_local_graph_cost(joint: JointGra
     for c in laid.collectives:
         buffer = max(node_meta.tensor(node).nbytes for node in (c.node, c.node.all_input_nodes[0]))
         num_bytes = elements_sent(c.kind, buffer, SIZES[c.axis])
-        expected += MOVES_ALONE.move_us(StepKind[c.kind.upper()], c.axis, num_bytes, 0)
+        expected += MOVES_ALONE.move_us(RedistributeKind[c.kind.upper()], c.axis, num_bytes, 0)
     assert len(laid.collectives) >= 5
     assert price_of(joint, None, MOVES_ALONE) == pytest.approx(expected)
 

@@ -14,9 +14,9 @@ from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.graph.emit_redistribution import emit_step
 from fxpar.graph.graph_writer import LocalGraph
-from fxpar.graph.redistribute import Step
+from fxpar.graph.redistribute import RedistributeStep
 from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
-from fxpar.ir.node_meta import Placed, fused, layout_of, move, set_placed, tensor
+from fxpar.ir.node_meta import Placed, communication, fused, layout_of, set_placed, tensor
 from fxpar.ir.overlap_options import FUSE_ALWAYS, Overlap
 from fxpar.passes.fuse_collectives import Fused, fuse_collectives
 from fxpar.passes.fusion.fusion_costs import estimate_fusions, max_over_ranks
@@ -76,7 +76,9 @@ class Local:
 
     def _step(self, node: fx.Node, before: Layout, after: Layout) -> fx.Node:
         with self._local.on_behalf_of(self._source, backward=False):
-            return emit_step(self._local, node, Step("x", before, after), range(len(before.shape)), self._mesh)
+            return emit_step(
+                self._local, node, RedistributeStep("x", before, after), range(len(before.shape)), self._mesh
+            )
 
     def finish(self, results: Sequence[fx.Node]) -> fx.GraphModule:
         """The graph."""
@@ -155,4 +157,4 @@ def ops_of(module: fx.GraphModule) -> list[str]:
 
 def communications(module: fx.GraphModule) -> list[fx.Node]:
     """The collectives and fused ops of a graph."""
-    return [node for node in module.graph.nodes if move(node) is not None or fused(node) is not None]
+    return [node for node in module.graph.nodes if communication(node) is not None or fused(node) is not None]

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from fxpar.graph.collective_sites import Site, find_sites
 from fxpar.ir.layout import REPLICATE, Partial, Shard
-from fxpar.ir.node_meta import Move, move
+from fxpar.ir.node_meta import Communication, communication
 from fxpar.ir.overlap_options import NO_OVERLAP, OVERLAP_RULES, Overlap, OverlapRule
 from fxpar.ir.stage import JointGraph
 from fxpar.passes.bucket_collectives import bucket_collectives
@@ -326,8 +326,8 @@ def test_weights_in_shards_are_gathered_ahead_one_by_one_or_together(mixed: Join
         assert len({starts(module) for module in after}) == 1, "ranks start different collectives"
 
 
-def move_of(site: Site) -> Move:
-    done = move(site.start)
+def move_of(site: Site) -> Communication:
+    done = communication(site.start)
     assert done is not None
     return done
 

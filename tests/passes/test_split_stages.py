@@ -168,7 +168,7 @@ class WithPositions(nn.Module):
 
 def test_a_stage_without_work_of_its_own_is_refused_and_never_chosen() -> None:
     capture, distribution = captured(WithPositions(), (torch.randn(4, 8),))
-    with pytest.raises(InvalidStagesError, match=r"opened by 'positions', 'last', stage 1 computes nothing but"):
+    with pytest.raises(InvalidStagesError, match=r"that begin at 'positions', 'last', stage 1 computes nothing but"):
         split_stages(capture, ["positions", "last"])
     prices = prices_of(distribution.mesh)
     (boundary,) = balance_stages(capture, 2, prices)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.ir import fused_ops
-from fxpar.ir.node_meta import Move, fused, move
+from fxpar.ir.node_meta import Communication, communication, fused
 from fxpar.world.mesh import Mesh
 
 
 class _Request(NamedTuple):
     """A rank's call of a collective; `reduce_op` means something for reductions alone."""
 
-    move: Move
+    does: Communication
     sent: Tensor
     reduce_op: Any
 
@@ -30,7 +30,7 @@ def run_ranks_in_lockstep(graphs: Sequence[fx.Graph], inputs: Sequence[Sequence[
     results: list[Any] = [None] * len(ranks)
     requests = {rank: _advance(steps, None, results, rank) for rank, steps in enumerate(ranks)}
     while any(request is not None for request in requests.values()):
-        reached = {request and (request.move.kind, request.move.axis) for request in requests.values()}
+        reached = {request and (request.does.kind, request.does.axis) for request in requests.values()}
         assert len(reached) == 1, f"the ranks' programs differ: {reached}"
         received = _communicate({rank: request for rank, request in requests.items() if request}, mesh)
         requests = {rank: _advance(ranks[rank], received[rank], results, rank) for rank in requests}
@@ -49,7 +49,7 @@ def _run(graph: fx.Graph, inputs: Sequence[Any]) -> _Steps:
             values[node] = getattr(graph.owning_module, node.target)
         elif node.op == "output":
             return args[0]
-        elif (done := move(node)) is not None:
+        elif (done := communication(node)) is not None:
             values[node] = yield _Request(done, args[0], args[1])
         elif (within := fused(node)) is not None:
             values[node] = yield from _run_fused(node, within, args)
@@ -60,7 +60,7 @@ def _run(graph: fx.Graph, inputs: Sequence[Any]) -> _Steps:
     raise AssertionError("the graph has no output")
 
 
-def _run_fused(node: fx.Node, within: Move, args: Sequence[Any]) -> _Steps:
+def _run_fused(node: fx.Node, within: Communication, args: Sequence[Any]) -> _Steps:
     """Run a fused op as its schema says it: a collective before its matmuls, or behind its matmul."""
     if node.target is torch.ops.fxpar.all_gather_matmul.default:
         shard, others, biases, form, outer, parts, keeps_gathered, _ = args
@@ -84,11 +84,11 @@ def _communicate(requests: Mapping[int, _Request], mesh: Mesh) -> dict[int, Tens
     received = {}
     for rank, own in requests.items():
         place = mesh.coordinate_of(rank)
-        axis, index = own.move.axis, place[own.move.axis]
+        axis, index = own.does.axis, place[own.does.axis]
         group = [requests[mesh.rank_at({**place, axis: other})].sent for other in range(mesh.sizes[axis])]
-        assert {tensor.shape for tensor in group} == {own.sent.shape}, f"{own.move}: pieces of different shapes"
-        assert own.sent.is_contiguous(), f"{own.move}: a piece with gaps"
-        match own.move.kind:
+        assert {tensor.shape for tensor in group} == {own.sent.shape}, f"{own.does}: pieces of different shapes"
+        assert own.sent.is_contiguous(), f"{own.does}: a piece with gaps"
+        match own.does.kind:
             case "all_gather":
                 received[rank] = torch.cat(group)
             case "all_reduce":

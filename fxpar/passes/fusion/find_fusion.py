@@ -7,7 +7,7 @@ from typing import TypeAlias
 from torch import fx
 
 from fxpar.graph.view_users import Unfit
-from fxpar.ir.node_meta import move
+from fxpar.ir.node_meta import communication
 from fxpar.passes.fusion.gather_matmul import GatherMatmul, find_gather_matmul
 from fxpar.passes.fusion.matmul_reduce import MatmulReduce, find_matmul_reduce
 
@@ -16,7 +16,7 @@ Fusion: TypeAlias = GatherMatmul | MatmulReduce
 
 def find_fusion(start: fx.Node) -> Fusion | Unfit:
     """What the collective at `start` can be one op with, as its graph is now."""
-    done = move(start)
+    done = communication(start)
     assert done is not None, f"{start} is no collective"
     match done.kind:
         case "all_gather":

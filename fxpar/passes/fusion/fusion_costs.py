@@ -11,7 +11,7 @@ from torch import fx
 
 from fxpar.costs.graph_time import GraphModel
 from fxpar.graph.view_users import Unfit
-from fxpar.ir.node_meta import move
+from fxpar.ir.node_meta import communication
 from fxpar.ir.overlap_options import Overlap
 from fxpar.passes.fusion.find_fusion import find_fusion
 from fxpar.passes.fusion.gather_matmul import GatherMatmul
@@ -55,11 +55,13 @@ CostsByGraph: TypeAlias = Mapping[str, Sequence[FusionCost]]
 def estimate_fusions(module: fx.GraphModule, model: GraphModel, overlap: Overlap) -> list[FusionCost]:
     """What every collective of `module` costs, in their order, if it runs beside computation as `overlap` says."""
     waited = model.time_in_order(overlapping_order(module.graph, overlap)).waited_us
-    return [_cost(node, model, waited.get(node.name, 0.0)) for node in module.graph.nodes if move(node) is not None]
+    return [
+        _cost(node, model, waited.get(node.name, 0.0)) for node in module.graph.nodes if communication(node) is not None
+    ]
 
 
 def _cost(start: fx.Node, model: GraphModel, waited_us: float) -> FusionCost:
-    done, found = move(start), find_fusion(start)
+    done, found = communication(start), find_fusion(start)
     assert done is not None, f"{start} is no collective"
     collective_us = model.traffic(done).time_us
     if isinstance(found, Unfit):

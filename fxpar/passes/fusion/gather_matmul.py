@@ -19,7 +19,7 @@ from fxpar.graph.view_ops import as_matrices, laid_out_like, rearranged_from_ori
 from fxpar.graph.view_users import WAITED_ELSEWHERE, Unfit, ViewUsers, replace_view_users, users_of_views, wait_of
 from fxpar.ir.fused_ops import GATHER_FORMS, SUMMING_FORMS, GatherForm
 from fxpar.ir.layout import REPLICATE
-from fxpar.ir.node_meta import Move, fused, layout_of, move, set_fused, take_place, tensor
+from fxpar.ir.node_meta import Communication, communication, fused, layout_of, set_fused, take_place, tensor
 from fxpar.passes.fusion.sink_gathers import OnPieces, find_on_pieces, of_piece, write_on_pieces
 
 _RANK = -1
@@ -69,9 +69,9 @@ class GatherMatmul:
         return f"{behind} {first.form} {order} {[node.name for node in self.matmuls]}"
 
     @property
-    def done(self) -> Move:
+    def done(self) -> Communication:
         """What the op communicates."""
-        done = move(self.start)
+        done = communication(self.start)
         assert done is not None, f"{self.start} is no collective"
         return done if self.before is None else replace(done, num_bytes=tensor(self.before.last).nbytes)
 
@@ -131,7 +131,7 @@ def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: D
 
 def _is_summed_alike(use: _Use, start: fx.Node) -> bool:
     """Whether ranks would add up one sum, each in an order of its own, and come to slightly different results."""
-    done, layout = move(start), layout_of(use.matmul.node)
+    done, layout = communication(start), layout_of(use.matmul.node)
     assert done is not None, f"{start} is no collective"
     return use.form in SUMMING_FORMS and layout is not None and layout.placement(done.axis) == REPLICATE
 

@@ -18,7 +18,7 @@ from fxpar.graph.matmuls import Matmul, matmul_at
 from fxpar.graph.view_ops import as_matrices, rearrange
 from fxpar.graph.view_users import WAITED_ELSEWHERE, Unfit, ViewUsers, replace_view_users, users_of_views, wait_of
 from fxpar.ir.fused_ops import ScatterForm
-from fxpar.ir.node_meta import Move, fused, move, set_fused, tensor
+from fxpar.ir.node_meta import Communication, communication, fused, set_fused, tensor
 
 aten = torch.ops.aten
 
@@ -58,9 +58,9 @@ class MatmulReduce:
         return f"{self.scatter and self.scatter.form} {self.matmul.node.name}"
 
     @property
-    def done(self) -> Move:
+    def done(self) -> Communication:
         """What the op communicates."""
-        done = move(self.start)
+        done = communication(self.start)
         assert done is not None, f"{self.start} is no collective"
         return done
 

@@ -14,7 +14,7 @@ from fxpar.graph.graph_writer import GraphWriter
 from fxpar.graph.min_cut import closure, operands
 from fxpar.graph.view_ops import rearrange
 from fxpar.ir.layout import REPLICATE
-from fxpar.ir.node_meta import known_value, layout_of, move, tensor
+from fxpar.ir.node_meta import communication, known_value, layout_of, tensor
 from fxpar.rules.call import argument, op_call
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ def of_piece(dims: Dims, rank: Digit) -> Dims:
 
 def _computed_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> dict[fx.Node, Dims]:
     """The nodes behind `wait` that ranks can compute on their pieces, in order, with the dims of what they give."""
-    done = move(start)
+    done = communication(start)
     assert done is not None, f"{start} is no collective"
     known = {wait: dims}
     behind = closure([wait], lambda node: node.users)

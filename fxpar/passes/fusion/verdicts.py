@@ -11,7 +11,7 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from fxpar.ir.node_meta import Move
+from fxpar.ir.node_meta import Communication
 from fxpar.passes.fusion.fusion_costs import FusionCost
 
 
@@ -25,7 +25,7 @@ class Verdict:
     """
 
     collective: str
-    done: Move
+    done: Communication
     module: str
     fused: str | None
     matmuls: tuple[str, ...]

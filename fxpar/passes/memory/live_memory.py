@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from fxpar.graph.memory_owners import owner_of
 from fxpar.graph.min_cut import kept_bytes
 from fxpar.graph.view_users import wait_of
-from fxpar.ir.node_meta import move, value
+from fxpar.ir.node_meta import communication, value
 from fxpar.passes.memory.fused_values import fused_away, is_elementwise
 
 
@@ -63,7 +63,7 @@ def _last_uses(nodes: list[fx.Node], index: dict[fx.Node, int], away: frozenset[
         if owner is node and node.op == "call_function" and isinstance(value(node), Tensor) and node not in away:
             last_use[node] = reads_at.get(node, index[node])
     for node in last_use:
-        if move(node) is not None:
+        if communication(node) is not None:
             given = owner_of(node.all_input_nodes[0])
             if given in last_use:
                 wait = wait_of(node)
@@ -92,7 +92,7 @@ def _unused_parts(node: fx.Node) -> Iterator[Tensor]:
 
 def _can_overwrite(last: fx.Node, owner: fx.Node) -> bool:
     """Whether Inductor lets the last reader of a value write its own result, of the same size, in its place."""
-    return is_elementwise(last) and move(owner) is None and kept_bytes(owner) == kept_bytes(last)
+    return is_elementwise(last) and communication(owner) is None and kept_bytes(owner) == kept_bytes(last)
 
 
 def _highest(changes: Iterable[int]) -> int:

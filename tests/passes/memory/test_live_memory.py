@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpar._torch import c10d_functional
-from fxpar.ir.node_meta import Move, set_move
+from fxpar.ir.node_meta import Communication, set_communication
 from fxpar.passes.memory.live_memory import peak_live_bytes
 from tests.support.allocated_bytes import peak_allocated_bytes
 
@@ -78,6 +78,6 @@ def test_a_collective_holds_what_it_was_given_until_it_is_waited_for() -> None:
     wait_tensor, all_reduce = c10d_functional.wait_tensor, c10d_functional.all_reduce
     graph = traced(reduced, torch.randn(64, 64), torch.randn(64, 64))
     for node in graph.graph.find_nodes(op="call_function", target=all_reduce.default):
-        set_move(node, Move("all_reduce", "x", BYTES))
+        set_communication(node, Communication("all_reduce", "x", BYTES))
     # Four results, and the product that the last of them is the sum of.
     assert peak_live_bytes(graph.graph) // BYTES == 5

@@ -6,19 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fxpar.costs.dataflow import Value
-from fxpar.graph.redistribute import StepKind
+from fxpar.graph.redistribute import RedistributeKind
 from fxpar.ir.layout import Layout, Placement
 from fxpar.layouts.integer_program import IntegerProgram
-from fxpar.layouts.move_prices import MovePrices
+from fxpar.layouts.redistribution_prices import RedistributionPrices
 
-_WHOLE = {StepKind.REDUCE_SCATTER: StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL: StepKind.ALL_GATHER}
+_WHOLE = {
+    RedistributeKind.REDUCE_SCATTER: RedistributeKind.ALL_REDUCE,
+    RedistributeKind.ALL_TO_ALL: RedistributeKind.ALL_GATHER,
+}
 """The move that makes a value whole, after which the sharded form is a mere slice."""
 
 
 class _Move(NamedTuple):
     """A change of placement that several uses of a value can share."""
 
-    kind: StepKind
+    kind: RedistributeKind
     us: float
     dst: Placement
 
@@ -27,9 +30,9 @@ _Moves = Mapping[_Move, Mapping[int, Sequence[int]]]
 """For each move the entries that need it, by the number of their use."""
 
 
-def charge_moves(
+def charge_redistribution(
     program: IntegerProgram,
-    prices: MovePrices,
+    prices: RedistributionPrices,
     value: Value,
     layout: Layout,
     uses: Sequence[Mapping[tuple[Placement, Placement], int]],
@@ -48,15 +51,15 @@ def charge_moves(
                 kind, us = prices.move(value, layout, src, dst)
                 moves.setdefault(_Move(kind, us * times, dst), {}).setdefault(number, []).append(entry)
     for move, members in moves.items():
-        if move.kind is StepKind.SLICE or len(uses) == 1:
+        if move.kind is RedistributeKind.SLICE or len(uses) == 1:
             for entry in (entry for entries in members.values() for entry in entries):
                 program.add_cost(entry, move.us)
     if len(uses) > 1:
-        for whole in (StepKind.ALL_REDUCE, StepKind.ALL_GATHER):
+        for whole in (RedistributeKind.ALL_REDUCE, RedistributeKind.ALL_GATHER):
             _share(program, moves, whole)
 
 
-def _share(program: IntegerProgram, moves: _Moves, whole: StepKind) -> None:
+def _share(program: IntegerProgram, moves: _Moves, whole: RedistributeKind) -> None:
     """Charge the moves `whole`, and those from the same placements to shards; these are free slices of it."""
     slices: dict[int, list[int]] = {}
     for move, members in moves.items():
