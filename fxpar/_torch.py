@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch._dynamo
-import torch.distributed._functional_collectives  # gives the collective ops their fakes
+import torch.distributed._functional_collectives  # returns the collective ops their fakes
 from torch import Tensor, fx, nn
 from torch._C._distributed_c10d import (
     HashStore,

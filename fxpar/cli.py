@@ -26,7 +26,7 @@ _WIDTH_OF_FILES = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with `arguments` (default: the process's own); gives the exit status.
+    """Run the command with `arguments` (default: the process's own); returns the exit status.
 
     That is 1 when a goal is missed that was to be checked, and 2 when the command cannot do what it was asked to.
     """

@@ -129,13 +129,13 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
         raise InvalidOptionError("gathered_bytes", gathered, "bytes")
     memory = options.memory_bytes
     if memory is not None and not (isinstance(memory, int | float) and memory > 0):
-        raise InvalidOptionError("memory_bytes", memory, "bytes, more than none")
+        raise InvalidOptionError("memory_bytes", memory, "a positive number of bytes")
     _check_overlap(options)
     if not isinstance(options.fuse, bool) and options.fuse != FUSE_ALWAYS:
         raise InvalidOptionError("fuse", options.fuse, f"True, False or {FUSE_ALWAYS!r}")
     timeout_s = options.transfer_timeout_s
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
-        raise InvalidOptionError("transfer_timeout_s", timeout_s, "seconds, more than none")
+        raise InvalidOptionError("transfer_timeout_s", timeout_s, "a positive number of seconds")
     return options
 
 
@@ -147,10 +147,10 @@ def _check_overlap(options: Options) -> None:
     if not is_known:
         raise InvalidOptionError("overlap", given, f"True, False, or some of {', '.join(map(repr, OVERLAP_RULES))}")
     if not (isinstance(budget_bytes, int | float) and budget_bytes >= 0):
-        raise InvalidOptionError("gather_ahead_bytes", budget_bytes, "bytes, none or more")
+        raise InvalidOptionError("gather_ahead_bytes", budget_bytes, "a number of bytes, 0 or more")
     held = options.held_reductions
     if not (isinstance(held, int | float) and held >= 0):
-        raise InvalidOptionError("held_reductions", held, "a multiple of the largest reduction, none or more")
+        raise InvalidOptionError("held_reductions", held, "a multiple of the largest reduction, 0 or more")
 
 
 def _check_names(options: Options) -> None:

@@ -162,7 +162,7 @@ def _count_crossings(calls: Sequence[_Call]) -> list[int]:
 
 
 def _label(call: _Call) -> str:
-    """An op with its constants and what it takes and gives, wherever in the graph that comes from."""
+    """An op with its constants and what it takes and returns, wherever in the graph that comes from."""
     names = {source: _describe(value(source)) for node in call for source in node.all_input_nodes}
     return "; ".join(f"{_describe(value(node))} = {_describe_call(node, names)}" for node in call)
 

@@ -107,7 +107,7 @@ class _Beside:
                 self._started = c10d_functional.all_reduce(torch.zeros(parts * rows), "sum", group)
 
     def finish(self, *args: Any) -> Any:
-        """Wait for it; gives what the op would."""
+        """Wait for it; returns what the op would."""
         c10d_functional.wait_tensor(self._started)
         return self._result
 

@@ -18,7 +18,7 @@ Compiled: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What all regions of one signature run: a function that gives the values at `outputs` of a region's nodes."""
+    """What all regions of one signature run: a function that returns the values at `outputs` of a region's nodes."""
 
     function: Compiled
     outputs: tuple[int, ...]
@@ -49,7 +49,7 @@ def stitch_regions(graph: fx.GraphModule, compile_region: Callable[[fx.GraphModu
 
 
 def _compile_group(name: str, group: Sequence[Region], compile_region: Callable[[fx.GraphModule], Compiled]) -> _Code:
-    """Compile equal regions. The graph may use other values of each: their code gives what any of them must give."""
+    """Compile equal regions. The graph may use other values of each: their code returns what any of them must give."""
     outputs = tuple(sorted(set[int]().union(*(region.outputs for region in group))))
     compiled = compile_region(_region_graph(group[0], outputs))
 
@@ -102,12 +102,12 @@ class _Stitched:
             self._value(node)
 
     def finish(self) -> fx.GraphModule:
-        """The whole, giving what the source gives."""
+        """The whole, giving what the source returns."""
         self._graph.output(fx.map_arg(self._source.graph.output_node().args[0], self._value))
         return fx.GraphModule(self._source, self._graph)
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """The value of `node` of the source: what a region gives, or a view of it."""
+        """The value of `node` of the source: what a region returns, or a view of it."""
         if node not in self._values:
             self._values[node] = self._graph.node_copy(node, self._value)
         return self._values[node]

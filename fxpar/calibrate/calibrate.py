@@ -28,7 +28,7 @@ class Calibration:
 
 
 def calibrate(name: str, device: torch.device, say: Callable[[str], None]) -> Calibration:
-    """Measure all ranks together; a collective of the world, which gives the same on every rank.
+    """Measure all ranks together; a collective of the world, which returns the same on every rank.
 
     What takes several ranks of a host, or several hosts, and is not there is taken from the default cluster: its
     `source` says so.

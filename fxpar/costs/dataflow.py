@@ -51,7 +51,7 @@ class Border(Enum):
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that needs its operands, and gives its results, in layouts that must be chosen.
+    """Something that needs its operands, and returns its results, in layouts that must be chosen.
 
     An op (`call` is set), a constant of the module, or a port of the border: one that enters has one result and no
     operands, one that leaves has one operand and no results. `results` has None for what is not a tensor.

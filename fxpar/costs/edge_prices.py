@@ -33,7 +33,7 @@ class EdgePrices:
         return f"{self._earlier} {self._network} {list(self._placement)}"
 
     def value_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
-        """The time in which the value of an edge comes to lie as `layout`."""
+        """The time in which the value of an edge gets into `layout`."""
         maker = self._maker(port)
         if maker is None:
             return 0.0
@@ -43,7 +43,7 @@ class EdgePrices:
         return self._time_us(Crossing(port, False, maker, (here,), source, (layout,), dtype, pipes))
 
     def gradient_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
-        """The time in which a gradient that lies as `layout` gets back to where the edge was made."""
+        """The time in which a gradient in `layout` gets back to where the edge was made."""
         maker = self._maker(port)
         if maker is None:
             return 0.0

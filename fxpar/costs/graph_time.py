@@ -86,7 +86,7 @@ class GraphModel:
         """What a node computes: its arithmetic or its memory, whichever takes longer.
 
         A matmul reads its operands and writes its result. Pointwise operations are taken as fused into one another:
-        each writes once what it gives.
+        each writes once what it returns.
         """
         if node.op != "call_function" or is_free_to_recompute(node):
             return 0.0
@@ -104,7 +104,7 @@ class GraphModel:
         return max(matmul_us, self.traffic(done).time_us) + self._latency_us(done.axis)
 
     def time(self, module: fx.GraphModule) -> GraphTime:
-        """Run a graph in thought, node after node. It ends with its last collective, waited for or not."""
+        """Simulate a graph, node after node. It ends with its last collective, waited for or not."""
         return self.time_in_order(module.graph.nodes)
 
     def time_in_order(self, nodes: Iterable[fx.Node]) -> GraphTime:

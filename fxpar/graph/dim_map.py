@@ -99,7 +99,7 @@ _TRANSPOSING = {aten.permute.default, aten.transpose.int, aten.t.default}
 
 
 def rearranges(node: fx.Node) -> bool:
-    """Whether `node` gives the elements of its one operand, each once and none else, in whatever order."""
+    """Whether `node` returns the elements of its one operand, each once and none else, in whatever order."""
     if node.target in _TRANSPOSING:
         return True
     if node.target not in _REGROUPING:
@@ -109,7 +109,7 @@ def rearranges(node: fx.Node) -> bool:
 
 
 def through(node: fx.Node, dims: Dims) -> Dims | None:
-    """The dims of what a rearranging `node` gives of an operand of `dims`; None where it cuts through a digit."""
+    """The dims of what a rearranging `node` returns of an operand of `dims`; None where it cuts through a digit."""
     if node.target is aten.t.default:
         return dims[::-1]
     if node.target is aten.permute.default:

@@ -15,7 +15,7 @@ _WITH_BIAS = {aten.addmm.default, aten.baddbmm.default}
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """`node` gives `left @ right + bias`, of two matrices or of as many pairs of them."""
+    """`node` returns `left @ right + bias`, of two matrices or of as many pairs of them."""
 
     node: fx.Node
     left: fx.Node

@@ -27,7 +27,7 @@ def min_cut_values(
     again: AbstractSet[fx.Node] = frozenset(),
     dropped: AbstractSet[fx.Node] = frozenset(),
 ) -> list[fx.Node]:
-    """The values that the early part hands to the late part: a minimum cut between what must run in each.
+    """The values that the early part passes to the late part: a minimum cut between what must run in each.
 
     Every value v is an edge from (v, "made") to (v, "kept") whose capacity is the memory that keeping v takes. What
     lies on the early side of the cut is made early.
@@ -38,7 +38,7 @@ def min_cut_values(
         leaving: those of `undecided` that the late part needs in any case.
         free: those that take no memory, since they are there anyhow.
         again: those that may run in both parts, besides what costs nothing.
-        dropped: those of `again` that may not be handed over.
+        dropped: those of `again` that may not be passed on.
     """
 
     def repeats(node: fx.Node) -> bool:
@@ -70,7 +70,7 @@ def _capacity(node: fx.Node, free: AbstractSet[fx.Node]) -> float:
 
 
 def can_be_kept(node: fx.Node) -> bool:
-    """Whether `node` gives something to keep: a tuple is nothing, nor is what a collective has not written yet."""
+    """Whether `node` returns something to keep: a tuple is nothing, nor is what a collective has not written yet."""
     return isinstance(value(node), Tensor) and communication(node) is None
 
 
@@ -108,7 +108,7 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def is_free_to_recompute(node: fx.Node) -> bool:
-    """Whether `node` costs nothing and gives the same again: a view, a constant, an item of a tuple.
+    """Whether `node` costs nothing and returns the same again: a view, a constant, an item of a tuple.
 
     So does waiting for what was started outside of the graph.
     """

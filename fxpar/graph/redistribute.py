@@ -23,7 +23,7 @@ class RedistributeKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RedistributeStep:
-    """One change of placement along `axis`: the value lies as `before`, and then as `after`."""
+    """One change of placement along `axis`: the value has the layout `before`, and then `after`."""
 
     axis: str
     before: Layout

@@ -20,7 +20,7 @@ _IN_PLACE_OPERATORS = {
 
 
 def is_context(node: fx.Node) -> bool:
-    """Whether `node` enters or leaves a context (autocast, grad mode): it neither takes nor gives a tensor.
+    """Whether `node` enters or leaves a context (autocast, grad mode): it neither takes nor returns a tensor.
 
     Every stage keeps all of them, so that each operation runs in the context it was written in.
     """

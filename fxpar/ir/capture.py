@@ -62,7 +62,7 @@ class Capture:
     def signature(self) -> str:
         """The same for two captures of one program, whichever device of a host each is for.
 
-        It names every operation, with what it takes and the shapes that it gives.
+        It names every operation, with what it takes and the shapes that it returns.
         """
         return "\n".join(
             f"{_describe_call(node)} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
@@ -77,7 +77,7 @@ class Capture:
 def example(node: fx.Node) -> Tensor:
     """The fake tensor that Dynamo computed for `node`."""
     value = node.meta["example_value"]
-    assert isinstance(value, torch.Tensor), f"{node} gives {type(value).__name__}, not a tensor"
+    assert isinstance(value, torch.Tensor), f"{node} returns {type(value).__name__}, not a tensor"
     return value
 
 

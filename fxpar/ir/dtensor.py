@@ -109,7 +109,7 @@ def from_piece(
 ) -> DTensor:
     """The DTensor of that global `shape` and `stride` whose piece on this rank is `local`.
 
-    On a rank outside of `mesh`, `local` gives a dtype and a device only. No communication, no check.
+    On a rank outside of `mesh`, `local` returns a dtype and a device only. No communication, no check.
     """
     if not shape:  # torch takes an empty shape for none, and then computes it from the piece
         local = local if local.dim() == 0 else local.new_empty(())

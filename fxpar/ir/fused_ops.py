@@ -140,7 +140,7 @@ def products_of_pieces(
     outer: int,
     keeps_gathered: bool,
 ) -> list[Tensor]:
-    """What `all_gather_matmul` gives once the pieces (parts, *shard) of all ranks are there."""
+    """What `all_gather_matmul` returns once the pieces (parts, *shard) of all ranks are there."""
     gathered = _joined(pieces, GATHERED_DIM[form], outer)
     products = [_PRODUCTS[form](gathered, other).contiguous() for other in others]
     found = [one if bias is None else one + bias for one, bias in zip(products, biases, strict=True)]

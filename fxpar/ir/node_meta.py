@@ -25,7 +25,7 @@ _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_t
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The layouts chosen for one op: what it needs of each tensor operand (with repeats) and gives for each result."""
+    """The layouts chosen for one op: what it needs of each tensor operand (with repeats) and returns for each result."""
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout | None, ...]
@@ -38,7 +38,7 @@ def placed(node: fx.Node) -> Placed:
 
 
 def layout_of(node: fx.Node) -> Layout | None:
-    """The layout of the tensor that `node` gives; None where none was chosen, or the result is no tensor."""
+    """The layout of the tensor that `node` returns; None where none was chosen, or the result is no tensor."""
     found: Placed | None = node.meta.get(_PLACED)
     if found is None or not isinstance(known_value(node), Tensor) or len(found.outputs) != 1:
         return None
@@ -86,7 +86,7 @@ def set_fused(node: fx.Node, done: Communication) -> None:
 
 
 def group(node: fx.Node) -> str:
-    """What `node` belongs to in the eyes of a person: what was set, else the module that made it; '' at the root."""
+    """What `node` belongs to, for people: what was set, else the module that made it; '' at the root."""
     return node.meta.get(_GROUP) or module_path(node)
 
 
@@ -112,9 +112,9 @@ def known_value(node: fx.Node) -> Any:
 
 
 def tensor(node: fx.Node) -> Tensor:
-    """The fake tensor of a node that gives exactly one."""
+    """The fake tensor of a node that returns exactly one."""
     found = node.meta["val"]
-    assert isinstance(found, torch.Tensor), f"{node} gives {type(found).__name__}, not a tensor"
+    assert isinstance(found, torch.Tensor), f"{node} returns {type(found).__name__}, not a tensor"
     return found
 
 

@@ -97,8 +97,8 @@ Callables: TypeAlias = Callable[..., Sequence[Tensor]]
 class CompiledSplit:
     """The backward of a stage in two parts; which of the saved values each takes is said by their positions.
 
-    `inputs(*saved, *tangents)` gives the gradients of edges, in the order of `gradients`, then what is carried.
-    `weights(*saved, *carried)` gives all other gradients.
+    `inputs(*saved, *tangents)` returns the gradients of edges, in the order of `gradients`, then what is carried.
+    `weights(*saved, *carried)` returns all other gradients.
     """
 
     inputs: Callables
@@ -119,7 +119,7 @@ class CompiledSplit:
 class CompiledGathers:
     """What is done once per step for parameters that are stored in shards over z.
 
-    `run(*pieces)` gives, of this rank's `pieces` of the parameters `names`, what the stage's graphs take for them;
+    `run(*pieces)` returns, of this rank's `pieces` of the parameters `names`, what the stage's graphs take for them;
     collectives may still be writing it. `pieces` are fake tensors like the real ones.
     """
 
@@ -130,7 +130,7 @@ class CompiledGathers:
 
 @dataclass(frozen=True, slots=True)
 class CompiledReductions:
-    """What is done once per step for gradients of such parameters: `finish(*start(*sums))` gives this rank's pieces.
+    """What is done once per step for gradients of such parameters: `finish(*start(*sums))` returns this rank's pieces.
 
     `sums` are over the microbatches, of what the stage's graphs give for the parameters `names`. Between `start` and
     `finish` collectives are under way.
@@ -145,8 +145,8 @@ class CompiledReductions:
 class CompiledStage:
     """A stage of this rank, ready to run on local tensors.
 
-    `forward(*inputs)` gives one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
-    gives one gradient per port of `gradients`; `split` does the same in two parts. Of these there is what the schedule
+    `forward(*inputs)` returns one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
+    returns one gradient per port of `gradients`; `split` does the same in two parts. Of these there is what the schedule
     runs: none in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like what these take.
     `gathers` and `reductions` run once per step, around all that, where there is anything to do.
     """

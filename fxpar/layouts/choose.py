@@ -79,7 +79,7 @@ def choose(
 ) -> list[int] | None:
     """The index of the cheapest strategy of each operation, or None if they cannot be combined.
 
-    Values in `immovable` are used where they lie; with `penalty_us`, moving them is merely that dear.
+    Values in `immovable` are used where they are; with `penalty_us`, moving them merely costs that much.
     """
     shared = alike(program, strategies, immovable, axis.beside, axis.done)
     for first in dict.fromkeys((shared, tuple(range(len(program))))):  # each on its own where they cannot share
@@ -273,7 +273,7 @@ class _Chooser:
         return sizes
 
     def _tie_gradients(self) -> None:
-        """A parameter's gradient lies as the parameter does; of a replicated one it may be left to be summed."""
+        """A parameter's gradient has the parameter's layout; of a replicated one it may be left to be summed."""
         parameters = {op.port: op.values[0] for op in self._program if op.is_parameter(Border.INPUT)}
         pairs = dict.fromkeys(
             (self._sources[parameters[operation.port]], self._first[number])

@@ -35,7 +35,7 @@ class IntegerProgram:
         return len(self._costs) - 1
 
     def add_cost(self, variable: int, cost: float) -> None:
-        """Make a variable dearer."""
+        """Make a variable more expensive."""
         self._costs[variable] += cost
 
     def equal(self, terms: Iterable[Term], value: float) -> None:

@@ -28,7 +28,7 @@ def alike(
     """For each operation the number of the first one that is laid out like it, which mostly is its own.
 
     Operations that are alike have the same strategies in the same order, at the same price. `done[i]` is how many
-    ranks share operation i's work along other axes, beside which values lie as `beside` says.
+    ranks share operation i's work along other axes, while values are sharded along those as `beside` says.
     """
     labels = _labels(program, strategies, immovable, beside, done)
     found = list(range(len(program)))

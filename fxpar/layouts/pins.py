@@ -40,7 +40,7 @@ class Pin:
 
     @classmethod
     def exactly(cls, layout: Layout, *, fixed_at_use: bool = False) -> Pin:
-        """The pin of a value that lies as `layout`."""
+        """The pin of a value whose layout is `layout`."""
         assert not layout.is_partial, f"a value cannot be pinned to {layout}: it is not reduced"
         return cls({axis: (p.dim, p.outer) for axis, p in layout.axes if isinstance(p, Shard)}, fixed_at_use)
 

@@ -76,7 +76,7 @@ def _picks_targets(grad: fx.Node, output: Any, dim: Any) -> bool:
 
 
 def _origin(node: Any) -> Any:
-    """The node whose value `node` gives again."""
+    """The node whose value `node` returns again."""
     return _origin(node.args[0]) if node.target in (aten.detach.default, aten.alias.default) else node
 
 
@@ -110,7 +110,7 @@ def _inline(
 
 
 def _like(found: Tensor | None, expected: Tensor | None) -> Tensor | None:
-    """A result as the op gives it: kernels keep statistics in a precision of their own."""
+    """A result as the op returns it: kernels keep statistics in a precision of their own."""
     return None if found is None or expected is None else strided_like(found.to(expected.dtype), expected)
 
 

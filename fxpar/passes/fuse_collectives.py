@@ -31,17 +31,17 @@ class Fused:
 def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: Fuse) -> Fused:
     """`module` with fused ops in the place of collectives and the matmuls before or behind them.
 
-    An all-gather is fused with those matmuls that take what it gives in one way, a reduce-scatter or an all-reduce of
-    sums with the matmul that gives the terms. Between them may stand whatever only rearranges a value: what of that is
+    An all-gather is fused with those matmuls that take what it returns in one way, a reduce-scatter or an all-reduce of
+    sums with the matmul that produces the terms. Between them may stand whatever only rearranges a value: what of that is
     still needed stands around the fused op. Behind a gather may also stand what can be computed on pieces, and then is
-    (see `find_on_pieces`). Where a gathered value is used by others, too, the op gives it as well.
+    (see `find_on_pieces`). Where a gathered value is used by others, too, the op returns it as well.
     All values that are used elsewhere lie in memory as before. All ranks that run forms of one graph, whose sizes may
     differ, come to the same verdicts if the `costs` are the same.
     Source: Chang et al., "FLUX: Fast Software-based Communication Overlap on GPUs through Kernel Fusion".
 
     Args:
         costs: those of `estimate_fusions`, the same on all ranks that run a form of the graph.
-        fuse: True, wherever that is estimated not to be dearer than overlap; "always", wherever it can be; or False.
+        fuse: True, wherever that is estimated not to cost more than overlap; "always", wherever it can be; or False.
 
     Before: `gathered = all_gather(x); wait = wait_tensor(gathered); mm = mm(wait, w)`
     After:  `both = all_gather_matmul(x, [w], [None], "rows", ...); mm = both[0]`

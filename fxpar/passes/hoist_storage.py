@@ -18,7 +18,7 @@ from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
 
 @dataclass(frozen=True, slots=True)
 class Gathers:
-    """`module(*pieces)` starts to gather the parameters `ports`, and gives what the graph of a microbatch takes.
+    """`module(*pieces)` starts to gather the parameters `ports`, and returns what the graph of a microbatch takes.
 
     Of those whose gathered pieces lie in memory as they are used, that is what a collective is still writing.
     """
@@ -29,9 +29,9 @@ class Gathers:
 
 @dataclass(frozen=True, slots=True)
 class Reductions:
-    """Of gradients of the parameters `ports`: `finish(*start(*sums))` gives this rank's shards of what is reduced.
+    """Of gradients of the parameters `ports`: `finish(*start(*sums))` returns this rank's shards of what is reduced.
 
-    `start(*sums)` gives what collectives are still writing; `module` is both in one.
+    `start(*sums)` returns what collectives are still writing; `module` is both in one.
     """
 
     ports: tuple[Port, ...]

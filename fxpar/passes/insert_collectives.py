@@ -36,7 +36,7 @@ from fxpar.world.mesh import Mesh, num_batch_shards
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a local graph: `num_bytes` are the local bytes of the larger of what it takes and gives."""
+    """A collective of a local graph: `num_bytes` are the local bytes of the larger of what it takes and returns."""
 
     kind: CollectiveKind
     axis: str
@@ -121,7 +121,7 @@ class _Localizer:
                 assert isinstance(source, fx.Node) and isinstance(index, int)
                 result = self._local.call(operator.getitem, self._others[source], index)
                 self._note(node, result, placed(source).outputs[index])
-            case _ if node.target is torch.ops.fxpar.shard.default:  # the same value, which must also lie as hinted
+            case _ if node.target is torch.ops.fxpar.shard.default:  # the same value, in the layout of the hint
                 (operand,), (need,) = _tensor_operands(node), placed(node).inputs
                 self._moved(operand, need, node)
                 self._pieces[node] = self._pieces[operand]
@@ -167,13 +167,13 @@ class _Localizer:
         return result
 
     def _note(self, node: fx.Node, result: fx.Node, layout: Layout | None = None) -> None:
-        """`result` is what the logical `node` gives, under `layout` (by default, the one chosen for it)."""
+        """`result` is what the logical `node` returns, under `layout` (by default, the one chosen for it)."""
         if not isinstance(value(node), Tensor):
             self._others[node] = result
             return
         if layout is None:
             (layout,) = placed(node).outputs
-        assert layout is not None, f"{node} gives a tensor, but has no layout"
+        assert layout is not None, f"{node} returns a tensor, but has no layout"
         if is_dense(tensor(node)):
             result = self._local.in_order(result, stride_order(tensor(node)))
         found, expected = tuple(tensor(result).shape), layout.local_shape(self._mesh.coordinate)

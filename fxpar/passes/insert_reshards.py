@@ -56,7 +56,7 @@ def insert_reshards(
     that has none sends zeros. Their owner sends tied parameters to their other users likewise.
 
     The graph takes a dict for each stage, of the parameters and buffers that it alone uses; then tied parameters,
-    inputs, and the gradient of the loss. It gives the results, the gradients of tied parameters, then for each stage
+    inputs, and the gradient of the loss. It returns the results, the gradients of tied parameters, then for each stage
     the dict of its other gradients, and for each that has any that of its new buffers.
 
     Before: `x = stage_0(...)`, `y = stage_1(x)`, `loss = stage_2(x, y)`, each stage a graph of its own

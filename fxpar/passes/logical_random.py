@@ -55,7 +55,7 @@ def _is_random(node: fx.Node) -> bool:
 
 
 def _device_of(drawing: fx.Node) -> torch.device:
-    """Where an op that draws puts what it gives."""
+    """Where an op that draws puts what it returns."""
     return next(given.device for given in pytree.tree_leaves(value(drawing)) if isinstance(given, Tensor))
 
 

@@ -120,7 +120,7 @@ class _UnderWay:
         self._sites: list[Site] = []
 
     def start(self, site: Site) -> list[Site]:
-        """Note that `site` starts; gives those that are to be waited for before."""
+        """Note that `site` starts; returns those that are to be waited for before."""
         if site.rule != "reduce_scatters":
             return []
         done: list[Site] = []

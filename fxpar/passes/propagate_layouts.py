@@ -39,9 +39,9 @@ def propagate_layouts(
 ) -> StageBorder:
     """Give every node of `joint` its `node_meta.Placed`, at the least cost, and say how the border lies.
 
-    Each node records the layouts in which it needs its operands and gives its results; where a use needs another
-    layout than its producer gives, the value must be moved. An item of a tuple needs and gives the layout of the
-    producer's result; a placeholder only gives, the output node only needs.
+    Each node records the layouts in which it needs its operands and returns its results; where a use needs another
+    layout than its producer returns, the value must be moved. An item of a tuple needs and returns the layout of the
+    producer's result; a placeholder only returns, the output node only needs.
 
     Along one axis the choice is an integer program (`fxpar.layouts.choose`) over the strategies that the sharding rules
     admit (`fxpar.layouts.candidates`). Axes are solved in turn, each beside the others as they are then, in every
@@ -49,7 +49,7 @@ def propagate_layouts(
     stored in, along every axis that their sizes allow (`fxpar.layouts.weights`).
 
     Before: `h = mm(x, w1); y = mm(h, w2)`, w1 pinned to columns over x and w2 to rows
-    After:  the same, where h lies as `[m, x*n/x]` and y as `[m, k] P(sum)@x`, which its reader needs reduced
+    After:  the same, where h is `[m, x*n/x]` and y is `[m, k] P(sum)@x`, which its reader needs reduced
 
     Args:
         pins: the layouts that hints and other stages have settled. Forward inputs and buffers are replicated.

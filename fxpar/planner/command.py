@@ -31,7 +31,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODULE:FUNCTION",
-        help="a function (also FILE.py:FUNCTION) that gives a model and the arguments of its forward, as a tuple or a "
+        help="a function (also FILE.py:FUNCTION) that returns a model and the arguments of its forward, as a tuple or a "
         "dict, for all ranks together; it is called without storage for tensors",
     )
     parser.add_argument(
@@ -50,7 +50,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int:
-    """Search, print, and write what is asked for; gives the exit status."""
+    """Search, print, and write what is asked for; returns the exit status."""
     model, batch = load_model(options.model)
     ranking = plan(
         model,
@@ -77,7 +77,7 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
 
 
 def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any]]:
-    """What the function called `name` gives, on the meta device.
+    """What the function called `name` returns, on the meta device.
 
     Raises:
         PlanningError: there is no such function.

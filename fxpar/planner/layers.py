@@ -107,7 +107,7 @@ def whole_plan(plan: Plan, count: int, layers: Layers) -> Plan:
 
 
 def _like(layer: int, of: int, count: int) -> int:
-    """Which of `count` layers lies as `layer` of all."""
+    """Which of `count` layers is where `layer` of all is."""
     if layer in (0, of - 1):
         return 0 if layer == 0 else count - 1
     return 1 + (layer - 1) % 2

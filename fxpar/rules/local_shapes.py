@@ -42,7 +42,7 @@ def emit_view(local: LocalOp) -> fx.Node:
     if logical.is_contiguous():
         return viewed
     (logical_shape,) = local.call.outputs
-    assert logical_shape is not None, f"{local.call.target} gives no tensor"
+    assert logical_shape is not None, f"{local.call.target} returns no tensor"
     order = stride_order(logical.reshape(logical_shape))
     if list(order) == sorted(order) or _views_in_order(local, order):
         return viewed
@@ -64,7 +64,7 @@ def in_logical_order(local: LocalOp, name: str) -> fx.Node:
 
 
 def _views_in_order(local: LocalOp, order: Sequence[int]) -> bool:
-    """Whether the local value is known, and viewing it gives the order without a copy."""
+    """Whether the local value is known, and viewing it returns the order without a copy."""
     known = node_meta.known_value(local.args[0])
     return known is not None and lies_in_order(known.reshape(local.output_shape()), order)
 

@@ -49,7 +49,7 @@ def describe(strategy: Strategy) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A call of an op with real tensors: the call as rules see it, its operands, and what the whole op gives."""
+    """A call of an op with real tensors: the call as rules see it, its operands, and what the whole op returns."""
 
     call: OpCall
     operands: tuple[Tensor, ...]
@@ -155,7 +155,7 @@ def _check_consistent(rule: Rule, call: OpCall, strategy: Strategy) -> None:
 
 
 def prove_layouts(rule: Rule, taken: Sample, chosen: Mapping[str, Strategy], sizes: Mapping[str, int]) -> None:
-    """Prove that the strategies chosen for the axes, taken together, give what the whole op gives."""
+    """Prove that the strategies chosen for the axes, taken together, give what the whole op returns."""
     call = taken.call
     inputs = tuple(_layout(shape, {a: s.inputs[i] for a, s in chosen.items()}) for i, shape in enumerate(call.inputs))
     outputs = tuple(

@@ -11,7 +11,7 @@ from fxpar.rules.rule import LocalOp
 def emit_uniform(local: LocalOp) -> fx.Node:
     """`fxpar::uniform` of the piece that this rank holds."""
     (layout,) = local.outputs
-    assert layout is not None, "uniform gives a tensor"
+    assert layout is not None, "uniform returns a tensor"
     box = logical_box(layout, local.coordinate)
     stream, *_, span = local.args
     shape = list(local.output_shape())

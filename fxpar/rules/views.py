@@ -25,7 +25,7 @@ def reshaped(call: OpCall) -> Einsum | None:
 
 def _result(call: OpCall) -> Shape:
     (shape,) = call.outputs
-    assert shape is not None, f"{call.target} gives no tensor"
+    assert shape is not None, f"{call.target} returns no tensor"
     return shape
 
 

@@ -35,7 +35,7 @@ class EdgeTransport:
         self._receipts: dict[int, Any] = {}
 
     def send(self, value: Tensor, microbatch: int) -> Any:
-        """Begin to send this rank's piece, which must not change before `complete` of what this gives.
+        """Begin to send this rank's piece, which must not change before `complete` of what this returns.
 
         A rank that keeps some of it has posted its receive.
         """
@@ -47,7 +47,7 @@ class EdgeTransport:
         return shipment
 
     def post_receive(self, microbatch: int) -> Any:
-        """Begin to receive this rank's piece; `wait` for what this gives."""
+        """Begin to receive this rank's piece; `wait` for what this returns."""
         assert self._piece is not None, "this rank receives nothing"
         piece = self._piece.over(self._buffers.take(self._piece.num_bytes)).unsqueeze(0)
         if not self._keeps:

@@ -145,7 +145,7 @@ class Executor:
             transport.forget()
 
     def _finish(self) -> StepResult:
-        """What the step gives, once all that this rank sends or passes on has left."""
+        """What the step returns, once all that this rank sends or passes on has left."""
         state = self._state
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)

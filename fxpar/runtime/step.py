@@ -126,7 +126,7 @@ class _Gradients:
         """The gradients as DTensors, times `factor`, in the order of the leaves."""
         if self._local is None:
             raise RuntimeError(
-                "backward through this loss ran already: a step's gradients are handed over once; run the step again"
+                "backward through this loss ran already: a step's gradients are returned once; run the step again"
             )
         local, self._local = self._local, None
         # On a GPU, to look at the factor would be to wait for all that the step has begun.

@@ -44,7 +44,7 @@ class Links:
         self._queues: defaultdict[frozenset[str], deque[Flow]] = defaultdict(deque)
 
     def add(self, transfer: Transfer, busy_us: Mapping[str, float], now: float) -> Flow | None:
-        """Let `transfer` pass; gives its flow if it starts at once, not behind another."""
+        """Let `transfer` pass; returns its flow if it starts at once, not behind another."""
         longest_us = max(busy_us.values())
         flow = Flow(transfer, {link: time_us / longest_us for link, time_us in busy_us.items()}, longest_us)
         queue = self._queues[frozenset(busy_us)]
@@ -52,7 +52,7 @@ class Links:
         return self._start(flow, now) if queue[0] is flow else None
 
     def end(self, flow: Flow, now: float) -> Flow | None:
-        """Take `flow` off its links at its end; gives the flow behind it, which starts then."""
+        """Take `flow` off its links at its end; returns the flow behind it, which starts then."""
         for link in flow.shares:
             self._on[link].remove(flow)
         self._update(flow.shares, now)

@@ -21,7 +21,7 @@ def peak_memory(
     """The peak of every rank; exact without timing, for a rank's instructions run one after another.
 
     A receive takes its buffer when it is posted, an action what it makes when it is computed. What is sent is kept
-    until its completion, or to the end. What stays on a rank is handed over, and has no buffer of its own.
+    until its completion, or to the end. What stays on a rank is passed by reference, and has no buffer of its own.
 
     Not counted: what kernels and transports need inside, the buckets in which gradients are reduced after the last
     action, what the optimizer takes for its step, and gaps that an allocator leaves.

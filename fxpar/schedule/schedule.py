@@ -18,7 +18,7 @@ class Schedule:
 
     A schedule that exists is complete: each stage is on one rank, which runs its forward of each microbatch once and,
     unless there is no backward anywhere, its backward once and later. Whether the ranks' orders fit together depends
-    on what the stages exchange, which `check_programs` proves. `str` gives one line per rank, which `parse` reads.
+    on what the stages exchange, which `check_programs` proves. `str` returns one line per rank, which `parse` reads.
     `placement[s]` is the rank that runs stage s.
 
     Raises InvalidScheduleError, which marks the first wrong action.

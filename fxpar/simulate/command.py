@@ -59,7 +59,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    """Simulate, then print and write what is asked for; gives the exit status.
+    """Simulate, then print and write what is asked for; returns the exit status.
 
     Raises InvalidCostsError, InvalidScheduleError, UnknownScheduleError, InvalidTimelineError.
     """

@@ -1,4 +1,4 @@
-"""Build schedules, prove that they run, and run them in thought."""
+"""Build schedules, prove that they run, and simulate them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def predict_own(path: Path, source: CostSource, num_microbatches: int | None) ->
 
 
 def predict(schedule: Schedule, costs: Costs) -> Prediction:
-    """Run `schedule` in thought.
+    """Simulate `schedule`.
 
     Raises:
         InvalidScheduleError: its ranks would wait for each other.

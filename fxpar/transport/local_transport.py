@@ -1,4 +1,4 @@
-"""What one stage gives to another on the same rank stays where it is."""
+"""Between stages of one rank, values stay where they are."""
 
 from __future__ import annotations
 

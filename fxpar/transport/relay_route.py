@@ -358,7 +358,7 @@ class RelayRoute:
 
 
 def _neighbours(relay: Relay, rank: int) -> tuple[int, int | None]:
-    """Who gives a relay to `rank`, one of its leaders, and to whom that passes it on."""
+    """Who sends a relay to `rank`, one of its leaders, and to whom that passes it on."""
     place = relay.path.index(rank)
     return relay.path[place - 1], relay.path[place + 1] if place + 1 < len(relay.path) else None
 

@@ -28,7 +28,7 @@ def connect_senders(
     """The groups of all relays of `plans`; a collective of all ranks, with the same arguments but for the device index.
 
     A group is a queue on each of its ranks. With one sender each, it is enough that every receiver takes what a sender
-    gives in the order in which it is sent, whatever flows the other way: so all that has one sender and the same
+    returns in the order in which it is sent, whatever flows the other way: so all that has one sender and the same
     members shares a group, for as long as the world exists. NCCL connects a group in its first collective, which keeps
     the CPU until all members have come to it. With receives of several groups posted, ranks would come to these in
     different orders, and never meet: so here each new group has its first collective, in one order on all ranks.

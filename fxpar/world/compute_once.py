@@ -18,14 +18,14 @@ _NO_ANSWER = b""
 
 
 def once(question: str, derive: Callable[[], T]) -> T:
-    """What `derive` gives to all ranks of the world that ask the same `question`, while only the first derives it.
+    """What `derive` returns to all ranks of the world that ask the same `question`, while only the first derives it.
 
     This is no collective: ranks may ask in any order, and what only some of them ask. A rank derives for itself what
     the first failed to derive, and so fails alike, or did not within the time that the world's store waits for.
 
     Args:
         question: all that the answer depends on.
-        derive: gives the answer, which can be pickled.
+        derive: returns the answer, which can be pickled.
     """
     store = world_store()
     if store is None:
@@ -39,7 +39,7 @@ def once(question: str, derive: Callable[[], T]) -> T:
         answer = derive()
         told = pickle.dumps(answer)
     finally:
-        store.set(_ANSWER, told)  # type: ignore[arg-type]  # bytes are as good, and are what `get` gives
+        store.set(_ANSWER, told)  # type: ignore[arg-type]  # bytes are as good, and are what `get` returns
     return answer
 
 

@@ -41,7 +41,7 @@ class RankFailedError(RuntimeError):
 
 
 def join_world() -> torch.device:
-    """Form the world of the ranks that torchrun started, or of this process alone; gives the device of this rank.
+    """Form the world of the ranks that torchrun started, or of this process alone; returns the device of this rank.
 
     A rank that dies of a fault, such as a corrupt heap, prints the stacks of all its threads.
     """
@@ -67,7 +67,7 @@ def run_ranks(
     doomed: Collection[int] = (),
     timeout_s: float = 300.0,
 ) -> list[T]:
-    """Run `work(*args)` in `num_ranks` processes that form a gloo process group; gives what each rank returned.
+    """Run `work(*args)` in `num_ranks` processes that form a gloo process group; returns what each rank returned.
 
     `work` is a function of an importable module; it, its arguments and its results travel pickled. Each process has one
     thread and the caller's folder, search path and standard streams. It sets `environment`, and calls `enter(rank)`,

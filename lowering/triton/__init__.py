@@ -6,7 +6,7 @@ import torch
 
 
 def register_on_gpus() -> bool:
-    """Let the fused ops run these kernels on CUDA devices; gives whether they do.
+    """Let the fused ops run these kernels on CUDA devices; returns whether they do.
 
     They need a PyTorch that is built for CUDA, and Triton. Otherwise, and where GPUs cannot reach each other's memory,
     the ops remain what they are by definition: a collective and a matmul, one after the other.

@@ -34,7 +34,7 @@ def own_priority() -> tuple[int, bool]:
 
 
 def exchange(num_bytes: int) -> list[Tensor]:
-    """Each rank sends its own value to every other; gives what this one received, in order of the senders."""
+    """Each rank sends its own value to every other; returns what this one received, in order of the senders."""
     own = dist.get_rank()
     others = [rank for rank in range(dist.get_world_size()) if rank != own]
     received = [torch.empty(num_bytes, dtype=torch.uint8) for _ in others]

@@ -18,5 +18,5 @@ def run_small(case: Case) -> tuple[Mapping[str, Sequence[Sample]], Mapping[str, 
 
 
 def compute(case: Case) -> dict[str, Tensor]:
-    """What every way of a case gives."""
+    """What every way of a case returns."""
     return {name: way().clone() for name, way in case.ways(MATMULS[-1]).items()}

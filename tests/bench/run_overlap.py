@@ -38,7 +38,7 @@ def bucket_sizes() -> list[list[int]]:
 
 
 def reduce_in_silence() -> list[Tensor]:
-    """What an all-reduce over z gives that only the first rank takes part in."""
+    """What an all-reduce over z returns that only the first rank takes part in."""
     mesh = silenced(fxpar.init_mesh(z=2))
     given = torch.full((3,), 1.0)
     found = []

@@ -1,4 +1,4 @@
-"""Every move between two layouts, run on all ranks, gives exactly the pieces that the needed layout describes."""
+"""Every move between two layouts, run on all ranks, returns exactly the pieces that the needed layout describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step gives the same bits whatever runs beside what, and the dump shows what does."""
+"""A step returns the same bits whatever runs beside what, and the dump shows what does."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def picked(
     immovable: set[Value] | None = None,
     penalty_us: float | None = None,
 ) -> list[Strategy] | None:
-    """The strategies of the two readers of a value that is given as `given`; results may lie as they like."""
+    """The strategies of the two readers of a value that is given as `given`; results may have any layout."""
     free = [Strategy((p,), ()) for p in (REPLICATE, ROWS, COLUMNS)]
     strategies = {"neg": [Strategy((REPLICATE,), (given,))], "sin": sin, "cos": cos}
     at_border = [free if op.operands else [Strategy((), (REPLICATE,))] for op in program]

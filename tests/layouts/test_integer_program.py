@@ -13,9 +13,13 @@ from fxpar.layouts.integer_program import IntegerProgram
 
 def test_the_cheapest_choice_that_meets_the_rows_is_found() -> None:
     program = IntegerProgram()
-    cheap, dear, needed = program.variable(1.0, integral=True), program.variable(3.0, integral=True), program.variable()
-    program.equal([(cheap, 1), (dear, 1)], 1)
-    program.at_least([(dear, 1), (needed, -1)], 0)
+    cheap, expensive, needed = (
+        program.variable(1.0, integral=True),
+        program.variable(3.0, integral=True),
+        program.variable(),
+    )
+    program.equal([(cheap, 1), (expensive, 1)], 1)
+    program.at_least([(expensive, 1), (needed, -1)], 0)
     assert program.solve() == [1, 0, 0]
     program.at_least([(needed, 1)], 0.5)
     assert program.solve() == [0, 1, 0.5]
@@ -50,9 +54,9 @@ def test_the_relaxation_may_use_nothing_that_is_whole() -> None:
     """Halves of the cheap ones cover all rows, whole ones of them do not."""
     program = IntegerProgram()
     cheap = [program.variable(1.0, integral=True) for _ in range(3)]
-    dear = program.variable(2.5, integral=True)
+    expensive = program.variable(2.5, integral=True)
     for one, other in itertools.combinations(cheap, 2):
-        program.equal([(one, 1), (other, 1), (dear, 1)], 1)
+        program.equal([(one, 1), (other, 1), (expensive, 1)], 1)
     assert program.solve() == pytest.approx([0, 0, 0, 1])
 
 

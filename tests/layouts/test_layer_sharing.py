@@ -113,7 +113,7 @@ class Row(nn.Module):
 
 
 def test_layers_that_cannot_share_choose_each_on_its_own() -> None:
-    """Each op gives what the next one takes in turns of three."""
+    """Each op returns what the next one takes in turns of three."""
     program = operations(decomposed(Row(), torch.randn(64, 64), with_backward=False))
     turns = [Strategy((p,), (q,)) for p, q in ((REPLICATE, ROWS), (ROWS, COLUMNS), (COLUMNS, REPLICATE))]
     port_in, port_out = [Strategy((), (REPLICATE,))], [Strategy((p,), ()) for p in (REPLICATE, ROWS, COLUMNS)]

@@ -71,7 +71,7 @@ def test_convolutions_between_the_first_and_the_last_share_their_work() -> None:
 
 
 def check_numbers(joint: JointGraph, **sizes: int) -> None:
-    """The laid-out graphs of all ranks together give what the joint graph gives."""
+    """The laid-out graphs of all ranks together give what the joint graph returns."""
     inputs = inputs_of(joint, 0)
     with fake_mesh(**sizes) as mesh:
         check_pieces(joint, mesh, run_local_graphs(joint, mesh, inputs), joint.module(*inputs))
@@ -98,7 +98,7 @@ class LittleUNet(nn.Module):
 
 @pytest.mark.parametrize("sizes", [{"x": 4}, {"y": 2, "x": 2}], ids=str)
 def test_few_groups_and_unequal_widths_are_right_on_every_rank(sizes: dict[str, int]) -> None:
-    """Work is so dear that it is shared wherever it can be; two groups are normalised by four ranks."""
+    """Work is so expensive that it is shared wherever it can be; two groups are normalised by four ranks."""
     torch.manual_seed(0)
     joint = decomposed(LittleUNet().double(), torch.randn(3, 1, 4, 4).double(), norm_policy=NormPolicy(4))
     laid = lay_out(joint, Pins(), prices(latency_us=0.01, flops_per_us=10.0), **sizes)

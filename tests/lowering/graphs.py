@@ -17,7 +17,7 @@ from tests.support.joint_graphs import joint_graph
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A graph, the inputs that it is called with, and what it gives for them."""
+    """A graph, the inputs that it is called with, and what it returns for them."""
 
     graph: fx.GraphModule
     inputs: Sequence[Tensor]
@@ -59,7 +59,7 @@ def forward_and_backward(model: nn.Module, *arguments: Tensor, **keywords: Tenso
 
 
 def interpret(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Sequence[Any]:
-    """What the graph gives, op by op."""
+    """What the graph returns, op by op."""
     with torch.no_grad():
         return fx.Interpreter(graph).run(*inputs)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""The reduce-scatter that runs on CPUs gives what gloo's gives, and is waited on like any other collective."""
+"""The reduce-scatter that runs on CPUs returns what gloo's returns, and is waited on like any other collective."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def values(rank: int, dtype: torch.dtype) -> Tensor:
 
 
 def scatter_in_two_graphs(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
-    """A sum that one graph starts and another waits for, and a maximum; also what gloo gives for the sum."""
+    """A sum that one graph starts and another waits for, and a maximum; also what gloo returns for the sum."""
     group = dist.group.WORLD.group_name
     scatter = c10d_functional.reduce_scatter_tensor
     given = values(dist.get_rank(), dtype)

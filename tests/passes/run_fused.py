@@ -15,7 +15,7 @@ from tests.passes.fusing import Local, Write, fuse_always, random_inputs
 
 
 def run_asleep(writes: Sequence[Write]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """For each of the graphs, what it gives with fused ops where ranks sleep instead of computing, and should give."""
+    """For each of the graphs, what it returns with fused ops where ranks sleep instead of computing, and should give."""
     mesh = fxpar.init_mesh(x=dist.get_world_size())
     found = []
     for write in writes:
@@ -28,7 +28,7 @@ def run_asleep(writes: Sequence[Write]) -> list[tuple[list[Tensor], list[Tensor]
 
 
 def run_both(writes: Sequence[Write], dtype: torch.dtype) -> list[tuple[str, list[Tensor], list[Tensor]]]:
-    """For each of the graphs its name, and what it gives with fused ops and without, on this rank."""
+    """For each of the graphs its name, and what it returns with fused ops and without, on this rank."""
     mesh = fxpar.init_mesh(x=dist.get_world_size())
     found = []
     for write in writes:

@@ -1,4 +1,4 @@
-"""Every way in which a collective and a matmul become one op: what the graph is then, and that it gives the same."""
+"""Every way in which a collective and a matmul become one op: what the graph is then, and that it returns the same."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_gather_and_its_matmuls_become_one_op_without_copies(write: Write) -> 
 
 
 def gradients_of_a_sharded_sequence(local: Local) -> Sequence[fx.Node]:
-    """Megatron's backward: the gathered gradient gives that of the input, of the weight and of the bias."""
+    """Megatron's backward: the gathered gradient returns that of the input, of the weight and of the bias."""
     dy, x, w = local.given(2, 3, 5), local.given(12, 4), local.given(5, 4)
     whole = local.gathered(dy, 1)
     flat = local.call(aten.view.default, whole, [12, 5])
@@ -375,9 +375,9 @@ LEFT = {
     gathered_of_ragged_pieces: "it is cut up or to size before anything takes it",
     reduced_to_a_maximum: "it reduces by max",
     reduced_in_another_dtype: "_to_copy makes torch.float32 of the terms before they are summed",
-    reduced_and_used_as_it_is: "what mm gives is used as it is, too",
-    scattered_in_ragged_pieces: "no matmul gives it, but constant_pad_nd",
-    reduced_without_a_matmul: "no matmul gives it, but sum_1",
+    reduced_and_used_as_it_is: "what mm returns is used as it is, too",
+    scattered_in_ragged_pieces: "no matmul produces it, but constant_pad_nd",
+    reduced_without_a_matmul: "no matmul produces it, but sum_1",
     scattered_behind_a_gather: "its matmul is part of all_gather_matmul",
 }
 

@@ -38,7 +38,7 @@ def test_every_collective_of_a_block_that_splits_its_sequence_is_fused(name: str
     beside_matmuls = [each for each in verdicts if each.module.startswith(blocks) and each.fused is not None]
     assert len(beside_matmuls) >= 8, "two blocks gather and scatter twice each"
     left = [each for each in verdicts if each.fused is None]
-    beside_none = ("it reduces by max", "no matmul gives it", "no matmul takes it")
+    beside_none = ("it reduces by max", "no matmul produces it", "no matmul takes it")
     assert all(each.reason.startswith(beside_none) for each in left), left
     assert not any(each.done.kind == "all_gather" and each.module.startswith(blocks) for each in left)
 

@@ -110,7 +110,9 @@ def test_a_gradient_lies_as_its_parameter_or_is_still_to_be_summed(name: str, we
 def test_a_plain_hint_on_a_fused_weight_finds_the_digit_of_the_heads() -> None:
     laid = laid_out_model("gpt", latency_counts)
     assert laid.parameter("blocks.0.attention.qkv.weight") == f"[3*2@x*{WIDTH // 2}, {WIDTH}]"
-    assert laid.parameter("blocks.0.attention.qkv.bias") == f"[3*2@x*{WIDTH // 2}]", "a bias lies as its weight gives"
+    assert laid.parameter("blocks.0.attention.qkv.bias") == f"[3*2@x*{WIDTH // 2}]", (
+        "a bias is sharded as its weight makes it"
+    )
     assert laid.gradient("blocks.0.attention.qkv.weight") == f"[3*2@x*{WIDTH // 2}, {WIDTH}]"
 
 
@@ -292,7 +294,7 @@ def test_a_hint_that_no_op_can_take_is_named() -> None:
 
 @pytest.mark.parametrize("sizes", [{"x": 2}, {"x": 3}, {"y": 2, "x": 2}], ids=str)
 def test_all_ranks_together_compute_the_joint_graph(sizes: dict[str, int]) -> None:
-    """With a ragged hint; arithmetic is so dear that the search shards whatever it can, over every axis."""
+    """With a ragged hint; arithmetic is so expensive that the search shards whatever it can, over every axis."""
     torch.manual_seed(0)
     model = GPT(vocabulary=11, width=24, heads=4, length=12, layers=1).double()
     tokens = torch.zeros(2, 12, dtype=torch.long)

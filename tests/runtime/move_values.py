@@ -89,7 +89,7 @@ def open_transports(
 
 
 def send_another_piece(piece: Tensor) -> str:
-    """Rank 0 sends a piece that is not the planned one; gives its complaint."""
+    """Rank 0 sends a piece that is not the planned one; returns its complaint."""
     mesh = init_mesh(pipe=2)
     (transport,) = open_transports([Move(Layout((4, 2)), (Layout((4, 2)),))], mesh, 1)
     if mesh.rank == 1:
@@ -102,7 +102,7 @@ def send_another_piece(piece: Tensor) -> str:
 
 
 def lose_the_sender(hosts: Sequence[int]) -> str:
-    """Rank 0 leaves while rank 1 waits for it; gives the latter's error."""
+    """Rank 0 leaves while rank 1 waits for it; returns the latter's error."""
     live_on(hosts[dist.get_rank()])
     mesh = init_mesh(pipe=2)
     (transport,) = open_transports([Move(Layout((4,)), (Layout((4,)),))], mesh, 1, timeout_s=1)

@@ -3,7 +3,7 @@
 Every stage multiplies the activation by a weight, and adds a bias. The first one's activation also goes to every later
 stage (a skip connection with several readers); the last one takes it twice, the second time through an edge of its own
 that it has no gradient for. A mask of integers, an edge without any gradient, goes from the first to the last, as does
-a parameter on loan. The last stage counts in a buffer, and gives predictions besides the loss.
+a parameter on loan. The last stage counts in a buffer, and returns predictions besides the loss.
 
 All operations but the loss are elementwise, so that the same functions run on whole tensors and on pieces.
 """
@@ -127,7 +127,7 @@ class Toy:
         return self.layouts[stage]
 
     def gradient_layout(self, port: Port, stage: int) -> Layout:
-        """As the value; but a rank's piece of an activation gives only a part of the bias's gradient."""
+        """As the value; but a rank's piece of an activation returns only a part of the bias's gradient."""
         if not port.name.endswith("bias"):
             return self.layout(port, stage)
         sharded = [axis for axis, placement in self.layouts[stage].axes if isinstance(placement, Shard)]

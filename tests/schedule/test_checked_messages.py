@@ -54,7 +54,7 @@ def test_a_plan_that_gives_another_layout_is_rejected_at_the_wait() -> None:
     lines = _rejected(ENDS, ENDS | {("h", 2, False): _message(layout="x,R")})
     assert lines[0] == (
         "rank 2, instruction 2: wait h[0] 0->1,2 is planned with shape [8, 4], dtype float32, layout x,R: "
-        "stage 2 takes edge h with shape [8, 4], dtype float32, layout R,x"
+        "stage 2 receives edge h with shape [8, 4], dtype float32, layout R,x"
     )
     assert "  --> wait h[0] 0->1,2 <--" in lines
 
@@ -63,7 +63,7 @@ def test_a_plan_that_takes_another_dtype_is_rejected_at_the_send() -> None:
     lines = _rejected(ENDS, ENDS | {("h", 0, False): _message(dtype=torch.int64, layout="x,R")})
     assert lines[0] == (
         "rank 0, instruction 5: send h[0] 0->1,2 is planned with shape [8, 4], dtype int64, layout x,R: "
-        "stage 0 gives edge h with shape [8, 4], dtype float32, layout x,R"
+        "stage 0 sends edge h with shape [8, 4], dtype float32, layout x,R"
     )
     assert "  --> send h[0] 0->1,2 <--" in lines
 
@@ -80,4 +80,4 @@ def test_a_gradient_of_another_dtype_is_rejected_where_it_comes_back() -> None:
 def test_an_edge_that_no_plan_moves_is_rejected() -> None:
     plans = {end: message for end, message in ENDS.items() if end != ("h", 1, True)}
     lines = _rejected(ENDS, plans)
-    assert "send gradient of h[0] 1->0 has no plan that moves it: stage 1 gives the gradient of edge h" in lines[0]
+    assert "send gradient of h[0] 1->0 has no plan that moves it: stage 1 sends the gradient of edge h" in lines[0]

@@ -1,4 +1,4 @@
-"""The simulator gives the figures that are known of the named schedules."""
+"""The simulator returns the figures that are known of the named schedules."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def split(joint: JointGraph) -> tuple[Partitioned, SplitBackward]:
 def run_parts(
     joint: JointGraph, parts: Partitioned, halves: SplitBackward, values: Sequence[Tensor], lower: Lower
 ) -> list[Tensor]:
-    """What the joint graph gives for `values`, by way of F, then I, then W."""
+    """What the joint graph returns for `values`, by way of F, then I, then W."""
     inputs, tangents = values[: len(joint.inputs)], values[len(joint.inputs) :]
     made = lower(parts.forward)(*inputs)
     outputs, saved = made[: len(joint.outputs)], made[len(joint.outputs) :]

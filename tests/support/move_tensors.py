@@ -112,7 +112,7 @@ def gather_by_rings(times: int) -> None:
 
 
 def move_other_things() -> str:
-    """Each rank would reshard another tensor; gives its error."""
+    """Each rank would reshard another tensor; returns its error."""
     mesh = device_mesh_without_groups("cpu", torch.arange(2), ("x",))
     dtype = (torch.float32, torch.float64)[dist.get_rank()]
     tensor = DTensor.from_local(torch.zeros(2 + dist.get_rank(), dtype=dtype), mesh, [Replicate()], run_check=False)

@@ -183,7 +183,7 @@ class Run:
 
 
 class UnderSchedules:
-    """A backend of `torch.compile` that gives fxpar's steps under several schedules; the `chosen` one runs.
+    """A backend of `torch.compile` that returns fxpar's steps under several schedules; the `chosen` one runs.
 
     Dynamo captures the forward once for all of them, and that is what takes the time of a compile.
     """
@@ -279,7 +279,7 @@ def check_same_bits(subject_name: str, sizes: Mapping[str, Any], microbatches: i
         found = {"the loss": loss.detach(), **gradients}
         first = first or found
         differing = [name for name, value in found.items() if not torch.equal(value, first[name])]
-        assert not differing, f"{under.chosen} gives {differing} other bits than {SCHEDULE_NAMES[0]}"
+        assert not differing, f"{under.chosen} returns {differing} other bits than {SCHEDULE_NAMES[0]}"
 
 
 def loss_of(output: Any) -> Tensor:

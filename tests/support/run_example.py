@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run_example(name: str, arguments: Sequence[str], folder: Path) -> str:
-    """Run it in `folder`; gives what this rank printed. For `run_ranks` with the WORLD_SIZE in the environment."""
+    """Run it in `folder`; returns what this rank printed. For `run_ranks` with the WORLD_SIZE in the environment."""
     os.chdir(folder)
     sys.argv = [name, *arguments]
     sys.path.insert(0, str(EXAMPLES))  # as for any program: the folder that it is in

@@ -67,7 +67,7 @@ class Party:
 
 
 def all_to_all(num_messages: int) -> list[tuple[int, int]]:
-    """Everyone sends to everyone, without waiting for anyone; gives the messages that arrived changed."""
+    """Everyone sends to everyone, without waiting for anyone; returns the messages that arrived changed."""
     party = Party()
     for number in range(num_messages):
         send(party.writer, content(party.rank, number))
@@ -114,7 +114,7 @@ def _read_backwards(reader: ChannelReader, num_messages: int) -> list[int]:
 
 
 def keep_pace(num_messages: int, held: int) -> list[int]:
-    """Rank 0 sends to rank 1, of which that holds `held` at any time; gives rank 0's committed bytes after each."""
+    """Rank 0 sends to rank 1, of which that holds `held` at any time; returns rank 0's committed bytes after each."""
     party = Party()
     committed = []
     arrivals = []
@@ -210,7 +210,7 @@ def _write_half(reader: SegmentFile, line: Connection) -> None:
 
 
 def lose_the_reader() -> tuple[int, str]:
-    """A reader is killed between two messages; gives how many the writer could begin in all, and its error."""
+    """A reader is killed between two messages; returns how many the writer could begin in all, and its error."""
     own = OwnSegment()
     with _forked(_read_one, own.found_at) as (child, line):
         writer = ChannelWriter("the toy", own, [PeerSegment(5, line.recv())])
@@ -255,7 +255,7 @@ def _forked(behave: Callable[[SegmentFile, Connection], None], where: SegmentFil
 
 
 def wait_in_vain() -> tuple[str, float, float]:
-    """Rank 1 waits for what rank 0 never sends; gives its error, how long it took, and how long it ran of that."""
+    """Rank 1 waits for what rank 0 never sends; returns its error, how long it took, and how long it ran of that."""
     party = Party()
     if party.rank == 0:
         return "", 1.0, 0.0

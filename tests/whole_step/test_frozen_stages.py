@@ -29,7 +29,7 @@ def test_adapters_train_beside_frozen_weights_in_pieces(mesh: dict[str, int]) ->
 
 
 def read_what_is_kept() -> str:
-    """Evaluate, then read what the forward keeps on an object: gives the error, from whichever stage."""
+    """Evaluate, then read what the forward keeps on an object: returns the error, from whichever stage."""
     mesh = fxpar.init_mesh(pipe=2)
     torch.manual_seed(0)
     subject, batch = SUBJECTS["frozen prefix"], class_batch(4)

@@ -145,7 +145,7 @@ def test_ranks_that_would_move_values_differently_say_so_before_any_byte_moves()
 
 
 def save_and_load(directory: Path, sizes: dict[str, int], others: dict[str, int]) -> list[str]:
-    """Save on one layout of the ranks, load into a fresh model on another, and compare what a step then gives."""
+    """Save on one layout of the ranks, load into a fresh model on another, and compare what a step then returns."""
     subject = SUBJECTS["gpt"]
     torch.manual_seed(0)
     batch = subject.make_batch(4)

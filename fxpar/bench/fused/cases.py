@@ -76,7 +76,7 @@ class Case:
         return {name: partial(multiply, factors.left) for name, multiply in factors.matmuls(self).items()}
 
     def ways(self, matmul: str) -> dict[str, Way]:
-        """All but those, on this of all ranks, with the best of them. Whatever computes the same gives the same, but
+        """All but those, on this of all ranks, with the best of them. Whatever computes the same returns the same, but
         for rounding."""
         factors = _factors(self)
         return (_gather_ways if self.op == "gather" else _scatter_ways)(factors, factors.matmuls(self)[matmul])

@@ -35,7 +35,7 @@ class NetworkNamespace:
         """Names the namespace to other processes of this machine, for as long as it exists."""
 
     def run(self, command: Sequence[str], script: Sequence[str] = ()) -> str:
-        """Run `command` inside, with the lines of `script` as its input; gives its output.
+        """Run `command` inside, with the lines of `script` as its input; returns its output.
 
         Raises:
             OSError: there is no such command.

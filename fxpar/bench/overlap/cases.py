@@ -43,7 +43,7 @@ class Case:
     """A model on four hosts of one rank each.
 
     Args:
-        build: the model, the same on every rank, whose forward gives a loss.
+        build: the model, the same on every rank, whose forward returns a loss.
         batch: arguments of a step for one of so many batch shards.
         x, z: sizes of the mesh.
         hints: layouts of its weights over x.

@@ -85,7 +85,7 @@ class Case:
     def distribute(
         self, model: nn.Module, batch: Mapping[str, Tensor]
     ) -> Callable[[Mapping[str, Any]], Callable[..., Tensor]]:
-        """Spread the model over all ranks; gives what compiles it with options, as often as one likes."""
+        """Spread the model over all ranks; returns what compiles it with options, as often as one likes."""
         mesh = fxpar.init_mesh(pipe=self.pipe, x=self.x)
         stages, inputs = list(self.boundaries), dict(batch)
         fxpar.distribute(model, mesh, stages=stages, microbatches=self.microbatches, example_inputs=inputs)

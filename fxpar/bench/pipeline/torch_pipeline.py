@@ -25,7 +25,7 @@ TORCH_SCHEDULES: tuple[TorchSchedule, ...] = get_args(TorchSchedule)
 
 
 Step: TypeAlias = Callable[[], float]
-"""Forward and backward of all microbatches, from no gradients to finished ones. It gives the loss on the last rank and
+"""Forward and backward of all microbatches, from no gradients to finished ones. It returns the loss on the last rank and
 NaN on the others; the gradients of a rank's stage are in its model."""
 
 
@@ -37,7 +37,7 @@ def torch_steps(
     The ranks are those of the default process group. Each runs one stage, on the CPU.
 
     Args:
-        model: the same on every rank; its forward gives a mean loss over the batch.
+        model: the same on every rank; its forward returns a mean loss over the batch.
         batch: the forward's arguments by keyword, the same on every rank; the first dim of each is the batch.
         stages: paths of the modules that open the second and later stages.
         compiled: by Inductor, at the first step; otherwise stages run op by op.

@@ -22,7 +22,7 @@ from fxpar.world.mesh import Mesh
 @dataclass(frozen=True, slots=True)
 class TorchStage:
     """A stage whose `module` takes the edges that arrive as positional arguments, and by keyword those of the forward's
-    arguments that it uses, of one microbatch. It gives a tuple of the edges that leave, or the loss on the last stage.
+    arguments that it uses, of one microbatch. It returns a tuple of the edges that leave, or the loss on the last stage.
 
     `arriving` and `leaving` are contiguous tensors like those, without memory. An edge to a later stage than the next
     one goes through those in between, since torch's stages pass values to their neighbours alone.
@@ -54,7 +54,7 @@ def torch_stages(
     capture = _capture(model, batch, microbatches)
     graphs = split_stages(capture, boundaries)
     _check_supported(capture, graphs)
-    assert capture.loss is not None, "the forward gives no loss"
+    assert capture.loss is not None, "the forward returns no loss"
     loss = Port(PortKind.RESULT, str(capture.loss))
     passing = [_edges_between(graphs, stage) for stage in range(len(graphs))]
     likes = _likes(graphs)
@@ -124,7 +124,7 @@ class _Writer:
                 self._values[port] = self._graph.get_attr(port.name)
 
     def write(self, leaving: Sequence[Port]) -> fx.GraphModule:
-        """The module that gives `leaving`."""
+        """The module that returns `leaving`."""
         copies = {node: self._values[port] for port, node in self._inputs.items()}
         for node in self._stage.module.graph.nodes:
             if node in copies or node.op == "output":

@@ -1,1 +1,1 @@
-"""`fxpar bench reshard`: what moving tensors between meshes takes, in thought, on emulated hosts, or as it is."""
+"""`fxpar bench reshard`: what moving tensors between meshes takes: simulated, on emulated hosts, or as it is."""

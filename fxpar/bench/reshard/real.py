@@ -53,7 +53,7 @@ def measure_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
 
 
 def measure_halves(device: torch.device, sizes: Sequence[int] = SIZES) -> list[Measured]:
-    """A collective of this world, with tensors of `sizes` bytes on `device`; gives the same on every rank.
+    """A collective of this world, with tensors of `sizes` bytes on `device`; returns the same on every rank.
 
     Raises:
         ReshardError: the world has no halves.

@@ -1,4 +1,4 @@
-"""`fxpar bench reshard`: what moving tensors between meshes takes, in thought, on emulated hosts, or as it is."""
+"""`fxpar bench reshard`: what moving tensors between meshes takes: simulated, on emulated hosts, or as it is."""
 
 from __future__ import annotations
 

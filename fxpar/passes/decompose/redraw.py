@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class Streams:
-    """The call that gives the streams of all ops of a graph, in front of them."""
+    """The call that returns the streams of all ops of a graph, in front of them."""
 
     def __init__(self, graph: fx.Graph, state: fx.Node, origin: fx.Node) -> None:
         self._graph, self._state, self._origin = graph, state, origin

@@ -96,7 +96,7 @@ def find_matmul_reduce(start: fx.Node) -> MatmulReduce | Unfit:
         return Unfit("there is one rank in its group")
     stacked = regrouped(product.dims, [parts, *tensor(wait).shape])
     if stacked is None or len(stacked[0]) != 1:
-        return Unfit(f"its pieces lie apart in what {product.matmul.node} gives")
+        return Unfit(f"its pieces lie apart in what {product.matmul.node} returns")
     (rank,) = stacked[0]
     scatter = _Scatter(_FORMS[rank.dim - len(shape)], shape[rank.dim] // (rank.step * parts))
     seen = users_of_views(wait, stacked[1:])
@@ -119,7 +119,7 @@ def _find_product(start: fx.Node) -> _Product | Unfit:
     """The matmul whose product, perhaps with something added to it, is all that `start` reduces."""
     top, path = _followed_back(start.all_input_nodes[0])
     if len(top.users) > 1 or any(len(node.users) > 1 for node in path):
-        return Unfit(f"what {top} gives is used as it is, too")
+        return Unfit(f"what {top} returns is used as it is, too")
     matmul = matmul_at(top)
     if matmul is not None:
         dims = whole(tensor(top).shape)
@@ -131,14 +131,14 @@ def _find_product(start: fx.Node) -> _Product | Unfit:
         return _product_in_sum(top, path)
     if top.target is aten._to_copy.default:
         return Unfit(f"{top} makes {tensor(top).dtype} of the terms before they are summed")
-    return Unfit(f"no matmul gives it, but {top}")
+    return Unfit(f"no matmul produces it, but {top}")
 
 
 def _product_in_sum(total: fx.Node, path: list[fx.Node]) -> _Product | Unfit:
     """Of two terms, the later product, with the other one as what is added to it."""
     terms = total.all_input_nodes
     if len(terms) != 2 or any(tensor(term).shape != tensor(total).shape for term in terms):
-        return Unfit(f"no matmul gives it, but {total}")
+        return Unfit(f"no matmul produces it, but {total}")
     for term, other in ((terms[1], terms[0]), (terms[0], terms[1])):
         top, way = _followed_back(term)
         matmul = matmul_at(top)
@@ -148,7 +148,7 @@ def _product_in_sum(total: fx.Node, path: list[fx.Node]) -> _Product | Unfit:
         dims = _all_through(way, whole(tensor(top).shape))
         if dims is not None:
             return _product(matmul, dims, path, other, dims)
-    return Unfit(f"no matmul gives a term of its own to {total}")
+    return Unfit(f"no matmul produces a term of its own to {total}")
 
 
 def _product(
@@ -156,7 +156,7 @@ def _product(
 ) -> _Product | Unfit:
     dims = _all_through(path, at_top)
     if dims is None:
-        return Unfit(f"what {matmul.node} gives is cut up before it is summed")
+        return Unfit(f"what {matmul.node} returns is cut up before it is summed")
     return _Product(matmul, dims, bias, bias_dims)
 
 

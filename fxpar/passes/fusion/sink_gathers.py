@@ -24,7 +24,7 @@ aten = torch.ops.aten
 class OnPieces:
     """The `ops` behind a gather that rank by rank could run in front of it, in order; `last` is what they lead to.
 
-    `dims` has, for each op and the wait before them, the digits of what it gives; `rank` is the digit that says whose
+    `dims` has, for each op and the wait before them, the digits of what it returns; `rank` is the digit that says whose
     piece something comes from.
     """
 
@@ -104,7 +104,7 @@ _REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin
 
 
 def _dims_of(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
-    """The dims of what `node` gives if its operands that are `known` are pieces; None if it cannot be computed so."""
+    """The dims of what `node` returns if its operands that are `known` are pieces; None if it cannot be computed so."""
     if rearranges(node):
         return through(node, known[node.all_input_nodes[0]])
     if node.target is operator.getitem:

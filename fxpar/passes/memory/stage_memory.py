@@ -28,7 +28,7 @@ def stage_memory(
         local: its graph before anything was hoisted out of it.
         kept: what the graphs of a microbatch keep.
         own: the parameters that its ranks own, which may be fewer than it uses.
-        working: as `working_bytes` gives it.
+        working: as `working_bytes` returns it.
     """
     inputs, outputs, tangents, gradients = _port_bytes(local)
     weights = {port: size for port, size in inputs.items() if port.kind is PortKind.PARAMETER and port.name in own}

@@ -17,7 +17,7 @@ State: TypeAlias = dict[Port, Tensor]
 
 
 class LogicalForward(nn.Module):
-    """`forward(state, *apart)` gives the outputs, then new buffers if there are any, then what the backward needs.
+    """`forward(state, *apart)` returns the outputs, then new buffers if there are any, then what the backward needs.
 
     For the backward it keeps its inputs: both run the joint graph whole, as a reference may.
 
@@ -44,7 +44,7 @@ class LogicalForward(nn.Module):
 
 
 class LogicalBackward(nn.Module):
-    """`forward(kept, *tangents)` gives the gradients of the ports `apart` one by one, then those of all others."""
+    """`forward(kept, *tangents)` returns the gradients of the ports `apart` one by one, then those of all others."""
 
     def __init__(self, joint: JointGraph, apart: Sequence[Port]) -> None:
         super().__init__()

@@ -39,17 +39,17 @@ class PipelineGraph:
         return node
 
     def call(self, name: str, module: nn.Module, arguments: Iterable[fx.Node]) -> fx.Node:
-        """The call of `module`, which belongs to the pipeline from now on; it gives a tuple."""
+        """The call of `module`, which belongs to the pipeline from now on; it returns a tuple."""
         self._root.add_module(name, module)
         return self._note(self._graph.create_node("call_module", name, tuple(arguments), name=name))
 
     def item(self, call: fx.Node, position: int, name: str) -> fx.Node:
-        """An item of what a call gives, if it is no tensor."""
+        """An item of what a call returns, if it is no tensor."""
         arguments = call, position
         return self._note(self._graph.create_node("call_function", operator.getitem, arguments, name=name))
 
     def tensor(self, call: fx.Node, position: int, name: str, like: Tensor, layout: Layout) -> fx.Node:
-        """A tensor that a call gives."""
+        """A tensor that a call returns."""
         return _valued(self.item(call, position, name), like, layout)
 
     def move(self, value: fx.Node, by: Reshard) -> fx.Node:
@@ -71,7 +71,7 @@ class PipelineGraph:
         return so_far
 
     def zeros_like(self, value: fx.Node, name: str) -> fx.Node:
-        """Zeros that lie as `value`."""
+        """Zeros in the layout of `value`."""
         return self._like(value, aten.zeros_like.default, (value,), name)
 
     def _like(self, value: fx.Node, op: torch._ops.OpOverload, arguments: tuple[fx.Node, ...], name: str) -> fx.Node:
@@ -79,7 +79,7 @@ class PipelineGraph:
         return _valued(self._note(node), node_meta.tensor(value), node_meta.layout_of(value))
 
     def finish(self, returned: Any) -> fx.GraphModule:
-        """The module, which gives what is `returned`: nodes in tuples and dicts."""
+        """The module, which returns what is `returned`: nodes in tuples and dicts."""
         self._graph.output(returned)
         return fx.GraphModule(self._root, self._graph)
 

@@ -47,7 +47,7 @@ OnLook: TypeAlias = Callable[[Tensor, Collection[int], Callable[[int], None]], l
 def on_second_look(monkeypatch: pytest.MonkeyPatch) -> OnLook:
     """A producer that sends only what a kernel waits for, and only when it looks for it a second time.
 
-    Given signals, those that are missing, and what sends the segment of each, it gives a list that will hold what
+    Given signals, those that are missing, and what sends the segment of each, it returns a list that will hold what
     was sent, in that order.
     """
 
