@@ -100,7 +100,7 @@ def _plan_stage(
     dump.graph("decompose_for_sharding", joint.module, stage.index)
     border = propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches, settled, placement)
     dump.graph("propagate_layouts", joint.module, stage.index)
-    # After layouts are chosen, since what is stored where along z depends on where it lies along the other axes.
+    # After layouts are chosen, since how a weight is stored along z depends on its layout along the other axes.
     border = shard_storage(joint, border, mesh)
     if mesh.z > 1:
         dump.graph("shard_storage", joint.module, stage.index)

@@ -54,7 +54,7 @@ def make_plan(
 
 
 def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
-    """Who owns each parameter, and how it lies: the first stage that uses it decides; unused ones are the last's."""
+    """The owner and layout of each parameter: the first stage that uses it decides; unused ones are the last stage's."""
     last = stages[-1].joint.index
     found = {
         name: PlannedParameter(last, _as_hinted(parameter, distribution))

@@ -47,7 +47,7 @@ class Timed:
 def time_collectives(
     hosts: Sequence[int], device: torch.device, sizes: Iterable[int] | None = None, repeats: int = REPEATS
 ) -> list[Timed]:
-    """Time all kinds of collectives of all sizes in turns; a collective of the world, which returns the same everywhere.
+    """Time all kinds and sizes of collectives, interleaved; a collective of the world, with one result for all ranks.
 
     hosts: of each rank.
     """

@@ -1,4 +1,4 @@
-"""What edges between stages cost between hosts, by how they lie on the stage that uses them."""
+"""What edges between stages cost between hosts, by their layouts on the stage that uses them."""
 
 from __future__ import annotations
 

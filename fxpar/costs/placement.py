@@ -34,20 +34,20 @@ def spread(mesh: Mesh, axis: str) -> Spread:
     return Spread(mesh.sizes[axis], max(map(len, groups)), max(leaving.values(), default=0))
 
 
-def bytes_per_us(cluster: Cluster, lies: Spread) -> float:
+def bytes_per_us(cluster: Cluster, spread_over: Spread) -> float:
     """What a rank sends in a ring: Singh et al., Eq. 10, with the rings counted that share a host's interfaces.
 
     A ring is as fast as its slowest link, so that one between hosts is never faster than inside them.
     """
-    if not lies.rings_per_host:
+    if not spread_over.rings_per_host:
         return cluster.intra_bytes_per_us
-    return min(cluster.intra_bytes_per_us, cluster.host_bytes_per_us / lies.rings_per_host)
+    return min(cluster.intra_bytes_per_us, cluster.host_bytes_per_us / spread_over.rings_per_host)
 
 
-def latency_us(cluster: Cluster, lies: Spread) -> float:
+def latency_us(cluster: Cluster, spread_over: Spread) -> float:
     """What a collective costs besides its bytes: one message after another along a tree, between hosts and inside."""
-    between = math.log2(lies.num_hosts)
-    return between * cluster.inter_latency_us + (math.log2(lies.size) - between) * cluster.intra_latency_us
+    between = math.log2(spread_over.num_hosts)
+    return between * cluster.inter_latency_us + (math.log2(spread_over.size) - between) * cluster.intra_latency_us
 
 
 def consecutive_hosts(num_ranks: int, ranks_per_host: int) -> tuple[int, ...]:

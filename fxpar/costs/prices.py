@@ -107,8 +107,8 @@ def cluster_of(mesh: Mesh) -> Cluster:
 
 
 def _link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
-    lies = spread(mesh, axis)
-    return Link(latency_us(cluster, lies), bytes_per_us(cluster, lies))
+    spread_over = spread(mesh, axis)
+    return Link(latency_us(cluster, spread_over), bytes_per_us(cluster, spread_over))
 
 
 def memory_of(device_type: str) -> float:

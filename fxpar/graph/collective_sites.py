@@ -135,7 +135,7 @@ def _given(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _sources(start: fx.Node, *, through_collectives: bool) -> frozenset[fx.Node]:
-    """The nearest ops that compute what `start` takes; of one that takes what another returns, perhaps those of both."""
+    """The nearest ops that compute what `start` takes; behind another collective, perhaps those of both."""
     passed: Callable[[fx.Node], bool] = _moves if through_collectives else _rearranges
     sources, pending, seen = set[fx.Node](), list(start.all_input_nodes), set[fx.Node]()
     while pending:

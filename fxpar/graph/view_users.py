@@ -1,4 +1,4 @@
-"""What stands around a collective but for views and copies: what uses its result, and how that lies there."""
+"""What stands around a collective but for views and copies: what uses its result, and as which view."""
 
 from __future__ import annotations
 

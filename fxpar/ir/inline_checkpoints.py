@@ -48,7 +48,7 @@ def _inline(module: fx.GraphModule, call: fx.Node, region: str) -> None:
 def _write(
     module: fx.GraphModule, owner: fx.GraphModule, call: fx.Node, operands: Sequence[Any], region: str
 ) -> tuple[Any, ...]:
-    """Write the body of `call`, a node of the graph of `owner`, into that of `module`; returns what the body returns."""
+    """Write the body of `call`, a node of the graph of `owner`, into that of `module`; returns its results."""
     body = owner.get_submodule(call.args[0].target)  # type: ignore[union-attr, arg-type]  # Dynamo puts its body first
     assert isinstance(body, fx.GraphModule), f"{call} calls no graph"
     copies: dict[fx.Node, Any] = {}

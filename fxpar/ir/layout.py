@@ -1,4 +1,4 @@
-"""Layouts: where the pieces of one logical tensor lie on the mesh.
+"""Layouts: which piece of a logical tensor each rank of the mesh has.
 
 A `Layout` gives a tensor one placement per mesh axis. A shard may start *inside* a dim: with mixed-radix
 digits, dim 0 of a fused QKV weight of 3*d rows reads `[3, x, d/x]` when each rank holds its rows of q, k and v,

@@ -25,7 +25,7 @@ _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_t
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The layouts chosen for one op: what it needs of each tensor operand (with repeats) and returns for each result."""
+    """The layouts chosen for one op: that of each tensor operand (with repeats), and that of each result."""
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout | None, ...]

@@ -13,7 +13,7 @@ from fxpar.ir.layout import Layout, Shard
 
 @dataclass(frozen=True, slots=True)
 class PlannedParameter:
-    """The stage that owns a parameter, and where its pieces lie on that stage's ranks."""
+    """The stage that owns a parameter, and its layout on that stage's ranks."""
 
     stage: int
     layout: Layout

@@ -146,8 +146,8 @@ class CompiledStage:
     """A stage of this rank, ready to run on local tensors.
 
     `forward(*inputs)` returns one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
-    returns one gradient per port of `gradients`; `split` does the same in two parts. Of these there is what the schedule
-    runs: none in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like what these take.
+    returns one gradient per port of `gradients`; `split` does the same in two parts. There are those that the schedule
+    runs, none in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like what these take.
     `gathers` and `reductions` run once per step, around all that, where there is anything to do.
     """
 

@@ -1,4 +1,4 @@
-"""What a value costs at the border of a stage, by how it lies there."""
+"""What a value costs at the border of a stage, by its layout there."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def _may_be_sharded(operation: Operation, tensor: Tensor) -> bool:
 
 
 def _twins(program: Sequence[Operation]) -> dict[Value, list[Value]]:
-    """Values that shall lie alike, though no op says so: each parameter and its gradient."""
+    """Values that shall have the same layout, though no op says so: each parameter and its gradient."""
     parameters = {op.port: op.values[0] for op in program if op.border is Border.INPUT}
     found: dict[Value, list[Value]] = {}
     for operation in program:

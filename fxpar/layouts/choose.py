@@ -211,7 +211,7 @@ class _Chooser:
         return self._border.us(operation, value, layout)
 
     def _layout_at(self, number: int, value: Value) -> Layout:
-        """Where `value` lies along the other axes, at a port."""
+        """How `value` is sharded along the other axes, at a port."""
         beside = self._axis.beside
         return beside.operand(number, 0, value) if self._program[number].operands else beside.result(value)
 

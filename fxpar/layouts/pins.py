@@ -12,7 +12,7 @@ from fxpar.ir.stage import Port
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Where a value must lie.
+    """The layout that a value must have.
 
     `shards` gives, for each axis that shards it, the dim and `Shard.outer`, or None to leave the digit of the dim
     open. Along all other axes the value is replicated, or free where the pin `leaves_others`.

@@ -140,6 +140,8 @@ def _conflict(moved: Sequence[_Moved] | None, axis: Axis, immovable: Mapping[Val
         f"{' and '.join(map(str, immovable[v]))}: placed as {given}, but needed as {use}" for v, given, use in moved
     ]
     return (
-        f"the hints conflict over {axis.name} ({axis.parts} ranks). A hinted weight is used as it lies, but these "
-        "would have to be gathered or sliced:\n  " + "\n  ".join(listed) + "\nchange or remove the hint of one of them"
+        f"the hints conflict over {axis.name} ({axis.parts} ranks). A hinted weight is used as it is sharded, but "
+        "these would have to be gathered or sliced:\n  "
+        + "\n  ".join(listed)
+        + "\nchange or remove the hint of one of them"
     )

@@ -23,7 +23,7 @@ class Beside:
 
     @classmethod
     def of(cls, program: Sequence[Operation], chosen: Mapping[str, Sequence[Strategy]]) -> Beside:
-        """What lies where if the operations of `program` have the `chosen` strategies, by axis."""
+        """The layouts of all values if the operations of `program` have the `chosen` strategies, by axis."""
         beside = cls()
         for axis, strategies in chosen.items():
             beside = beside.along(axis, program, strategies)

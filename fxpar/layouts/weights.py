@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class Wanted(IntEnum):
-    """How a weight shall lie along an axis. What cannot be met gives way to what follows it."""
+    """How a weight shall be sharded along an axis, the most wanted first."""
 
     OWN_DIM = 0
     SHARDED = 1
@@ -31,7 +31,7 @@ class Wanted(IntEnum):
     def among(self, strategies: Sequence[Strategy], beside: Layout) -> Sequence[Strategy]:
         """Those of a weight's strategies along one more axis that agree, as far as its sizes allow any to do so.
 
-        `beside` is where the weight lies along the other axes.
+        `beside` is how the weight is sharded along the other axes.
         """
         held = {placement.dim for _, placement in beside.axes if isinstance(placement, Shard)}
         shards = [(s, s.outputs[0].dim) for s in strategies if isinstance(s.outputs[0], Shard)]

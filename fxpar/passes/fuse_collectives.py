@@ -32,8 +32,8 @@ def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: 
     """`module` with fused ops in the place of collectives and the matmuls before or behind them.
 
     An all-gather is fused with those matmuls that take what it returns in one way, a reduce-scatter or an all-reduce of
-    sums with the matmul that produces the terms. Between them may stand whatever only rearranges a value: what of that is
-    still needed stands around the fused op. Behind a gather may also stand what can be computed on pieces, and then is
+    sums with the matmul that produces the terms. Ops that only rearrange a value may stand between them: those still
+    needed stand around the fused op. Behind a gather may also stand what can be computed on pieces, and then is
     (see `find_on_pieces`). Where a gathered value is used by others, too, the op returns it as well.
     All values that are used elsewhere lie in memory as before. All ranks that run forms of one graph, whose sizes may
     differ, come to the same verdicts if the `costs` are the same.

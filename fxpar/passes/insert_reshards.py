@@ -63,7 +63,7 @@ def insert_reshards(
     After:  `x_on_1_2 = fxpar.reshard(x, 0, [1, 2])`, `y = stage_1(x_on_1_2)`, ..., one graph
 
     Args:
-        owners: by name, the stage that has each parameter, and how it lies there.
+        owners: by name, the stage that has each parameter, and its layout there.
         placement: of each stage on the pipe axis; by default stage s is at s.
         strategy, algorithm: as of `make_plan`.
 

@@ -18,7 +18,7 @@ from fxpar.ir.stage import JointGraph, Port, PortKind
 
 @dataclass(frozen=True, slots=True)
 class Partitioned:
-    """`forward(*inputs)` returns the outputs, then `num_saved` values; `backward(*saved, *tangents)` returns the gradients.
+    """`forward(*inputs)` returns the outputs, then `num_saved` values; `backward(*saved, *tangents)` the gradients.
 
     Inputs that the backward needs are among the saved values as they are: they must not change in between. There is no
     backward if there are no gradients.

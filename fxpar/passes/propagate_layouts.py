@@ -1,4 +1,4 @@
-"""Choose where every value of a stage lies on the automatic mesh axes."""
+"""Choose the layout of every value of a stage on the automatic mesh axes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def propagate_layouts(
     earlier: Sequence[StageBorder] = (),
     placement: Sequence[int] | None = None,
 ) -> StageBorder:
-    """Give every node of `joint` its `node_meta.Placed`, at the least cost, and say how the border lies.
+    """Give every node of `joint` its `node_meta.Placed`, at the least cost; returns the layouts of the border.
 
     Each node records the layouts in which it needs its operands and returns its results; where a use needs another
     layout than its producer returns, the value must be moved. An item of a tuple needs and returns the layout of the
@@ -54,7 +54,7 @@ def propagate_layouts(
     Args:
         pins: the layouts that hints and other stages have settled. Forward inputs and buffers are replicated.
         microbatches: how many of them share one reduction of a parameter's gradient.
-        earlier: how the stages before this one lie, whose edges it uses.
+        earlier: the borders of the stages before this one, whose edges it uses.
         placement: of each stage on the pipe axis; by default stage s is at s.
 
     Raises:

@@ -13,7 +13,7 @@ from fxpar.world.mesh import STAGE_AXES, Mesh
 
 
 def shard_storage(joint: JointGraph, border: StageBorder, mesh: Mesh) -> StageBorder:
-    """Let parameters enter `joint` as they are stored, and their gradients leave it so; say how the border lies then.
+    """Let parameters enter `joint` as they are stored, and their gradients leave it so; returns the new border.
 
     Every rank along z has a part of the batch of its own, and in the graph all values are of that part. So a parameter
     is needed whole along z by all its readers, and its gradient is this rank's term of a sum over z; only at the border

@@ -15,10 +15,10 @@ from fxpar.passes.partition import Partitioned, saved_ports
 
 @dataclass(frozen=True, slots=True)
 class SplitBackward:
-    """`inputs` (I) and `weights` (W) together give what the whole backward returns.
+    """`inputs` (I) and `weights` (W) together return what the whole backward returns.
 
-    `inputs(*(saved[i] for i in inputs_saved), *tangents)` returns the gradients of what comes from other stages (ports of
-    kind EDGE) in the order of `JointGraph.gradients`, then `num_carried` values.
+    `inputs(*(saved[i] for i in inputs_saved), *tangents)` returns the gradients of what comes from other stages (ports
+    of kind EDGE) in the order of `JointGraph.gradients`, then `num_carried` values.
     `weights(*(saved[i] for i in weights_saved), *carried)` returns all other gradients, in order.
 
     What is not in `weights_saved` can be freed when I has run; the rest, and what is carried, when W has.

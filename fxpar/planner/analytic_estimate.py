@@ -181,17 +181,17 @@ def _spreads(sizes: tuple[int, int, int, int, int], ranks_per_host: int) -> Mapp
 
 
 def _message_us(
-    matrices: Sequence[Matrix], rows: int, configuration: Configuration, lies: Spread, cluster: Cluster
+    matrices: Sequence[Matrix], rows: int, configuration: Configuration, spread_over: Spread, cluster: Cluster
 ) -> float:
     """What a stage sends on of one microbatch: rows of the narrowest matrix, since stages are cut where little crosses.
 
     The hosts of a stage share it, each through one interface.
     """
-    if lies.size == 1 or not matrices:
+    if spread_over.size == 1 or not matrices:
         return 0.0
     num_bytes = rows / configuration.microbatches * min(min(each.k, each.n) * each.dtype.itemsize for each in matrices)
-    ranks = math.prod(configuration.mesh.values()) // lies.size
-    if not lies.rings_per_host:
+    ranks = math.prod(configuration.mesh.values()) // spread_over.size
+    if not spread_over.rings_per_host:
         return cluster.inside.chunk_us + cluster.inside.time_us(num_bytes / ranks)
     hosts = math.ceil(ranks / cluster.ranks_per_host)
     return cluster.network.chunk_us + cluster.network.time_us(num_bytes / hosts)

@@ -31,8 +31,8 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODULE:FUNCTION",
-        help="a function (also FILE.py:FUNCTION) that returns a model and the arguments of its forward, as a tuple or a "
-        "dict, for all ranks together; it is called without storage for tensors",
+        help="a function (also FILE.py:FUNCTION) that returns a model and the arguments of its forward, as a tuple or "
+        "a dict, for all ranks together; it is called without storage for tensors",
     )
     parser.add_argument(
         "--cluster", required=True, help=f"a file of fxpar calibrate (.json), or one of {', '.join(cluster_names())}"

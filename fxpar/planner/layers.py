@@ -88,9 +88,9 @@ def extrapolate(few: Estimate, more: Estimate, counts: tuple[int, int], layers: 
 
 
 def whole_plan(plan: Plan, count: int, layers: Layers) -> Plan:
-    """The plan for all layers, of one for `count` of them: each stage has as many, and those in the middle lie alike.
+    """The plan for all layers, of one for `count` of them: each stage has as many, and those in the middle are alike.
 
-    Layers may lie in turns in two ways, as transposed ones do.
+    Two layouts may alternate from layer to layer, one the transpose of the other.
     """
     stages = len(plan.stages) + 1
     first = [math.ceil(layers.count * stage / stages) for stage in range(stages)]

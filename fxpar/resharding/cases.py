@@ -17,7 +17,7 @@ ITEMSIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a tensor lies on a mesh of (hosts, devices per host).
+    """How a tensor is sharded over a mesh of (hosts, devices per host).
 
     `spec` has for every dim the mesh axes that cut it, one after another: 0 is the hosts, 1 the devices of a host.
     """

@@ -78,8 +78,8 @@ class Crossing:
     def held(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
         """What the rank at `coordinate`, one of the source's, has to give.
 
-        Batch shards lie one after another along one more, leading dim: they move together, for they share their hosts'
-        interfaces. Of a shared value there is only one.
+        Batch shards stand one after another along one more, leading dim: they move together, since they share their
+        hosts' interfaces. Of a shared value there is only one.
         """
         return self._tile(self.source_layout, mesh, coordinate)
 

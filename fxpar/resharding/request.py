@@ -35,7 +35,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A mesh, and how a tensor lies on it."""
+    """A mesh, and how a tensor is sharded over it."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]

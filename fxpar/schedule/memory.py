@@ -30,7 +30,7 @@ class StageMemory:
     values_until, read_until: edges made or read whose memory is itself saved, with the action that needs it last: "I"
         or "W". (A whole backward needs all until B.)
     gradients_of_until, returned_until: edges whose gradient, received or returned, is itself carried until W.
-    working: by kind of action, the most that one takes while it runs, beyond what it is given and returns; with `terms`.
+    working: by kind of action, the most that one takes while it runs, beyond its arguments and results; with `terms`.
 
     No byte is in two other figures: what `*_until` name is in `values`, `read`, `gradients_of` and `returned` alone.
     """

@@ -19,7 +19,7 @@ Hop: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One whole value of a microbatch, as one end of an edge has it; `layout` is whatever tells how it is sharded there."""
+    """One whole value of a microbatch, as one end of an edge has it; `layout` is anything that tells its sharding."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

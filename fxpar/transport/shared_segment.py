@@ -175,7 +175,7 @@ def _share(group: dist.ProcessGroup) -> SharedMemory:
 def allocate_together(
     allocate: Callable[[], T], place_of: Callable[[T], P], group: dist.ProcessGroup
 ) -> tuple[T, list[P]]:
-    """What `allocate` returns here, and its place on each rank of `group`; a collective that fails on all ranks or none.
+    """The result of `allocate`, and its place on each rank of `group`; a collective that fails on all ranks or none.
 
     Raises:
         SharedMemoryError: a rank has no such memory left; the others do not wait for it.

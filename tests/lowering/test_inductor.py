@@ -1,4 +1,4 @@
-"""Inductor's code returns what the graph returns, where the graph says that it lies, and is compiled once on a machine."""
+"""Inductor's code returns what the graph returns, with the graph's strides, and is compiled once on a machine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.passes.fusing import Local, Write, fuse_always, random_inputs
 
 
 def run_asleep(writes: Sequence[Write]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """For each of the graphs, what it returns with fused ops where ranks sleep instead of computing, and should give."""
+    """For each graph, what it returns with fused ops where ranks sleep instead of computing, and what it should."""
     mesh = fxpar.init_mesh(x=dist.get_world_size())
     found = []
     for write in writes:

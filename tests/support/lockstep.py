@@ -25,7 +25,7 @@ _Steps = Generator[_Request, Tensor, Any]
 
 
 def run_ranks_in_lockstep(graphs: Sequence[fx.Graph], inputs: Sequence[Sequence[Any]], mesh: Mesh) -> list[Any]:
-    """What the graph of each rank returns for its inputs. All ranks must reach the same collectives in the same order."""
+    """The results of each rank's graph for its inputs. All ranks must reach the same collectives in the same order."""
     ranks = [_run(graph, given) for graph, given in zip(graphs, inputs, strict=True)]
     results: list[Any] = [None] * len(ranks)
     requests = {rank: _advance(steps, None, results, rank) for rank, steps in enumerate(ranks)}

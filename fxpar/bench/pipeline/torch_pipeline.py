@@ -25,8 +25,8 @@ TORCH_SCHEDULES: tuple[TorchSchedule, ...] = get_args(TorchSchedule)
 
 
 Step: TypeAlias = Callable[[], float]
-"""Forward and backward of all microbatches, from no gradients to finished ones. It returns the loss on the last rank and
-NaN on the others; the gradients of a rank's stage are in its model."""
+"""Forward and backward of all microbatches, from no gradients to finished ones. Returns the loss on the last rank, NaN
+on the others; the gradients of a rank's stage are in its model."""
 
 
 def torch_steps(

@@ -22,7 +22,7 @@ from fxpar.world.mesh import Mesh
 @dataclass(frozen=True, slots=True)
 class TorchStage:
     """A stage whose `module` takes the edges that arrive as positional arguments, and by keyword those of the forward's
-    arguments that it uses, of one microbatch. It returns a tuple of the edges that leave, or the loss on the last stage.
+    arguments that it uses, of one microbatch. It returns the edges that leave, as a tuple, or the last stage's loss.
 
     `arriving` and `leaving` are contiguous tensors like those, without memory. An edge to a later stage than the next
     one goes through those in between, since torch's stages pass values to their neighbours alone.

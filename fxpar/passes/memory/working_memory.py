@@ -22,8 +22,8 @@ def working_bytes(
 ) -> dict[Kind, int]:
     """By kind of action, its temporaries: the peak of what its graph makes, less what `StageMemory` counts elsewhere.
 
-    That is all that the forward returns, and what the backward sends or carries. Gradients of parameters are temporaries:
-    they are added to the sums when an action ends.
+    That is all that the forward returns, and what the backward sends or carries. Gradients of parameters are
+    temporaries: they are added to the sums when an action ends.
 
     Args:
         overlap: by which the graphs will be ordered.

@@ -1,4 +1,4 @@
-"""Where the edges that a stage reads must lie: as they are on its ranks already."""
+"""The layouts that the edges of a stage must have: those that they have on its ranks already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a stage's parameters must lie before layouts are chosen: as planned, as their owner has them, or as hinted."""
+"""The layouts that a stage's parameters must have: as planned, as their owner has them, or as hinted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxpar.model.distribution import Distribution
 def pin_parameters(joint: JointGraph, distribution: Distribution, earlier: Sequence[StageBorder]) -> dict[Port, Pin]:
     """The pins of the stage's parameters; one without plan, owner and hint is left free.
 
-    A hint says how a weight lies where it is used, so a hinted weight is never gathered.
+    A hint says how a weight is sharded where it is used, so a hinted weight is never gathered.
     """
     pins: dict[Port, Pin] = {}
     for port in joint.inputs:

@@ -64,7 +64,7 @@ class PipelineGraph:
         return _valued(self._note(node), node_meta.tensor(value), layouts.pop() if len(layouts) == 1 else None)
 
     def total(self, terms: list[fx.Node], name: str) -> fx.Node:
-        """The sum of values that lie alike; of one, that itself."""
+        """The sum of values of one layout; of one value, that itself."""
         so_far, *others = terms
         for term in others:
             so_far = self._like(term, aten.add.Tensor, (so_far, term), name)
