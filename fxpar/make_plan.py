@@ -54,7 +54,7 @@ def make_plan(
 
 
 def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
-    """The owner and layout of each parameter: the first stage that uses it decides; unused ones are the last stage's."""
+    """The owner and layout of each parameter: the first stage that uses it decides; unused ones are the last's."""
     last = stages[-1].joint.index
     found = {
         name: PlannedParameter(last, _as_hinted(parameter, distribution))

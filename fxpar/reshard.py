@@ -23,8 +23,8 @@ from fxpar.resharding.request import AxisSpec, How, Request, make_request
 from fxpar.resharding.tile import Tile
 from fxpar.transport.buffers import Buffers
 from fxpar.transport.endpoint import Endpoint
-from fxpar.transport.relay_route import TAG_KINDS
 from fxpar.transport.route import Route
+from fxpar.transport.route_messages import TAG_KINDS
 from fxpar.transport.routes import Move, open_routes
 from fxpar.world.agreement import check_agreement
 from fxpar.world.hosts import discover_hosts

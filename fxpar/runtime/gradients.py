@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxpar.ir.layout import Layout, Partial, Shard
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
-from fxpar.transport.relay_route import complete
+from fxpar.transport.route_messages import complete
 from fxpar.world.mesh import Mesh
 
 

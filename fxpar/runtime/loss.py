@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.transport.relay_route import complete
+from fxpar.transport.route_messages import complete
 from fxpar.world.mesh import Mesh, num_batch_shards
 
 

@@ -20,7 +20,7 @@ from fxpar.resharding.plan import Relay, ReshardPlan
 from fxpar.transport.buffers import Buffers
 from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.packing import Landing, packed_relays
-from fxpar.transport.relay_route import complete
+from fxpar.transport.route_messages import complete
 from fxpar.transport.sender_groups import SenderGroup, sender_group
 
 

@@ -11,8 +11,9 @@ from fxpar.transport.buffers import Buffers
 from fxpar.transport.channel import ChannelRequest, Channels, open_channels
 from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.group_route import GroupRoute
-from fxpar.transport.relay_route import TAG_KINDS, RelayRoute, RouteChannels
+from fxpar.transport.relay_route import RelayRoute
 from fxpar.transport.route import Route
+from fxpar.transport.route_messages import TAG_KINDS, RouteChannels, RouteMessages
 from fxpar.transport.send_order import SendOrder
 from fxpar.transport.sender_groups import connect_senders
 from fxpar.world.mesh import moves_in_groups
@@ -48,11 +49,9 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     channels = open_channels([request for asked in requests for _, request in asked])
     routes, tag = [], first_tag
     for move, own in zip(moves, order, strict=True):
-        tags = tag, move.microbatches
         opened = _channels(move, own, channels)
-        routes.append(
-            RelayRoute(move.plan, move.endpoint, opened, buffers, *tags, timeout, own, answered=move.answered)
-        )
+        messages = RouteMessages(move.endpoint.name, tag, move.microbatches, timeout)
+        routes.append(RelayRoute(move.plan, move.endpoint, opened, buffers, messages, own, answered=move.answered))
         tag += TAG_KINDS * move.microbatches
     return routes
 

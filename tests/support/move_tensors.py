@@ -22,6 +22,7 @@ from fxpar.resharding.request import make_request
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import STRATEGIES
 from fxpar.resharding.tile import tiles_of_placements
+from fxpar.transport.relay_route import RelayRoute
 from fxpar.world.agreement import check_agreement
 from tests.resharding.pieces import taken
 
@@ -156,9 +157,10 @@ def _die_in_the_midst(tensor: DTensor, destination: DeviceMesh) -> None:
             time.sleep(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if route._passes_on:
+    assert isinstance(route, RelayRoute)
+    if route._receiver._passes_on:
         # Before the thread passes anything on: else it might be done by then.
-        route._passer.submit(die_at_the_first_byte)
+        route._receiver._worker.submit(die_at_the_first_byte)
         route.post_receive(piece, 0)
         signal.pause()
     route.post_receive(piece, 0)

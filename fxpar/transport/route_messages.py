@@ -1,0 +1,147 @@
+"""What one route communicates by: messages over the network, and channels through the memory of a host."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxpar.errors import PeerLostError
+from fxpar.transport.channel import ChannelReader, ChannelWriter
+
+TAG_KINDS = 5
+"""A microbatch has a tag for what is sent, one for what is passed on, one for the answers to each, one for order."""
+
+ANSWER = torch.zeros(1, dtype=torch.uint8)
+"""What a rank sends back that has received all of a relay, or so much that the next has its turn."""
+
+
+def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timedelta | None = None) -> None:
+    """Wait for `work`, which moves `name` from or to `peer`, or among all.
+
+    Raises:
+        PeerLostError: a rank that takes part has died, or took longer than `timeout`.
+    """
+    try:
+        work.wait() if timeout is None else work.wait(timeout)
+    except RuntimeError as error:
+        raise PeerLostError(name, peer, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChannels:
+    """By relay, the channel in which this rank lets others of its host read, and the one in which it reads.
+
+    In the order channel of a relay, its sender tells others of its host that their turn has come.
+    """
+
+    writers: dict[int, ChannelWriter] = field(default_factory=dict)
+    readers: dict[int, ChannelReader] = field(default_factory=dict)
+    order_writers: dict[int, ChannelWriter] = field(default_factory=dict)
+    order_readers: dict[int, ChannelReader] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Shipment:
+    """A send that has begun; it keeps alive what is being sent.
+
+    `acknowledged` are receives of what peers answer when they have all of it. When a peer dies, gloo lets receives
+    fail at once, but not what it was writing. `order` are receives of what peers answer, by relay, when the next may
+    have its turn. `shipped` is done when a thread has begun all sends.
+    """
+
+    acknowledged: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
+    order: dict[int, tuple[dist.Work, int, Tensor]] = field(default_factory=dict)
+    works: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
+    shipped: Future[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteMessages:
+    """Those of the route of the value `name`, whose tags begin at `tag`: of each kind it has `num_tags`."""
+
+    name: str
+    tag: int
+    num_tags: int
+    timeout: timedelta
+
+    def tag_of(self, microbatch: int, *, passed_on: bool) -> int:
+        """The tag of messages; that of their answers is `num_tags` further on.
+
+        A rank passes on what others sent beside its own sends, in no order with them: so these have other tags.
+        """
+        return self.tag + 2 * passed_on * self.num_tags + microbatch % self.num_tags
+
+    def order_tag(self, microbatch: int) -> int:
+        """The tag by which a peer tells that the next relay has its turn."""
+        return self.tag + 4 * self.num_tags + microbatch % self.num_tags
+
+    def send(self, shipment: Shipment, chunk: Tensor, peer: int, tag: int) -> None:
+        """Begin to send `chunk` as part of `shipment`.
+
+        Raises:
+            PeerLostError: `peer` has died.
+        """
+        shipment.works.append((self._begin(dist.isend, chunk, peer, tag), peer, chunk))
+
+    def receive(self, chunk: Tensor, peer: int, tag: int) -> dist.Work:
+        """Begin to receive `chunk`.
+
+        Raises:
+            PeerLostError: `peer` has died.
+        """
+        return self._begin(dist.irecv, chunk, peer, tag)
+
+    def expect_answer(self, peer: int, tag: int) -> tuple[dist.Work, int, Tensor]:
+        """Begin to receive an answer.
+
+        Raises:
+            PeerLostError: `peer` has died.
+        """
+        answer = torch.empty_like(ANSWER)
+        return self.receive(answer, peer, tag), peer, answer
+
+    def complete(self, work: dist.Work, peer: int) -> None:
+        """Wait for `work`.
+
+        Raises:
+            PeerLostError: `peer` has died, or took too long.
+        """
+        complete(work, self.name, peer, self.timeout)
+
+    def complete_shipment(self, shipment: Shipment) -> None:
+        """Wait until the next ranks have all of `shipment`.
+
+        Raises:
+            PeerLostError: one of them has died, or took too long.
+        """
+        self._drain(shipment.acknowledged)
+        if shipment.shipped is not None:
+            shipment.shipped.result()
+        self._drain(shipment.works)
+
+    def _drain(self, works: deque[tuple[dist.Work, int, Tensor]]) -> None:
+        while works:
+            work, peer, _ = works.popleft()
+            self.complete(work, peer)
+
+    def _begin(self, move: Callable[..., dist.Work | None], chunk: Tensor, peer: int, tag: int) -> dist.Work:
+        try:
+            work = move(chunk, peer, tag=tag)
+        except RuntimeError as error:
+            raise PeerLostError(self.name, peer, str(error)) from error
+        assert work is not None, "this rank belongs to the default group"
+        return work
+
+
+def chunks(memory: Tensor, count: int) -> Iterator[Tensor]:
+    """`memory`, bytes, in `count` pieces that differ by a byte at most; of few bytes, some are empty."""
+    size = len(memory)
+    for number in range(count):
+        yield memory[size * number // count : size * (number + 1) // count]
