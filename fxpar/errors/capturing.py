@@ -1,0 +1,106 @@
+"""What can be wrong in the forward of a model, and in how it is compiled."""
+
+from __future__ import annotations
+
+from fxpar.errors.base import FxparError
+
+
+class GraphBreakError(FxparError):
+    """The model's forward did not trace into one graph."""
+
+    def __init__(self, reason: str, where: str) -> None:
+        super().__init__(
+            f"the model's forward breaks into several graphs, but fxpar needs it as one: {reason}\n"
+            f"  at {where}\n  change the code there so that torch.compile(..., fullgraph=True) accepts it"
+        )
+
+
+class RandomGeneratorError(FxparError):
+    """The model's forward draws random numbers from a `torch.Generator`, whose state is one process's own."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"the model's forward draws random numbers from a torch.Generator at {where}: expected generator=None, "
+            "by which every element of a batch has the same random number on every mesh (torch.manual_seed before "
+            "fxpar.distribute seeds them); or draw outside of the forward, and pass the numbers as an argument"
+        )
+
+
+class UnavailableTensorError(FxparError):
+    """A tensor that the forward keeps on an object was read."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"the model's forward keeps a tensor on an object at {where}: a distributed step has it in pieces, on the "
+            "ranks of one stage and for one microbatch after another, and keeps none of them; return the tensor from "
+            "the forward, and read it in the output"
+        )
+
+
+class UnsupportedGraphError(FxparError):
+    """The model does something that fxpar cannot run distributed; the message says where and what instead."""
+
+
+class NoLossError(FxparError):
+    """Gradients are enabled, but the forward returns no scalar to differentiate."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"the forward must return a scalar loss that requires grad when grad is enabled; it returned {found}; "
+            "return the loss (alone or first among several outputs), or call the model under torch.no_grad()"
+        )
+
+
+class MicrobatchError(FxparError):
+    """The batch does not divide into the microbatches."""
+
+    def __init__(self, argument: str, size: int, microbatches: int) -> None:
+        super().__init__(
+            f"argument {argument} has a batch of {size}, which {microbatches} microbatches do not divide; "
+            f"pass a batch that is a multiple of {microbatches} on every rank, or change `microbatches`"
+        )
+
+
+class NotCompiledError(FxparError):
+    """The distributed model was called without being compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a distributed model only runs compiled, because its parameters are shards: "
+            'call torch.compile(model, backend="fxpar") and run what that returns'
+        )
+
+
+class RecompileLimitError(NotCompiledError):
+    """torch stopped compiling the distributed model for further shapes of its arguments."""
+
+    def __init__(self, num_compiles: int, limit: int) -> None:
+        FxparError.__init__(
+            self,
+            f"the distributed model was compiled {num_compiles} times, once for each combination of argument shapes "
+            f"and modes (train or eval, with or without grad), and torch's recompile limit is {limit}: expected fewer "
+            "combinations, or a higher limit. Set torch._dynamo.config.recompile_limit (and, beyond 256, "
+            "torch._dynamo.config.accumulated_recompile_limit) before the first step, or pad batches and sequences to "
+            "a few sizes",
+        )
+
+
+class WrongBackendError(FxparError):
+    """The distributed model was compiled by another backend."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a distributed model was compiled by another backend, which cannot run it, because its parameters are "
+            'shards: expected torch.compile(model, backend="fxpar"); torch.compile without backend= takes "inductor"'
+        )
+
+
+class NotDistributedError(FxparError):
+    """A model would be trained on one device by each of several ranks, none of which knows of the others."""
+
+    def __init__(self, mesh: str) -> None:
+        super().__init__(
+            f'backend="fxpar" was given a model to train that is not distributed, after init_mesh made {mesh}: each '
+            "rank would train a copy of its own. Call fxpar.distribute(model, mesh, ...) before torch.compile and "
+            'before the optimizer is made; a model that is to be trained without the mesh can have backend="inductor"'
+        )

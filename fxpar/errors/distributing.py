@@ -1,0 +1,121 @@
+"""What can be wrong in how a model is distributed: its mesh, stages, hints, rules, parameters and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxpar.errors.base import FxparError, one_of
+
+
+class MeshSizeError(FxparError):
+    """The mesh does not have as many places as there are processes."""
+
+    def __init__(self, sizes: str, product: int, world_size: int) -> None:
+        super().__init__(
+            f"mesh {sizes} has {product} ranks, but {world_size} processes were started; "
+            f"start {product} processes (torchrun --nproc-per-node {product}) or change the mesh"
+        )
+
+
+class InvalidMeshError(FxparError):
+    """An axis of the mesh has a size that is not a positive integer."""
+
+
+class StageNotFoundError(FxparError):
+    """A path in `stages` names no module, or one whose operations never run."""
+
+    def __init__(self, path: str, expected: Sequence[str], reason: str) -> None:
+        super().__init__(f"stages: {path!r} {reason}: {one_of(expected, path)}")
+
+
+class InvalidStagesError(FxparError):
+    """`stages` does not describe as many stages as the mesh has pipe ranks."""
+
+
+class HintNotFoundError(FxparError):
+    """A pattern in `layouts` matches no parameter and no module."""
+
+    def __init__(self, pattern: str, expected: Sequence[str]) -> None:
+        super().__init__(
+            f"layouts: pattern {pattern!r} matches no parameter and no module output: {one_of(expected, pattern)}"
+        )
+
+
+class InvalidHintError(FxparError):
+    """A sharding hint has an unknown axis, too many dims, or uses an axis twice."""
+
+    def __init__(self, where: str, hint: object, problem: str) -> None:
+        super().__init__(f"layouts: hint {hint!r} for {where}: {problem}")
+
+
+class InfeasibleLayoutError(FxparError):
+    """No assignment of layouts satisfies all hints together."""
+
+
+class InvalidRuleError(FxparError):
+    """A sharding rule that `register_rule` was given does not fit its op."""
+
+    def __init__(self, op: object, notation: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"sharding rule {notation!r} of {op}: expected {expected}, found {found}; name every tensor "
+            "parameter of the op and every result, as in 'm k, k n -> m n'"
+        )
+
+
+class SharedBufferError(FxparError):
+    """A stage uses a buffer that another stage changes."""
+
+    def __init__(self, buffer: str, owner: int, other: int) -> None:
+        super().__init__(
+            f"buffer {buffer!r} is changed by stage {owner} and used by stage {other}: expected all uses of a "
+            "buffer that the forward changes in one stage, since stages run different microbatches at a time; open the "
+            "stages elsewhere, or give each stage a buffer of its own"
+        )
+
+
+class AlreadyDistributedError(FxparError):
+    """`distribute` was called twice on one model."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} is distributed already; build a fresh model to distribute it differently")
+
+
+class UninitializedModuleError(FxparError):
+    """A module built on the meta device has buffers that neither it nor a checkpoint can give values."""
+
+    def __init__(self, path: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"module {path!r} was built on the meta device with the buffers {', '.join(names)}, which no checkpoint "
+            "has (persistent=False), and nothing computed them; pass init_weights=<callable taking a module> that does "
+            "to distribute (models of transformers have model._init_weights), or build this module on a real device"
+        )
+
+
+class NotLoadedError(FxparError):
+    """A model built on the meta device runs before all its tensors have values."""
+
+    def __init__(self, names: Sequence[str], shown: int = 10) -> None:
+        more = f" and {len(names) - shown} more" if len(names) > shown else ""
+        super().__init__(
+            f"the model was built on the meta device, and has no values yet for {', '.join(names[:shown])}{more}; call "
+            "load_state_dict before the first step, or pass init_weights=<callable taking a module> to distribute"
+        )
+
+
+class StaleOptimizerError(FxparError):
+    """An optimizer was made of parameters that `distribute` has replaced."""
+
+    def __init__(self, optimizer: str, names: Sequence[str], num_stale: int) -> None:
+        others = f" and {num_stale - len(names)} others" if num_stale > len(names) else ""
+        super().__init__(
+            f"{optimizer} updates parameters that are not the model's any more ({', '.join(names)}{others}): "
+            "fxpar.distribute replaced them by shards, so that this step would train nothing. Make the optimizer of "
+            "model.parameters() after fxpar.distribute"
+        )
+
+
+class OptimizerStateError(FxparError):
+    """An optimizer's state dict does not fit the optimizer that is to load it."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"the optimizer's state dict cannot be loaded: {problem}; {remedy}")

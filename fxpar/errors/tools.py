@@ -1,0 +1,67 @@
+"""What can be wrong in the input of the command line: clusters, costs, traces and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxpar.errors.base import FxparError, one_of
+
+
+class InvalidCostsError(FxparError):
+    """What a schedule is simulated with is incomplete, unreadable, or contradicts itself."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"costs: {problem}; {remedy}")
+
+
+class InvalidTimelineError(FxparError):
+    """A file is no trace that fxpar has written."""
+
+    def __init__(self, path: str, reason: object) -> None:
+        super().__init__(
+            f"expected a trace in {path} as `fxpar simulate --trace` or a recorded step writes it, but: {reason!r}"
+        )
+
+
+class ClusterUnavailableError(FxparError):
+    """Hosts cannot be emulated on this machine, or not by this user."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"expected to make network namespaces with rate-limited links, but {reason}; this needs Linux with veth, "
+            "bridge and htb, the commands `ip` and `tc` (package iproute2), and root (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
+        )
+
+
+class UnreadableReportError(FxparError):
+    """A file is not what a benchmark wrote."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(
+            f"{path}: expected what `fxpar bench NAME --json` prints, found {problem}; write one file per run: "
+            "`fxpar bench NAME --json > FILE`"
+        )
+
+
+class InvalidClusterError(FxparError):
+    """A description of a cluster lacks a figure, or has one that cannot be."""
+
+    def __init__(self, where: str, figure: str, expected: str, found: object) -> None:
+        what = "nothing" if found is None else repr(found)
+        super().__init__(
+            f"{where}: {figure}: expected {expected}, found {what}; `fxpar calibrate` writes complete cluster files"
+        )
+
+
+class UnknownClusterError(FxparError):
+    """The name is not one of a cluster that comes with fxpar."""
+
+    def __init__(self, found: str, expected: Sequence[str]) -> None:
+        super().__init__(f"unknown cluster {found!r}: {one_of(expected, found)}; the name of a file ends in .json")
+
+
+class PlanningError(FxparError):
+    """A plan cannot be searched for, or there is none."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"plan: {problem}; {remedy}")
