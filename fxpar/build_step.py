@@ -23,6 +23,7 @@ from fxpar.ir.storage_options import storage_choices
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.buffers import assign_buffers
 from fxpar.model.distribution import Distribution, distribution_of
+from fxpar.pass_log import PassLog
 from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.passes.stages.pipeline_messages import pipeline_messages
@@ -75,11 +76,11 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         raise NoLossError(capture.describe_results())
     loss = _loss(capture, capture.loss if with_backward else capture.first_scalar)
     _warn_of_meaningless_results(options)
-    dump = Dump(options.dump, mesh.rank)
-    stages = _planned(capture, distribution, dump, dumping=options.dump is not None, with_backward=with_backward)
+    log = PassLog(Dump(options.dump, mesh.rank))
+    stages = _planned(capture, distribution, log, dumping=options.dump is not None, with_backward=with_backward)
     assign_buffers(capture, stages, distribution)
     warn_of_batch_mixing([stage.joint for stage in stages], capture, distribution)
-    pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, dump)
+    pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, log)
     costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
     schedule = _schedule(distribution, options, costs, with_backward=with_backward)
     if with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
@@ -93,7 +94,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         model,
         options.fuse,
         options.overlapping,
-        dump,
+        log,
         gather_costs=of_all_ranks,
         # Where a fused op may have no kernel, or a slow one.
         tries_fused_ops=mesh.moves_in_groups and options.lowering != SLEEP,
@@ -109,11 +110,11 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
     check_memory(peaks, _budget(options, mesh))
     program = programs[mesh.coordinate["pipe"]]
-    dump.text("schedule", schedule)
-    dump.text("program", program)
-    dump.text("memory", "\n".join(map(str, (MEMORY_HEADER, *peaks))))
+    log.dump.text("schedule", schedule)
+    log.dump.text("program", program)
+    log.dump.text("memory", "\n".join(map(str, (MEMORY_HEADER, *peaks))))
     if with_backward:  # or an evaluation would write over what its training costs
-        dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
+        log.dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
     timeout = timedelta(seconds=options.transfer_timeout_s)
     connections = connect(pipeline.reshards, own, mesh, plan.microbatches, timeout, answered=loss is None)
     executor = Executor(
@@ -153,14 +154,14 @@ def _loss(capture: Capture, position: int | None) -> Loss | None:
 
 
 def _planned(
-    capture: Capture, distribution: Distribution, dump: Dump, *, dumping: bool, with_backward: bool
+    capture: Capture, distribution: Distribution, log: PassLog, *, dumping: bool, with_backward: bool
 ) -> tuple[PlannedStage, ...]:
     """The stages as `distribute` planned them for the same program, unless a dump wants to see every pass."""
     known = distribution.planned.get(capture.signature())
     if known is not None and with_backward and not dumping:
         return known
     boundaries = distribution.final_plan.stages
-    return plan_stages(capture, distribution, boundaries, with_backward=with_backward, dump=dump)
+    return plan_stages(capture, distribution, boundaries, with_backward=with_backward, log=log)
 
 
 def _schedule(distribution: Distribution, options: Options, costs: Costs, *, with_backward: bool) -> Schedule:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
-from fxpar.dump import Dump
+from fxpar.graph.invariants import Form
 from fxpar.ir.capture import Capture
 from fxpar.ir.overlap_options import NO_OVERLAP, Fuse, Overlap
 from fxpar.ir.remat import NO_REMAT, Remat
@@ -25,6 +25,7 @@ from fxpar.ir.stage import JointGraph, PlannedStage, StageGraph
 from fxpar.ir.storage_options import Storage
 from fxpar.layouts.pins import Pins
 from fxpar.model.distribution import Distribution
+from fxpar.pass_log import PassLog
 from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.decompose.norm_policy import choose_norm_policy
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
@@ -68,47 +69,46 @@ def plan_stages(
     boundaries: Sequence[str],
     *,
     with_backward: bool = True,
-    dump: Dump | None = None,
+    log: PassLog | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The passes that every rank runs for the whole model: nothing is allocated, all shapes are logical.
 
     Raises: what the passes raise.
     """
-    dump = dump or Dump(None, 0)
-    dump.graph("capture", capture.module)
+    log = log or PassLog()
+    log.graph("capture", capture.module, None)
     planned: list[PlannedStage] = []
     for stage in split_stages(capture, boundaries):
-        dump.graph("split_stages", stage.module, stage.index)
-        planned.append(_plan_stage(stage, planned, distribution, with_backward, dump))
+        log.graph("split_stages", stage.module, None, stage.index)
+        planned.append(_plan_stage(stage, planned, distribution, with_backward, log))
     return tuple(planned)
 
 
 def _plan_stage(
-    stage: StageGraph, earlier: Sequence[PlannedStage], distribution: Distribution, with_backward: bool, dump: Dump
+    stage: StageGraph, earlier: Sequence[PlannedStage], distribution: Distribution, with_backward: bool, log: PassLog
 ) -> PlannedStage:
     joint = trace_joint(stage, with_backward=with_backward)
-    dump.graph("trace_joint", joint.module, stage.index)
+    log.graph("trace_joint", joint.module, Form.LOGICAL, stage.index)
     # Before any mesh comes into play, since the numbers must not depend on it.
     joint = logical_random(joint)
-    dump.graph("logical_random", joint.module, stage.index)
+    log.graph("logical_random", joint.module, Form.LOGICAL, stage.index)
     settled = [stage.border for stage in earlier]
     placement = distribution.placement
     pins = Pins({**pin_parameters(joint, distribution, settled), **pin_edges(joint, placement, settled)})
     mesh, microbatches = distribution.mesh, distribution.microbatches
     # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
     joint = replace(joint, module=decompose_for_sharding(joint.module, choose_norm_policy(joint, mesh, pins)))
-    dump.graph("decompose_for_sharding", joint.module, stage.index)
+    log.graph("decompose_for_sharding", joint.module, Form.LOGICAL, stage.index)
     border = propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches, settled, placement)
-    dump.graph("propagate_layouts", joint.module, stage.index)
+    log.graph("propagate_layouts", joint.module, Form.LAID_OUT, stage.index)
     # After layouts are chosen, since how a weight is stored along z depends on its layout along the other axes.
     border = shard_storage(joint, border, mesh)
-    if mesh.z > 1:
-        dump.graph("shard_storage", joint.module, stage.index)
+    log.graph("shard_storage", joint.module, Form.LAID_OUT, stage.index, shows=mesh.z > 1)
     return PlannedStage(joint, border)
 
 
 def join_stages(
-    stages: Sequence[PlannedStage], distribution: Distribution, strategy: str, algorithm: str, dump: Dump
+    stages: Sequence[PlannedStage], distribution: Distribution, strategy: str, algorithm: str, log: PassLog
 ) -> Pipeline:
     """The pass that every rank runs once all stages are planned: how everything moves between them.
 
@@ -116,9 +116,9 @@ def join_stages(
     """
     owners, placement = distribution.final_plan.parameters, distribution.placement
     pipeline = insert_reshards(stages, distribution.mesh, owners, placement, strategy=strategy, algorithm=algorithm)
-    dump.graph("insert_reshards", pipeline.module)
+    log.graph("insert_reshards", pipeline.module, None)
     if pipeline.reshards:
-        dump.text("reshard_plans", pipeline)
+        log.dump.text("reshard_plans", pipeline)
     return pipeline
 
 
@@ -132,9 +132,12 @@ def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGr
 
 def localize(joint: JointGraph, mesh: Mesh) -> JointGraph:
     """What this rank of `mesh` does for a stage, in one graph."""
+    log = PassLog()
     local = insert_collectives(joint, mesh)
+    log.graph("insert_collectives", local.module, Form.LOCAL, joint.index, coordinate=mesh.coordinate)
     # At once, since passes from here on divide and order what collectives there are.
     bucket_collectives(local.module)
+    log.graph("bucket_collectives", local.module, Form.LOCAL, joint.index, coordinate=mesh.coordinate)
     return local
 
 
@@ -166,7 +169,9 @@ def divide_stage(
     own = {name for name, parameter in owners.items() if parameter.stage == index}
     working = working_bytes(hoisted.body, parts, halves, overlap, fuses=fuses)
     memory = stage_memory(local, hoisted, activation_memory(hoisted.body, parts, halves), own, working)
-    return StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
+    graphs = StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)
+    graphs.check(PassLog())
+    return graphs
 
 
 def compile_stages(
@@ -174,7 +179,7 @@ def compile_stages(
     model: GraphModel,
     fuse: Fuse,
     overlap: Overlap,
-    dump: Dump | None = None,
+    log: PassLog | None = None,
     *,
     gather_costs: GatherCosts | None = None,
     tries_fused_ops: bool = False,
@@ -185,18 +190,19 @@ def compile_stages(
         model: estimates what is decided by.
         gather_costs, tries_fused_ops: as of `fuse_stages`, where ranks have to agree.
     """
-    dump = dump or Dump(None, 0)
+    log = log or PassLog()
     for each in graphs:
-        each.dump(dump)
+        each.dump(log.dump)
     # Before collectives are ordered, since what is fused runs beside nothing else; after the graphs are divided, since
     # the parts of a fused op could not run at different times.
-    fused = fuse_stages(graphs, model, fuse, overlap, dump, gather_costs=gather_costs, tries_fused_ops=tries_fused_ops)
+    fused = fuse_stages(graphs, model, fuse, overlap, log, gather_costs=gather_costs, tries_fused_ops=tries_fused_ops)
     # Last, since all passes before make orders of their own.
-    return [_overlap_stage(each, overlap, dump) for each in fused]
+    return [_overlap_stage(each, overlap, log) for each in fused]
 
 
-def _overlap_stage(graphs: StageGraphs, overlap: Overlap, dump: Dump) -> StageGraphs:
+def _overlap_stage(graphs: StageGraphs, overlap: Overlap, log: PassLog) -> StageGraphs:
     ordered = {name: overlap_collectives(module, overlap) for name, module in graphs.of_microbatch.items()}
     for name, module in ordered.items():
-        dump.graph(f"overlap_collectives_{name}", module, graphs.index)
+        log.graph(f"overlap_collectives_{name}", module, Form.LOCAL, graphs.index)
+        log.collectives("overlap_collectives", [graphs.of_microbatch[name]], [module], graphs.index)
     return graphs.with_microbatch(ordered)

@@ -29,46 +29,61 @@ LAST_STAGE, ALL_STAGES = "last_stage", "all"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to compile.
+    """Options of the backend: `torch.compile(model, backend="fxpar", options={...})`.
 
-    dump: directory for numbered dumps of every pass (default: the environment variable FXPAR_DUMP, else none).
-    timeline: directory in which each rank writes what it did, and when, in its latest step.
-    profile: whether to time every stage's graphs once, and go by that rather than by estimates.
-    lowering: what turns graphs into code; "inductor" or "aten" (the reference); or "sleep", by which nothing is
-        computed, but ranks communicate and sleep as long as the mesh's cluster would compute: all results are
-        meaningless, but for the time that they take.
-    schedule: another pipeline schedule than the one that `distribute` was given, for the same stages of each rank; kept
-        as its name or as text.
-    strategy: how values move between stages; "broadcast", "send_recv", "local_allgather" or "global_allgather"; or
-        "signal", by which one element of each arrives and all results are meaningless, but for the time that they take.
-    algorithm: what chooses the senders and the order of what moves; "best", "greedy", "depth_first", "balance" or
-        "naive".
-    memory_bytes: how much memory a step of a rank may take, by what its graphs and schedule need (default: that of its
-        GPU; on a CPU, any).
-    gather_weights: when weights that are stored in shards over z are gathered; "step", once for all microbatches;
-        "microbatch", in the graph of each, which keeps what it gathered for its backward; or "auto": "microbatch" where
-        a step has but one, else "step" if it fits into memory.
-    reduce_gradients: when their gradients are reduced to shards again: "step", once, when the microbatches are summed;
-        "microbatch", in the graph of each; or "auto", as above.
-    remat: how much of the forward runs once more in the backward rather than be kept for it; "none", "min_cut" (what is
-        cheap) or "full" (every layer), besides what the model checkpoints itself. See `fxpar.ir.remat.Remat`.
-    gathered_bytes: how much of the weights that the graph of a microbatch gathers is kept for its backward, which
-        gathers the rest again (default: all).
-    overlap: which collectives run beside computation: True (all), False, or some of the rules "input_gradients",
-        "reduce_scatters" and "all_gathers". They never change results.
-    fuse: which collectives become one op with the matmuls beside them: True, where that is estimated to be cheaper than
-        running them beside other computation; "always", wherever it can be; or False. Fused ops may round otherwise.
-    gather_ahead_bytes: how many bytes of gathered weights a graph may hold before their first use (default: those of
-        one layer, whatever it has).
-    held_reductions: how much memory the gradients whose reductions run beside a backward may take before the oldest is
-        waited for, in multiples of the largest (default: 2; infinity: all are waited for when the backward is over).
-    results: which ranks get the results of the forward besides the loss, which all ranks have: "last_stage", those of
-        the last stage, while on others a result has a shape but no values; or "all", every rank, as a DTensor on the
-        mesh of its own stage, by a broadcast over the pipe axis.
+    Types are those that values are converted to: `dump` and `timeline` may be strings, and `schedule` whatever
+    `distribute` takes. A model that was not distributed is compiled for one device, and only `lowering` has an effect.
+
+    dump: directory for dumps of the graphs after every pass, numbered in the order of the passes, in a folder for each
+        rank (default: the environment variable FXPAR_DUMP; if that is unset, nothing is dumped).
+    timeline: directory for the measured timeline of the latest step, a JSON file for each rank of the pipe axis;
+        `fxpar simulate --measured` draws it beside the predicted one.
+    profile: whether to time the compiled graphs of every stage while compiling, and use these times instead of
+        estimates in the schedule and in the costs that are dumped.
+    lowering: how graphs become code: "inductor"; "aten", the reference, which runs the ATen ops of a graph one by one;
+        or "sleep", for benchmarks of communication, which runs the collectives, and sleeps as long as all other ops are
+        estimated to take. With "sleep" all results are meaningless.
+    schedule: a pipeline schedule in place of the one that `distribute` was given. It must run every stage on the same
+        rank of the pipe axis.
+    strategy: how a value is sent from stage to stage (Zhuang et al., section 3.1): "broadcast", in chunks along a chain
+        of the receiving hosts; "send_recv", a copy for each receiving rank; "local_allgather", a copy for each
+        receiving host, whose ranks get a part each and all-gather them; "global_allgather", one copy, of which all
+        receiving ranks get a part each and all-gather them; or "signal", for benchmarks, which sends one element. With
+        "signal" all results are meaningless.
+    algorithm: how the sender and the order of the transfers between stages are chosen (Zhuang et al., section 3):
+        "naive", in the given order, from the lowest host that has the value; "balance", the longest first, from the
+        host that sends least so far; "depth_first", by branch and bound; "greedy", by randomized greedy search; or
+        "best", by greedy, then depth-first search.
+    memory_bytes: limit on the predicted peak memory of a step on one rank; a step that needs more raises
+        MemoryBudgetError (default: 90% of its GPU's memory; on a CPU, no limit).
+    gather_weights: when weights that are stored in shards over z are all-gathered: "step", once per step, which keeps
+        them gathered for all microbatches; "microbatch", in the forward of each, which keeps up to `gathered_bytes` for
+        its backward; or "auto": "microbatch" where a step has only one; else "step" if that fits into memory, else
+        "microbatch".
+    reduce_gradients: when the gradients of these weights are reduced to shards: "step", once, after those of all
+        microbatches are added up; "microbatch", in the backward of each; or "auto", as for `gather_weights`.
+    remat: how much of the forward is recomputed in the backward (activation checkpointing): "none"; "min_cut", cheap
+        ops, where that saves memory; or "full", every layer from its inputs, where a layer is an item of an outermost
+        `ModuleList`. What the model itself runs under `torch.utils.checkpoint` is recomputed in any case.
+    gathered_bytes: how many bytes of all-gathered weights a microbatch keeps for its backward, which gathers the others
+        again (default: all).
+    overlap: which collectives overlap with computation: True (all), False (none), or some of the rules
+        "input_gradients", their reductions, with the matmuls for weight gradients; "reduce_scatters", the reductions of
+        weight gradients, with the rest of the backward; and "all_gathers", of weights, a layer before they are used.
+        Results are bitwise the same.
+    fuse: which collectives are fused with the matmuls next to them: True, those for which that is estimated to take no
+        longer than overlap; "always", all for which it is possible; or False, none. Fused ops may round differently.
+    gather_ahead_bytes: limit on the bytes of weights that are gathered before they are used; they are never gathered
+        more than one layer ahead (default: no limit).
+    held_reductions: limit on the memory of the weight gradients that are being reduced while the backward runs, in
+        multiples of the largest: beyond it, the backward waits for the oldest. With `math.inf` it waits at its end.
+    results: which ranks get the results of the forward besides the loss, which all ranks get: "last_stage", those of
+        the last stage, while on others a result has a shape and a dtype but no values; or "all", every rank, as a
+        DTensor on the mesh of its own stage, by a broadcast over the pipe axis.
     check_inputs: whether ranks that must be given the same inputs (those that differ only along pipe, y and x) compare
-        checksums of them: in steps 1, 2, 4, 8 and so on of every compiled shape, then in every 1024th.
-    transfer_timeout_s: how many seconds a rank waits for one message of another stage, which may still have to compute
-        it, until a PeerLostError says which. The death of a rank is noticed at once.
+        checksums of them, in steps 1, 2, 4, 8 and so on of every compiled shape, and in every 1024th.
+    transfer_timeout_s: how many seconds a rank waits for a value from another stage, including the time to compute it,
+        before it raises PeerLostError. The death of a rank is noticed at once.
     """
 
     dump: Path | None = None

@@ -35,29 +35,36 @@ def distribute(
     init_weights: Callable[[nn.Module], None] | None = None,
     plan: Plan | None = None,
 ) -> nn.Module:
-    """Spread `model` over `mesh`, in place, and return it.
+    """Shard `model` over `mesh`, in place, and return it.
 
-    Every parameter becomes this rank's piece of a DTensor on its stage's ranks; parameters of other stages leave the
-    model. Compile the result with `torch.compile(model, backend="fxpar")`.
+    Every parameter becomes a DTensor on the ranks of its stage, each of which holds a shard; parameters of other stages
+    are removed. Compile the result with `torch.compile(model, backend="fxpar")`.
 
     Args:
         model: any module whose forward returns a loss: of its scalar results that require grad, the one under the key
-            or in the field "loss", else the first. It may be built under `torch.device("meta")`: then its parameters
-            are initialised or loaded piece by piece.
-        mesh: from `init_mesh`.
-        stages: paths of the modules that open the second and later stages, or a count (default: the pipe axis, twice
-            that for an interleaved schedule).
-        layouts: hints; pattern over parameter names (or module paths with ":out") -> one entry per dim.
-        microbatches: into how many the local batch is split.
+            or in the field "loss", else the first. It may be built under `torch.device("meta")`, see `init_weights`.
+        mesh: the mesh, from `init_mesh`.
+        stages: paths of the modules that start the second and later stages; or the number of stages, which are then
+            balanced by their estimated costs, for which `example_inputs` are needed (default: one for each rank of the
+            pipe axis, two for "interleaved", as many as a schedule of your own has).
+        layouts: sharding hints. A key is a pattern of parameter names, or of module paths with ":out" for the outputs
+            of modules; `*` matches any text, dots included, and of several patterns for one name the last wins. Its
+            value has an entry per tensor dim: the mesh axis that shards it ("x" or "y"), None, or `fxpar.Grouped` for a
+            fused dim, such as q, k and v in one weight. All other layouts are chosen automatically.
+        microbatches: how many microbatches the local batch is split into, all of one size.
         schedule: "gpipe", "1f1b", "eager-1f1b", "eager-1f1b-delayed", "interleaved", "zb-h1" or "zb-h2"; or your own: a
-            CSV file as of `torch.distributed.pipelining`, or a list of actions such as "0F0" for each pipe rank.
-        example_inputs: the forward's arguments (a tuple, or a dict of keywords; meta tensors do), for
-            balancing stages and for finding the storage of weights that have no hint.
-        batch_dims: argument name or position -> its batch dim, or None to share it between microbatches. By default
-            tensors whose first dim equals that of the first tensor are split along it.
-        init_weights: initialises the parameters and buffers of one module from the meta device; default: the module's
-            `reset_parameters`. What has no values then must be loaded before the first step.
-        plan: a plan made before; then `stages`, `microbatches` and `schedule` come from it.
+            CSV file in the format of `torch.distributed.pipelining`, or a list of actions such as "0F0" for each rank
+            of the pipe axis.
+        example_inputs: the forward's arguments for a local batch, as a tuple or a dict of keyword arguments; meta
+            tensors suffice. They are traced to balance stages and to choose the layouts of parameters that have no
+            hint, which are otherwise replicated over x and y.
+        batch_dims: name or position of an argument -> its batch dim, or None for one that all microbatches share. By
+            default, tensors whose first dim has the size of the first tensor's first dim are split along it.
+        init_weights: called with each module that was built on the meta device and has parameters or buffers of its
+            own, to initialise them (default: its `reset_parameters`, if it has one). What is not initialised then must
+            be loaded before the first step.
+        plan: a plan made before, such as `fxpar.Plan.load("plan.json")`; `stages`, `microbatches` and `schedule` are
+            taken from it.
 
     Raises:
         AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,

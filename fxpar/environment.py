@@ -1,20 +1,28 @@
-"""What the environment variables of a process say; the only file that reads them."""
+"""The only file that reads environment variables: a function for each, whose docstring names it."""
 
 from __future__ import annotations
 
 import os
 
 
+def checks_passes() -> bool:
+    """FXPAR_CHECK: whether graphs are checked after every pass, for debugging fxpar; 1 turns that on, 0 off."""
+    return os.environ.get("FXPAR_CHECK", "0") not in ("", "0")
+
+
 def dump_folder() -> str | None:
-    """Where FXPAR_DUMP says that every pass shall dump its graphs."""
+    """FXPAR_DUMP: directory for dumps of the graphs after every pass, where the option `dump` is not given."""
     return os.environ.get("FXPAR_DUMP") or None
 
 
 def host_name() -> str | None:
-    """What FXPAR_HOST says this rank's host is; ranks of one name may share memory."""
+    """FXPAR_HOST: name of this rank's host; ranks share memory only with ranks of the same name.
+
+    By default hosts are told apart by the kernel's boot id and the network namespace.
+    """
     return os.environ.get("FXPAR_HOST") or None
 
 
 def is_first_rank() -> bool:
-    """Whether this is rank 0 of what a launcher started, or was started alone: who prints what all ranks know."""
+    """RANK: set by the launcher; rank 0, or a process without it, prints what all ranks know, such as warnings."""
     return os.environ.get("RANK", "0") == "0"

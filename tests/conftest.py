@@ -15,6 +15,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_VERBOSITY="error",
     DIFFUSERS_VERBOSITY="error",
+    FXPAR_CHECK="1",
 )
 
 from pathlib import Path

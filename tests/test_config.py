@@ -44,8 +44,8 @@ def test_overlap_is_all_or_none_or_some_of_the_rules() -> None:
     [
         ({"overlap": "all_gathers"}, InvalidOptionError, "True, False, or some of 'input_gradients'"),
         ({"overlap": ["all_reduces"]}, InvalidOptionError, "'all_gathers'"),
-        ({"gather_ahead_bytes": -1}, InvalidOptionError, "bytes, none or more"),
-        ({"held_reductions": "all"}, InvalidOptionError, "a multiple of the largest reduction, none or more"),
+        ({"gather_ahead_bytes": -1}, InvalidOptionError, "a number of bytes, 0 or more"),
+        ({"held_reductions": "all"}, InvalidOptionError, "a multiple of the largest reduction, 0 or more"),
         ({"fuse": "sometimes"}, InvalidOptionError, "'fuse' is 'sometimes': expected True, False or 'always'"),
         ({"schedule": "1f2b"}, UnknownScheduleError, "'1f2b'.*did you mean '1f1b'"),
         ({"schedule": [["0F0", "0F1", "0B1"]]}, InvalidScheduleError, "rank 0: 0B0 is missing"),
@@ -53,7 +53,7 @@ def test_overlap_is_all_or_none_or_some_of_the_rules() -> None:
         ({"schedule": "0B0 0F0"}, InvalidScheduleError, "action 0: 0B0 runs before 0F0"),
         ({"schedule": "nowhere.csv"}, InvalidScheduleError, "nowhere.csv: expected a CSV file"),
         ({"timeline": 3}, InvalidOptionError, "'timeline' is 3: expected a directory"),
-        ({"memory_bytes": -1}, InvalidOptionError, "'memory_bytes' is -1: expected bytes"),
+        ({"memory_bytes": -1}, InvalidOptionError, "'memory_bytes' is -1: expected a positive number of bytes"),
         ({"profile": "yes"}, InvalidOptionError, "'profile' is 'yes': expected True or False"),
     ],
 )

@@ -62,26 +62,7 @@ def forward(
     )
 
 
-def test_a_local_graph_shows_layouts_collectives_and_what_is_backward() -> None:
-    joint = joint_graph(Model(), torch.randn(3, 4))
-    rows, columns = Shard(0, 2), Shard(1, 2)
-    told = {
-        "blocks_0_weight": Strategy((), (rows,)),
-        "t": Strategy((rows,), (columns,)),
-        "mm": Strategy((REPLICATE, columns), (columns,)),
-        "relu": Strategy((columns,), (columns,)),
-        "detach": Strategy((columns,), (columns,)),
-        "sum_1": Strategy((columns,), (Partial(),)),
-    }
-    with fake_mesh(x=2) as mesh:
-        lay_out(joint, mesh, as_told(told))
-        local = insert_collectives(joint, mesh)
-        group = mesh.group("x").group_name
-    text = format_graph(local.module)
-    ast.parse(text)
-    assert (
-        text.replace(f"'{group}'", "GROUP")
-        == """\
+LOCAL_GRAPH = """\
 # forward: 1 all_reduce over x, 4 bytes together
 # backward: 1 all_gather over x, 72 bytes together
 def forward(
@@ -124,7 +105,26 @@ def forward(
 
     return (wait_tensor, t_3)
 """
-    )
+
+
+def test_a_local_graph_shows_layouts_collectives_and_what_is_backward() -> None:
+    joint = joint_graph(Model(), torch.randn(3, 4))
+    rows, columns = Shard(0, 2), Shard(1, 2)
+    told = {
+        "blocks_0_weight": Strategy((), (rows,)),
+        "t": Strategy((rows,), (columns,)),
+        "mm": Strategy((REPLICATE, columns), (columns,)),
+        "relu": Strategy((columns,), (columns,)),
+        "detach": Strategy((columns,), (columns,)),
+        "sum_1": Strategy((columns,), (Partial(),)),
+    }
+    with fake_mesh(x=2) as mesh:
+        lay_out(joint, mesh, as_told(told))
+        local = insert_collectives(joint, mesh)
+        group = mesh.group("x").group_name
+    text = format_graph(local.module)
+    ast.parse(text)
+    assert text.replace(f"'{group}'", "GROUP") == LOCAL_GRAPH
 
 
 def test_files_are_numbered_as_passes_first_report(captured_graph: fx.GraphModule, tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ def placed(node: fx.Node) -> Placed:
     return found
 
 
+def known_placed(node: fx.Node) -> Placed | None:
+    """The layouts of `node`, if any were chosen."""
+    return node.meta.get(_PLACED)
+
+
 def layout_of(node: fx.Node) -> Layout | None:
     """The layout of the tensor that `node` returns; None where none was chosen, or the result is no tensor."""
     found: Placed | None = node.meta.get(_PLACED)

@@ -8,9 +8,10 @@ from typing import TypeAlias
 from torch import fx
 
 from fxpar.costs.graph_time import GraphModel
-from fxpar.dump import Dump
+from fxpar.graph.invariants import Form
 from fxpar.ir.overlap_options import Fuse, Overlap
 from fxpar.lowering.first_calls import call_fused_ops
+from fxpar.pass_log import PassLog
 from fxpar.passes.fuse_collectives import fuse_collectives
 from fxpar.passes.fusion.fusion_costs import CostsByGraph, FusionCost, estimate_fusions, max_over_ranks
 from fxpar.passes.fusion.verdicts import Verdict, Verdicts, verdict_table
@@ -25,7 +26,7 @@ def fuse_stages(
     model: GraphModel,
     fuse: Fuse,
     overlap: Overlap,
-    dump: Dump,
+    log: PassLog,
     *,
     gather_costs: GatherCosts | None = None,
     tries_fused_ops: bool = False,
@@ -45,11 +46,11 @@ def fuse_stages(
     fused: list[StageGraphs] = []
     verdicts: dict[str, Sequence[Verdict]] = {}
     for each in graphs:
-        stage, of_stage = _fuse_stage(each, costs, fuse, dump)
+        stage, of_stage = _fuse_stage(each, costs, fuse, log)
         fused.append(stage)
         verdicts |= of_stage
     if any(verdicts.values()):
-        dump.text("fuse_collectives", verdict_table(verdicts))
+        log.dump.text("fuse_collectives", verdict_table(verdicts))
     return fused
 
 
@@ -65,7 +66,7 @@ def _tried(graphs: Sequence[StageGraphs], costs: CostsByGraph, fuse: Fuse) -> Co
     """The costs of this rank's stages once their fused ops have been called, for the first time."""
     tried: dict[str, list[FusionCost]] = {}
     for each in graphs:
-        stage, verdicts = _fuse_stage(each, costs, fuse, Dump(None, 0))
+        stage, verdicts = _fuse_stage(each, costs, fuse, PassLog())
         unfused = {each.name(kind): call_fused_ops(module) for kind, module in stage.of_microbatch.items()}
         for name, of_graph in verdicts.items():
             left = unfused.get(name, ())
@@ -73,7 +74,7 @@ def _tried(graphs: Sequence[StageGraphs], costs: CostsByGraph, fuse: Fuse) -> Co
     return tried
 
 
-def _fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, dump: Dump) -> tuple[StageGraphs, Verdicts]:
+def _fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, log: PassLog) -> tuple[StageGraphs, Verdicts]:
     """The stage with fused ops, and the verdicts on all collectives of each graph."""
     fused: dict[str, fx.GraphModule] = {}
     verdicts: dict[str, Sequence[Verdict]] = {}
@@ -82,6 +83,8 @@ def _fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, dump: Dump
         verdicts[graphs.name(kind)] = found.verdicts
         if kind in graphs.of_microbatch:
             fused[kind] = found.module
-        if any(verdict.fused is not None for verdict in found.verdicts):
-            dump.graph(f"fuse_collectives_{kind}", found.module, graphs.index)
+        has_fused = any(verdict.fused is not None for verdict in found.verdicts)
+        form = Form.LOCAL if kind in graphs.of_microbatch else Form.STARTING
+        log.graph(f"fuse_collectives_{kind}", found.module, form, graphs.index, shows=has_fused)
+        log.collectives("fuse_collectives", [module], [found.module], graphs.index)
     return graphs.with_microbatch(fused), verdicts

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from fxpar.dump import Dump
+from fxpar.graph.invariants import Form
 from fxpar.ir.stage import JointGraph, PlannedStage
+from fxpar.pass_log import PassLog
 from fxpar.passes.hoist_storage import Hoisted
 from fxpar.passes.insert_collectives import communicating
 from fxpar.passes.partition import Partitioned
 from fxpar.passes.split_backward import SplitBackward
 from fxpar.schedule.memory import StageMemory
+
+_GATHERS = "gather_weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,35 @@ class StageGraphs:
 
     def dump(self, to: Dump) -> None:
         """Show every graph, as the passes that divide left them."""
-        to.graph("insert_collectives", self.local.module, self.index)
-        if self.hoisted.gathers is not None:
-            to.graph("gather_weights", self.hoisted.gathers.module, self.index)
-        to.graph("partition_forward", self.parts.forward, self.index)
-        if self.parts.backward is not None:
-            to.graph("partition_backward", self.parts.backward, self.index)
-        if self.halves is not None:
-            to.graph("split_backward_inputs", self.halves.inputs, self.index)
-            to.graph("split_backward_weights", self.halves.weights, self.index)
-        if self.hoisted.reductions is not None:
-            to.graph("reduce_gradients", self.hoisted.reductions.module, self.index)
+        for name, module in self._divided.items():
+            to.graph(name, module, self.index)
+
+    def check(self, log: PassLog) -> None:
+        """Check every graph, as the passes that divide left them.
+
+        Raises:
+            BrokenInvariantError: one of the passes broke a graph.
+        """
+        for name, module in self._divided.items():
+            form = Form.STARTING if name == _GATHERS else Form.LOCAL
+            log.graph(name, module, form, self.index, shows=False)
+        parts = [module for module in (self.parts.forward, self.parts.backward) if module is not None]
+        log.collectives("partition", [self.hoisted.body.module], parts, self.index, may_repeat=True)
+        if self.halves is not None and self.parts.backward is not None:
+            halves = [self.halves.inputs, self.halves.weights]
+            log.collectives("split_backward", [self.parts.backward], halves, self.index, may_repeat=True)
+
+    @property
+    def _divided(self) -> dict[str, fx.GraphModule]:
+        """The local graph and its parts, in the order in which they run, by the names of the passes that made them."""
+        hoisted, parts, halves = self.hoisted, self.parts, self.halves
+        graphs = {
+            "insert_collectives": self.local.module,
+            _GATHERS: None if hoisted.gathers is None else hoisted.gathers.module,
+            "partition_forward": parts.forward,
+            "partition_backward": parts.backward,
+            "split_backward_inputs": None if halves is None else halves.inputs,
+            "split_backward_weights": None if halves is None else halves.weights,
+            "reduce_gradients": None if hoisted.reductions is None else hoisted.reductions.module,
+        }
+        return {name: module for name, module in graphs.items() if module is not None}

@@ -18,7 +18,6 @@ from fxpar.compiler import compile_stages, divide_stage, join_stages, localize
 from fxpar.costs.graph_time import GraphModel, Traffic
 from fxpar.costs.prices import Prices, agnostic_prices_of, prices_of
 from fxpar.costs.stage_times import estimate_costs
-from fxpar.dump import Dump
 from fxpar.errors import MicrobatchError
 from fxpar.ir.hints import Entry
 from fxpar.ir.overlap_options import Fuse, Overlap
@@ -30,14 +29,13 @@ from fxpar.make_plan import make_plan
 from fxpar.model.arguments import split_dim
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
+from fxpar.pass_log import PassLog
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.schedule import Costs, Program, lower, peak_memory, simulate
 from fxpar.schedule.choose_schedule import choose_schedule
 from fxpar.world.mesh import Mesh, num_batch_shards
-
-_NO_DUMP = Dump(None, 0)
 
 _OVERLAP = Overlap()
 """What runs beside computation: as steps do by default."""
@@ -176,7 +174,7 @@ class StepModel:
 
     @cached_property
     def _pipeline(self) -> Pipeline:
-        return join_stages(self._stages, self._distribution, "broadcast", "balance", _NO_DUMP)
+        return join_stages(self._stages, self._distribution, "broadcast", "balance", PassLog())
 
     @cached_property
     def _local(self) -> list[JointGraph]:

@@ -144,14 +144,22 @@ def init_mesh(
     device_type: str | None = None,
     cluster: Cluster | str | Path | None = None,
 ) -> Mesh:
-    """Arrange the started processes in a mesh; x varies fastest with the rank. A collective.
+    """Arrange all processes in a mesh, where x varies fastest with the rank, then y, z, data and pipe. A collective.
 
-    Works under torchrun (or any launcher that sets c10d's variables), after an own `init_process_group`, and in
-    a single process without either.
+    The product of the sizes is the number of processes. Works under torchrun, after your own
+    `torch.distributed.init_process_group` under any other launcher, and in a single process without either.
 
     Args:
-        cluster: what the machines can do, by which layouts and stages are chosen: a file that `fxpar calibrate` wrote,
-            or the name of a published one, such as "dgx-a100". By default it is one with GPUs of the same name.
+        pipe: size of the axis of pipeline parallelism: each stage is on the ranks of one index of it.
+        data: size of the axis of data parallelism: it splits the batch, and parameters are replicated over it.
+        z: size of the axis of sharded data parallelism: it splits the batch, too, and parameters, gradients and
+            optimizer states are stored in shards over it.
+        y: size of the second axis of tensor parallelism: with x, weights are sharded in two dims.
+        x: size of the first axis of tensor parallelism: weights and activations are sharded over it.
+        device_type: "cpu" or "cuda" (default: "cuda" where it is available).
+        cluster: rates and latencies of the machines, by which layouts and stages are chosen: a `fxpar.Cluster`, a JSON
+            file that `fxpar calibrate` wrote, or the name of a published one, such as "dgx-a100" (default: a published
+            one with GPUs of the same name, else "dgx-a100"; "laptop" on a CPU).
 
     Raises:
         InvalidMeshError: a size is not a positive integer.

@@ -22,7 +22,7 @@ from fxpar.passes.propagate_layouts import propagate_layouts
 from fxpar.world.mesh import Mesh
 from tests.layouts.laid_out import decomposed, pins_of
 from tests.passes.fusing import fuse_always, modules_of
-from tests.passes.test_fuse_collectives import rows
+from tests.passes.gathers_to_fuse import rows
 from tests.support.fake_mesh import fake_mesh
 
 CLUSTER = replace(

@@ -11,7 +11,7 @@ from fxpar.passes.fusion.verdicts import Verdict
 from fxpar.passes.insert_collectives import insert_collectives
 from fxpar.passes.partition import partition
 from tests.passes.fusing import check_same, compare_modules, fuse_always
-from tests.passes.test_overlap_collectives import Mixed
+from tests.passes.overlapping import Mixed
 from tests.passes.test_sequence_parallel import SUBJECTS, laid_out
 from tests.support.fake_mesh import as_rank, fake_mesh
 from tests.support.joint_graphs import joint_graph

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fxpar.world.launch import run_ranks
+from tests.passes.gathers_to_fuse import GATHERS, KEPT
+from tests.passes.reductions_to_fuse import REDUCTIONS, SCATTERS
 from tests.passes.run_fused import run_asleep, run_both
-from tests.passes.test_fuse_collectives import GATHERS, KEPT, REDUCTIONS, SCATTERS
 
 # Matrix products of other memory orders add in other orders; the values are sums of a few terms of size one.
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 1e-2, "atol": 5e-2}}

@@ -1,95 +1,26 @@
-"""Starts move up and waits down, by each rule alone; every rank has the same starts, and the same bits come out."""
+"""Starts move up and waits down, by each rule alone, and no more memory is taken than for what is under way."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar.graph.collective_sites import Site, find_sites
-from fxpar.ir.layout import REPLICATE, Partial, Shard
-from fxpar.ir.node_meta import Communication, communication
+from fxpar.graph.collective_sites import find_sites
+from fxpar.ir.layout import REPLICATE, Partial
 from fxpar.ir.overlap_options import NO_OVERLAP, OVERLAP_RULES, Overlap, OverlapRule
-from fxpar.ir.stage import JointGraph
-from fxpar.passes.bucket_collectives import bucket_collectives
-from fxpar.passes.insert_collectives import collectives, insert_collectives
+from fxpar.passes.insert_collectives import collectives
 from fxpar.passes.memory.live_memory import peak_live_bytes
 from fxpar.passes.overlap.gather_ahead import FARTHEST
 from fxpar.passes.overlap_collectives import overlap_collectives
-from fxpar.passes.partition import partition
 from fxpar.rules.rule import Strategy
-from tests.support.fake_mesh import as_rank, fake_mesh
-from tests.support.joint_graphs import joint_graph
-from tests.support.local_graphs import inputs_of, pieces_of
-from tests.support.lockstep import run_ranks_in_lockstep
-from tests.support.placements import Choose, as_told, at_random, lay_out
-from tests.support.stored_graphs import lay_out_stored
-
-Parts: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
+from tests.passes.overlapping import COLUMNS, ROWS, Chain, Parts, parts_of, sharded_batch
+from tests.support.placements import as_told
 
 aten = torch.ops.aten
-
-ROWS, COLUMNS = Shard(0, 2), Shard(1, 2)
-
-
-class Chain(nn.Module):
-    """Square matrices without biases."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.w = nn.ParameterList(nn.Parameter(torch.randn(8, 8)) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for weight in self.w:
-            x = torch.relu(x @ weight)
-        return x
-
-
-class Mixed(nn.Module):
-    """A norm, matrices of several shapes, a softmax and sums, of sizes that three does not divide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(10)
-        self.up, self.down = nn.Linear(10, 14), nn.Linear(14, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.down(torch.relu(self.up(self.norm(x))))
-        return torch.softmax(x, dim=-1).sum(0)
-
-
-def sharded_batch(node: fx.Node, strategies: Sequence[Strategy]) -> Strategy:
-    """Weights are stored in rows, and needed whole; everything else has its part of the batch."""
-    if node.op == "output":
-        return Strategy((ROWS,) * len(node.args[0]), ())
-    if node.op == "placeholder":
-        return Strategy((), (ROWS,))
-    operand = node.all_input_nodes[0]
-    if node.target is aten.t.default:
-        of_weight = operand.op == "placeholder" and operand.name.startswith("w_")
-        wanted = strategies[0] if of_weight else Strategy((ROWS,), (COLUMNS,))
-    elif operand.target is aten.t.default:
-        wanted = Strategy((COLUMNS, ROWS), (Partial(),))
-    elif node.target is aten.mm.default:
-        wanted = Strategy((ROWS, REPLICATE), (ROWS,))
-    else:
-        wanted = Strategy((ROWS,) * len(node.all_input_nodes), (ROWS,))
-    assert wanted in strategies, f"{node} cannot run as {wanted}"
-    return wanted
-
-
-def parts_of(model: nn.Module, choose: Choose, *inputs: Tensor) -> Parts:
-    """Forward and backward of a model on the first of two ranks."""
-    joint = joint_graph(model, *inputs)
-    with fake_mesh(x=2) as mesh:
-        lay_out(joint, mesh, choose)
-        parts = partition(insert_collectives(joint, mesh))
-    assert parts.backward is not None
-    return parts.forward, parts.backward
 
 
 @pytest.fixture(scope="module")
@@ -286,60 +217,3 @@ def test_memory_grows_by_what_is_under_way_and_no_more(megatron: fx.GraphModule,
     assert growths[0] <= weight, "one layer ahead"
     assert growths[1] <= 2 * weight + 2 * piece, "two gradients are reduced at once, and two weights gathered"
     assert growths[2] <= 6 * 8 * 4, "what is reduced stays while the weights' gradients are computed"
-
-
-@pytest.mark.parametrize(("seed", "sizes"), [(0, {"x": 3}), (3, {"x": 3}), (2, {"y": 2, "x": 2})], ids=str)
-def test_all_ranks_start_alike_and_get_the_same_bits_however_a_graph_is_laid_out(
-    mixed: JointGraph, seed: int, sizes: dict[str, int]
-) -> None:
-    inputs = inputs_of(mixed, seed)
-    with fake_mesh(**sizes) as mesh:
-        lay_out(mixed, mesh, at_random(seed))
-        local = [insert_collectives(mixed, as_rank(mesh, rank)).module for rank in range(mesh.num_ranks)]
-        pieces = pieces_of(mixed, mesh, inputs)
-        before = run_ranks_in_lockstep([module.graph for module in local], pieces, mesh)
-        for overlap in (Overlap(), Overlap(gather_ahead_bytes=500)):
-            after = [overlap_collectives(module, overlap) for module in local]
-            assert len({starts(module) for module in after}) == 1, "ranks start different collectives"
-            found = run_ranks_in_lockstep([module.graph for module in after], pieces, mesh)
-            assert all(map(same_bits, found, before))
-
-
-@pytest.mark.parametrize("sizes", [{"z": 3}, {"z": 2, "x": 2}], ids=str)
-def test_weights_in_shards_are_gathered_ahead_one_by_one_or_together(mixed: JointGraph, sizes: dict[str, int]) -> None:
-    inputs = inputs_of(mixed, 0)
-    with fake_mesh(**sizes) as mesh:
-        lay_out_stored(mixed, mesh, at_random(0))
-        local = [insert_collectives(mixed, as_rank(mesh, rank)).module for rank in range(mesh.num_ranks)]
-        for module in local:
-            bucket_collectives(module, small_bytes=500)
-        pieces = pieces_of(mixed, mesh, inputs)
-        before = run_ranks_in_lockstep([module.graph for module in local], pieces, mesh)
-        after = [overlap_collectives(module, Overlap()) for module in local]
-        found = run_ranks_in_lockstep([module.graph for module in after], pieces, mesh)
-        assert all(map(same_bits, found, before))
-        of_weights = [site for site in find_sites(local[0].graph, set(OVERLAP_RULES)) if move_of(site).axis == "z"]
-        assert {(move_of(site).kind, site.rule) for site in of_weights} == {
-            ("all_gather", "all_gathers"),
-            ("reduce_scatter", "reduce_scatters"),
-        }
-        assert len({starts(module) for module in after}) == 1, "ranks start different collectives"
-
-
-def move_of(site: Site) -> Communication:
-    done = communication(site.start)
-    assert done is not None
-    return done
-
-
-@pytest.fixture(scope="module")
-def mixed() -> JointGraph:
-    return joint_graph(Mixed().double(), torch.randn(4, 6, 10, dtype=torch.double, requires_grad=True))
-
-
-def starts(module: fx.GraphModule) -> tuple[tuple[str, str], ...]:
-    return tuple((found.kind, found.axis) for found in collectives(module.graph))
-
-
-def same_bits(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    return all(map(torch.equal, found, expected))

@@ -210,17 +210,7 @@ def test_what_the_forward_makes_for_the_backward_is_made_in_its_layer() -> None:
     assert any(is_backward(node) for node in parts.forward.graph.nodes), "no layer makes anything for the backward"
 
 
-def test_before_and_after() -> None:
-    class Gate(nn.Module):
-        def forward(self, x: Tensor, w: Tensor) -> Tensor:
-            return torch.relu(x @ w.t())
-
-    joint = joint_graph(Gate(), torch.randn(2, 4, requires_grad=True), torch.randn(3, 4))
-    parts = partition(joint)
-    assert parts.backward is not None
-    assert (
-        format_graph(joint.module)
-        == """\
+JOINT = """\
 def forward(
     input_0: f32[3, 4],
     input_1: f32[2, 4],
@@ -241,10 +231,8 @@ def forward(
 
     return (relu, mm_1)
 """
-    )
-    assert (
-        format_graph(parts.forward)
-        == """\
+
+FORWARD = """\
 def forward(
     input_0: f32[3, 4],
     input_1: f32[2, 4],
@@ -257,10 +245,8 @@ def forward(
 
     return (relu, input_0, relu)
 """
-    )
-    assert (
-        format_graph(parts.backward)
-        == """\
+
+BACKWARD = """\
 def forward(
     input_0: f32[3, 4],
     relu: f32[2, 3],
@@ -283,4 +269,16 @@ def forward(
 
     return (mm_1,)
 """
-    )
+
+
+def test_before_and_after() -> None:
+    class Gate(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return torch.relu(x @ w.t())
+
+    joint = joint_graph(Gate(), torch.randn(2, 4, requires_grad=True), torch.randn(3, 4))
+    parts = partition(joint)
+    assert parts.backward is not None
+    assert format_graph(joint.module) == JOINT
+    assert format_graph(parts.forward) == FORWARD
+    assert format_graph(parts.backward) == BACKWARD

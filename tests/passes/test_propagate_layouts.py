@@ -1,36 +1,27 @@
-"""Layouts of whole graphs: the collectives that hints lead to, each part of the price, and numbers on every rank."""
+"""Layouts of whole models: the collectives that hints lead to, and numbers on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-import fxpar
 from fxpar.costs.prices import Prices
-from fxpar.errors import InfeasibleLayoutError
-from fxpar.hardware.network import Network
 from fxpar.ir import node_meta
-from fxpar.ir.hints import Grouped, Spec
-from fxpar.ir.layout import Layout, Shard
-from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
-from fxpar.layouts.pins import Pin, Pins
+from fxpar.ir.hints import Spec
+from fxpar.ir.stage import JointGraph
+from fxpar.layouts.pins import Pins
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out, pins_of, prices
+from tests.passes.programs_to_lay_out import COLUMNS, ROWS, latency_counts
 from tests.support.fake_mesh import fake_mesh
 from tests.support.local_graphs import check_pieces, inputs_of, run_local_graphs
 from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 LAYERS, BATCH, LENGTH, WIDTH, VOCABULARY = 2, 2, 64, 128, 1024
 HIDDEN_BYTES = BATCH * LENGTH * WIDTH * 4
-
-COLUMNS: Spec = ("x", None)
-ROWS: Spec = (None, "x")
-"""Hints on weights [out, in] of `nn.Linear`; those of transformers' `Conv1D` are [in, out]."""
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, str], dict[str, Spec]]] = {
     "gpt": (
@@ -53,11 +44,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, str], dict[str, Spec
         | {"*.embed_tokens.weight": COLUMNS, "lm_head.weight": COLUMNS},
     ),
 }
-
-
-def latency_counts() -> Prices:
-    """Under which fewer collectives are better than small ones."""
-    return prices(latency_us=5.0)
 
 
 def bytes_count() -> Prices:
@@ -133,163 +119,6 @@ def test_without_an_automatic_axis_everything_is_replicated() -> None:
     for node in joint.module.graph.nodes:
         placed = node_meta.placed(node)
         assert not any(layout.axes for layout in (*placed.inputs, *placed.outputs) if layout is not None), node
-
-
-class Gated(nn.Module):
-    """Two products of two matrices each, added up: where columns meet rows, both are partial sums."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.a1, self.b1 = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-        self.a2, self.b2 = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a2(self.a1(x)) + self.b2(self.b1(x))
-
-
-def test_partial_sums_are_added_before_they_are_reduced() -> None:
-    model = Gated()
-    joint = decomposed(model, torch.randn(16, 32), with_backward=False)
-    pins = pins_of(model, {"?1.weight": COLUMNS, "?2.weight": ROWS})
-    laid = lay_out(joint, pins, latency_counts(), x=2)
-    assert [c.kind for c in laid.collectives] == ["reduce_scatter"], "one reduction, of what is free to leave sharded"
-
-
-@pytest.mark.parametrize(("edge_bytes_per_us", "layout"), [(1.0, "[2@x*8, 32]"), (1e9, "[16, 32]")])
-def test_an_edge_enters_in_shards_where_the_way_between_stages_is_slow(edge_bytes_per_us: float, layout: str) -> None:
-    """Sharded, every rank receives half of it, and a gather follows."""
-    model = Gated()
-    joint = decomposed(model, torch.randn(16, 32), with_backward=False)
-    edge = Port(PortKind.EDGE, "x")
-    joint = replace(joint, inputs=tuple(edge if port.kind is PortKind.INPUT else port for port in joint.inputs))
-    weighed = replace(latency_counts(), edge_bytes_per_us=edge_bytes_per_us)
-    laid = lay_out(joint, pins_of(model, {"?1.weight": COLUMNS, "?2.weight": ROWS}), weighed, x=2)
-    assert str(laid.border.inputs[edge]) == layout
-
-
-@pytest.mark.parametrize(("gather_bytes_per_us", "layout"), [(100.0, "[2@x*8, 32]"), (0.5, "[16, 32]")])
-def test_an_edge_is_gathered_in_the_stage_where_that_is_quicker_than_between(
-    gather_bytes_per_us: float, layout: str
-) -> None:
-    """Each host of the stage lacks all of it. One half could come from the other host instead of from afar."""
-    model = Gated()
-    joint = decomposed(model, torch.randn(16, 32), with_backward=False)
-    edge = Port(PortKind.EDGE, "x")
-    joint = replace(joint, inputs=tuple(edge if port.kind is PortKind.INPUT else port for port in joint.inputs))
-    made = StageBorder({}, {edge: Layout((16, 32), (("x", Shard(0, 2)),))}, {}, {})
-    weighed = prices(latency_us=0.0, bytes_per_us=gather_bytes_per_us)
-    weighed = replace(weighed, network=Network(bytes_per_us=1.0, chunk_us=1e-3))
-    pins = pins_of(model, {"?1.weight": COLUMNS, "?2.weight": ROWS})
-    laid = lay_out(joint, pins, weighed, hosts=(0, 1, 2, 3), earlier=[made], pipe=2, x=2)
-    assert str(laid.border.inputs[edge]) == layout
-
-
-class TwoReaders(nn.Module):
-    """A value that lies in columns, and two matmuls that need all of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.first, self.second = (nn.Linear(32, 32, bias=False) for _ in range(3))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.wide(x).sin()
-        return self.first(x), self.second(x)
-
-
-def test_a_move_that_two_readers_need_is_made_once() -> None:
-    model = TwoReaders()
-    joint = decomposed(model, torch.randn(16, 32), with_backward=False)
-    laid = lay_out(joint, pins_of(model, {"*.weight": COLUMNS}), latency_counts(), x=2)
-    assert [c.kind for c in laid.collectives] == ["all_gather"]
-
-
-class WholeAndShard(nn.Module):
-    """A partial sum that one reader needs whole and another in rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.down(self.up(x))
-        return fxpar.shard(y.sin(), (None, None)), fxpar.shard(y.cos(), ("x", None))
-
-
-def test_a_shard_of_what_is_made_whole_anyway_is_a_slice() -> None:
-    model = WholeAndShard()
-    joint = decomposed(model, torch.randn(16, 32), with_backward=False)
-    pins = pins_of(model, {"up.weight": COLUMNS, "down.weight": ROWS})
-    laid = lay_out(joint, pins, latency_counts(), x=2)
-    assert [c.kind for c in laid.collectives] == ["all_reduce"]
-
-
-class Residual(nn.Module):
-    """A normalised MLP beside a residual stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(32)
-        self.up, self.down = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = x + self.down(functional.gelu(self.up(self.norm(x))))
-        return x.square().sum()
-
-
-@pytest.mark.parametrize("saved_us_per_byte", [0.0, 2e-3])
-def test_the_price_of_saved_values_shards_what_the_backward_reads(saved_us_per_byte: float) -> None:
-    model = Residual()
-    joint = decomposed(model, torch.randn(16, 32))
-    pins = pins_of(model, {"up.weight": COLUMNS, "down.weight": ROWS})
-    laid = lay_out(joint, pins, prices(latency_us=2.0, saved_us_per_byte=saved_us_per_byte), x=2)
-    split = {"all_reduce", "reduce_scatter", "all_gather"} if saved_us_per_byte else {"all_reduce"}
-    assert {c.kind for c in laid.collectives} == split
-
-
-def test_a_hint_that_does_not_divide_is_ragged_through_the_graph() -> None:
-    model = GPT(vocabulary=97, width=24, length=12, layers=1)
-    tokens = torch.zeros(2, 12, dtype=torch.long)
-    joint = decomposed(model, tokens, tokens)
-    pins = pins_of(model, {"tokens.weight": COLUMNS, "head.weight": COLUMNS})
-    laid = lay_out(joint, pins, latency_counts(), x=2)
-    port = Port(PortKind.PARAMETER, "head.weight")
-    assert laid.border.inputs[port] == laid.border.gradients[port] == Layout((97, 24), (("x", Shard(0, 2)),))
-    (logits,) = (n for n in joint.module.graph.nodes if "mm" in n.name and node_meta.tensor(n).shape == (24, 97))
-    assert node_meta.placed(logits).outputs == (Layout((24, 97), (("x", Shard(1, 2)),)),)
-
-
-def test_a_grouped_hint_and_an_exact_pin_are_taken_at_their_word() -> None:
-    model = Gated()
-    joint = decomposed(model, torch.randn(16, 32))
-    grouped = pins_of(model, {"a1.weight": (Grouped(4, "x"), None)})
-    exact = Pins({Port(PortKind.PARAMETER, "b1.weight"): Pin.exactly(Layout((32, 32), (("x", Shard(1, 2, 2)),)))})
-    laid = lay_out(joint, Pins({**grouped.inputs, **exact.inputs}), latency_counts(), x=2)
-    assert laid.parameter("a1.weight") == "[4*2@x*4, 32]"
-    assert laid.parameter("b1.weight") == "[32, 2*2@x*8]"
-
-
-def test_hints_that_cannot_both_hold_are_named() -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ (self.left.sin() + self.right.cos())
-
-    model = Sum()
-    joint = decomposed(model, torch.randn(4, 8), with_backward=False)
-    expected = r"(?s)over x \(2 ranks\).*parameter:(left|right): placed as S\(.\), but needed as S\(.\) by aten.add"
-    with pytest.raises(InfeasibleLayoutError, match=expected):
-        lay_out(joint, pins_of(model, {"left": COLUMNS, "right": ROWS}), latency_counts(), x=2)
-
-
-def test_a_hint_that_no_op_can_take_is_named() -> None:
-    model = Residual()
-    joint = decomposed(model, torch.randn(16, 32))
-    with pytest.raises(InfeasibleLayoutError, match=r"norm\.weight .*shard dim 0 over x \(64 ranks\)"):
-        lay_out(joint, pins_of(model, {"norm.weight": ("x",)}), latency_counts(), x=64)
 
 
 @pytest.mark.parametrize("sizes", [{"x": 2}, {"x": 3}, {"y": 2, "x": 2}], ids=str)

@@ -67,27 +67,8 @@ def written_samples() -> list[Call]:
         Call(*call, {})
         for call in (
             (aten.mm.default, (torch.randn(8, 12), torch.randn(12, 16))),
-            (aten.view.default, (x, [24, 8])),
-            (aten.view.default, (x.reshape(24, 8), [4, 6, 2, 4])),
-            (aten.view.default, (x.permute(2, 1, 0), [2, 4, 6, 4])),
-            (aten.reshape.default, (x.transpose(0, 1), [24, 8])),
-            (aten.expand.default, (row, [4, 6, 12])),
-            (aten.split.Tensor, (torch.randn(4, 24), 8, 1)),
-            (aten.split_with_sizes.default, (torch.randn(4, 24), [8, 8, 8], 1)),
-            (aten.split_with_sizes.default, (torch.randn(4, 24), [16, 4, 4], 1)),
-            (aten.cat.default, ([torch.randn(4, 8)] * 3, 1)),
-            (aten.cat.default, ([torch.randn(4, 16), torch.randn(4, 8)], 1)),
-            (aten.stack.default, ([torch.randn(4, 8)] * 3, 1)),
-            (aten.slice.Tensor, (torch.randn(4, 24), 1, 8, 16)),
-            (aten.slice.Tensor, (torch.randn(4, 24), -1, -8)),
-            (aten.slice.Tensor, (torch.randn(4, 24), 1, 8, 24)),
-            (aten.slice.Tensor, (torch.randn(4, 24), 1, 12, 20)),
-            (aten.slice.Tensor, (torch.randn(4, 24), 1, 0, 24, 2)),
-            (aten.slice_backward.default, (torch.randn(4, 8), [4, 24], 1, 16, 24, 1)),
-            (aten.slice_backward.default, (torch.randn(4, 16), [4, 24], 1, 4, 20, 1)),
-            (aten.slice_backward.default, (torch.randn(4, 24), [4, 24], 1, 0, 2**63 - 1, 1)),
-            (aten.select_backward.default, (torch.randn(4, 8), [4, 6, 8], 1, 2)),
-            (aten.unbind.int, (x, 1)),
+            *_shapes(x, row),
+            *_slices(x),
             (aten.repeat.default, (torch.randn(4, 6), [2, 3, 2])),
             (aten.constant_pad_nd.default, (x, [0, 0, 1, 2], 0.5)),
             (aten.lift_fresh_copy.default, (x,)),
@@ -98,20 +79,7 @@ def written_samples() -> list[Call]:
             (aten.arange.start_step, (3, 51, 2)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=0), [4, 6], [4, 6], [6, 1], 0, 24)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
-            (aten.scatter.value, (torch.randn(4, 6), 1, torch.randint(6, (4, 2)), 1.5)),
-            (aten.index.Tensor, (x, [None, torch.randint(6, (4, 1)), torch.randint(8, (1, 2))])),
-            (aten.index.Tensor, (x, [torch.randint(4, (6,)), None, torch.randint(8, (6,))])),
-            (aten.index.Tensor, (apart, [None, torch.randint(6, (6,)), None, torch.randint(6, (6,))])),
-            (aten._unsafe_index.Tensor, (x, [None, None, torch.randint(8, (16,))])),
-            (aten._unsafe_index_put.default, (x, [None, None, torch.tensor([0, 3, 3])], torch.randn(4, 6, 3), True)),
-            (aten._unsafe_index_put.default, (x, [torch.tensor([[2], [1]]), torch.tensor([5, 2])], torch.randn(8))),
-            (aten.index_put.default, (x, [None, torch.tensor([5, 2])], torch.randn(4, 1, 8), True)),
-            (aten.index_put.default, (apart, [None, torch.arange(6), None, torch.arange(6)], torch.randn(6, 4, 8))),
-            (aten.gather.default, (x, 1, torch.randint(6, (2, 4, 8)))),
-            (
-                aten.embedding_dense_backward.default,
-                (torch.randn(4, 6, 8), torch.arange(24).view(4, 6) % 8, 8, 0, False),
-            ),
+            *_indices(x, apart),
             (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
             *_convolutions(),
             *_norms(x, row, weight),
@@ -127,6 +95,53 @@ def stream(number: int, chunk: int) -> Tensor:
     """What an op draws from in one microbatch."""
     (found,) = streams(random_state(3, 1, chunk, 1), [number])
     return found
+
+
+def _shapes(x: Tensor, row: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
+    return [
+        (aten.view.default, (x, [24, 8])),
+        (aten.view.default, (x.reshape(24, 8), [4, 6, 2, 4])),
+        (aten.view.default, (x.permute(2, 1, 0), [2, 4, 6, 4])),
+        (aten.reshape.default, (x.transpose(0, 1), [24, 8])),
+        (aten.expand.default, (row, [4, 6, 12])),
+        (aten.split.Tensor, (torch.randn(4, 24), 8, 1)),
+        (aten.split_with_sizes.default, (torch.randn(4, 24), [8, 8, 8], 1)),
+        (aten.split_with_sizes.default, (torch.randn(4, 24), [16, 4, 4], 1)),
+        (aten.cat.default, ([torch.randn(4, 8)] * 3, 1)),
+        (aten.cat.default, ([torch.randn(4, 16), torch.randn(4, 8)], 1)),
+        (aten.stack.default, ([torch.randn(4, 8)] * 3, 1)),
+    ]
+
+
+def _slices(x: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
+    return [
+        (aten.slice.Tensor, (torch.randn(4, 24), 1, 8, 16)),
+        (aten.slice.Tensor, (torch.randn(4, 24), -1, -8)),
+        (aten.slice.Tensor, (torch.randn(4, 24), 1, 8, 24)),
+        (aten.slice.Tensor, (torch.randn(4, 24), 1, 12, 20)),
+        (aten.slice.Tensor, (torch.randn(4, 24), 1, 0, 24, 2)),
+        (aten.slice_backward.default, (torch.randn(4, 8), [4, 24], 1, 16, 24, 1)),
+        (aten.slice_backward.default, (torch.randn(4, 16), [4, 24], 1, 4, 20, 1)),
+        (aten.slice_backward.default, (torch.randn(4, 24), [4, 24], 1, 0, 2**63 - 1, 1)),
+        (aten.select_backward.default, (torch.randn(4, 8), [4, 6, 8], 1, 2)),
+        (aten.unbind.int, (x, 1)),
+    ]
+
+
+def _indices(x: Tensor, apart: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
+    return [
+        (aten.scatter.value, (torch.randn(4, 6), 1, torch.randint(6, (4, 2)), 1.5)),
+        (aten.index.Tensor, (x, [None, torch.randint(6, (4, 1)), torch.randint(8, (1, 2))])),
+        (aten.index.Tensor, (x, [torch.randint(4, (6,)), None, torch.randint(8, (6,))])),
+        (aten.index.Tensor, (apart, [None, torch.randint(6, (6,)), None, torch.randint(6, (6,))])),
+        (aten._unsafe_index.Tensor, (x, [None, None, torch.randint(8, (16,))])),
+        (aten._unsafe_index_put.default, (x, [None, None, torch.tensor([0, 3, 3])], torch.randn(4, 6, 3), True)),
+        (aten._unsafe_index_put.default, (x, [torch.tensor([[2], [1]]), torch.tensor([5, 2])], torch.randn(8))),
+        (aten.index_put.default, (x, [None, torch.tensor([5, 2])], torch.randn(4, 1, 8), True)),
+        (aten.index_put.default, (apart, [None, torch.arange(6), None, torch.arange(6)], torch.randn(6, 4, 8))),
+        (aten.gather.default, (x, 1, torch.randint(6, (2, 4, 8)))),
+        (aten.embedding_dense_backward.default, (torch.randn(4, 6, 8), torch.arange(24).view(4, 6) % 8, 8, 0, False)),
+    ]
 
 
 def _convolutions() -> list[tuple[Any, tuple[Any, ...]]]:

@@ -20,7 +20,7 @@ from fxpar.runtime.edge_transport import EdgeTransport, open_edge_transports
 from fxpar.transport.buffers import Buffers, Piece
 from fxpar.transport.local_transport import LocalTransport
 from fxpar.world.mesh import Mesh, init_mesh
-from tests.runtime.toy_pipeline import as_columns
+from tests.runtime.toy_stages import as_columns
 from tests.support.move_tensors import live_on
 
 

@@ -16,15 +16,9 @@ from fxpar.runtime.edge_transport import EdgeTransport
 from fxpar.schedule import Schedule, build_schedule
 from fxpar.transport.shared_segment import share_memory
 from fxpar.world.mesh import Mesh, init_mesh
-from tests.runtime.toy_pipeline import (
-    ROWS,
-    Toy,
-    compiled_stages,
-    make_connections,
-    make_executor,
-    run_step,
-    whole_values,
-)
+from tests.runtime.toy_executor import make_connections, make_executor, run_step
+from tests.runtime.toy_pipeline import ROWS, Toy, whole_values
+from tests.runtime.toy_stages import compiled_stages
 from tests.support.move_tensors import live_on
 
 

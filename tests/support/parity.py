@@ -14,11 +14,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import fxpar
-from fxpar.backend import fxpar as compile_by_fxpar
 from fxpar.bench.models import (
     GPT2_HINTS,
     GPT_HINTS,
@@ -32,6 +31,7 @@ from fxpar.ir.overlap_options import Fuse
 from fxpar.schedule import SCHEDULE_NAMES
 from tests.support.frozen_chain import FrozenChain, class_batch
 from tests.support.small_models import hf_gpt2, hf_llama
+from tests.support.under_schedules import UnderSchedules
 from tests.support.uneven_chain import SharedEmbedder, UnevenChain, chain_batch
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -180,26 +180,6 @@ class Run:
     remat: str = "none"
     gathered_bytes: float = math.inf
     fuse: Fuse = True
-
-
-class UnderSchedules:
-    """A backend of `torch.compile` that returns fxpar's steps under several schedules; the `chosen` one runs.
-
-    Dynamo captures the forward once for all of them, and that is what takes the time of a compile.
-    """
-
-    def __init__(self, schedules: Sequence[str], options: Mapping[str, Any]) -> None:
-        self._schedules = schedules
-        self._options = options
-        self.chosen = schedules[0]
-
-    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        """Compile a graph under every schedule."""
-        steps = {
-            schedule: compile_by_fxpar(module, example_inputs, options={**self._options, "schedule": schedule})
-            for schedule in self._schedules
-        }
-        return lambda *args: steps[self.chosen](*args)
 
 
 def check_runs_between_hosts(runs: Sequence[Run], ranks_per_host: int) -> None:

@@ -10,7 +10,8 @@ import torch
 
 import fxpar
 from fxpar.world.launch import run_ranks
-from tests.support.parity import BATCH, SUBJECTS, UnderSchedules, loss_of
+from tests.support.parity import BATCH, SUBJECTS, loss_of
+from tests.support.under_schedules import UnderSchedules
 
 SIZES = {"pipe": 2, "data": 2}
 

@@ -7,6 +7,7 @@ waits may fill. Memory that nothing was written to is not a number.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -53,6 +54,33 @@ class Gpu:
         """Wait for all that any stream was told."""
         for stream in self.streams:
             stream.drain()
+
+    @contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        """Inside, `stream` is the current one."""
+        self.current, before = stream, self.current
+        yield
+        self.current = before
+
+    def start(self, call: launch.Call, programs: int) -> None:
+        """Let the current stream run a kernel."""
+        kernel, arguments, constants = call.kernel, call.arguments, call.constants
+        self.current.tell(lambda: kernel[(programs,)](*arguments, **constants), needs_processors=True)
+
+    def set_signal(self, signal: Tensor, value: int) -> None:
+        """Let the current stream write `value`."""
+        self.current.tell(lambda: signal.numpy().__setitem__(0, launch.wrapped(value)), needs_processors=False)
+
+    def await_signal(self, signal: Tensor, value: int) -> None:
+        """Let the current stream wait until `signal` is `value` or later."""
+
+        def wait() -> None:
+            deadline, found = time.monotonic() + PATIENCE_S, signal.numpy()
+            while launch.wrapped(int(found[0]) - value) < 0:
+                _expect(time.monotonic() < deadline, "a signal")
+                time.sleep(_POLL_S)
+
+        self.current.tell(wait, needs_processors=False)
 
 
 class Stream:
@@ -151,61 +179,46 @@ class SymmetricMemory:
         return memory[storage_offset : storage_offset + torch.Size(shape).numel()].view(shape)
 
 
-@contextmanager
-def simulated_gpu(folder: Path, seed: int) -> Iterator[Gpu]:
-    """Inside, the fused ops of `lowering/triton` run on this rank's GPU; `folder` is the same on all ranks."""
-    gpu, rank, parts = Gpu(seed), dist.get_rank(), dist.get_world_size()
-    count = iter(range(1_000_000))
+class SharedFiles:
+    """Memory of this rank that others can map: files in a folder that is the same on all ranks."""
 
-    def sharable_memory(num_bytes: int, device: object) -> Tensor:
-        path = folder / f"{next(count)}.{rank}"
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, itertools.count()
+
+    def sharable_memory(self, num_bytes: int, device: object) -> Tensor:
+        """New memory of this rank."""
+        path = self._folder / f"{next(self._count)}.{dist.get_rank()}"
         path.write_bytes(b"\xff" * num_bytes)  # not a number, of any dtype
         memory = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
         memory.path = path  # type: ignore[attr-defined]
         return memory
 
-    def symmetric_memory(memory: Any, group: object) -> SymmetricMemory:
+    def symmetric_memory(self, memory: Any, group: object) -> SymmetricMemory:
+        """That which all ranks have made at the same time."""
         dist.barrier()
-        paths = [memory.path.with_suffix(f".{other}") for other in range(parts)]
+        paths = [memory.path.with_suffix(f".{other}") for other in range(dist.get_world_size())]
         size = memory.numel()
         found = [torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8) for path in paths]
         dist.barrier()
         return SymmetricMemory(found)
 
-    def run(call: launch.Call, programs: int) -> None:
-        kernel, arguments, constants = call.kernel, call.arguments, call.constants
-        gpu.current.tell(lambda: kernel[(programs,)](*arguments, **constants), needs_processors=True)
 
-    def set_signal(signal: Tensor, value: int) -> None:
-        gpu.current.tell(lambda: signal.numpy().__setitem__(0, launch.wrapped(value)), needs_processors=False)
-
-    def await_signal(signal: Tensor, value: int) -> None:
-        def wait() -> None:
-            deadline, found = time.monotonic() + PATIENCE_S, signal.numpy()
-            while launch.wrapped(int(found[0]) - value) < 0:
-                _expect(time.monotonic() < deadline, "a signal")
-                time.sleep(_POLL_S)
-
-        gpu.current.tell(wait, needs_processors=False)
-
-    @contextmanager
-    def on_stream(stream: Stream) -> Iterator[None]:
-        gpu.current, before = stream, gpu.current
-        yield
-        gpu.current = before
-
+@contextmanager
+def simulated_gpu(folder: Path, seed: int) -> Iterator[Gpu]:
+    """Inside, the fused ops of `lowering/triton` run on this rank's GPU; `folder` is the same on all ranks."""
+    gpu, files = Gpu(seed), SharedFiles(folder)
     pretended = [
         (torch.cuda, "Stream", lambda device, priority=0: Stream(gpu)),
         (torch.cuda, "current_stream", lambda device=None: gpu.current),
-        (torch.cuda, "stream", on_stream),
+        (torch.cuda, "stream", gpu.on_stream),
         (torch.cuda, "synchronize", gpu.synchronize),
-        (workspace, "sharable_memory", sharable_memory),
-        (workspace, "symmetric_memory", symmetric_memory),
-        (launch.Call, "run", run),
+        (workspace, "sharable_memory", files.sharable_memory),
+        (workspace, "symmetric_memory", files.symmetric_memory),
+        (launch.Call, "run", lambda call, programs: gpu.start(call, programs)),  # a function, so that it gets the call
         (plan.Fused, "programs", lambda self, device: PROGRAMS),
-        (copies, "set_signal", set_signal),
-        (copies, "await_signal", await_signal),
-        (gather, "set_signal", set_signal),
+        (copies, "set_signal", gpu.set_signal),
+        (copies, "await_signal", gpu.await_signal),
+        (gather, "set_signal", gpu.set_signal),
     ]
     assert vars(scatter)["beside"] is copies.beside, "what is pretended for one holds for the other"
     with ExitStack() as stack:

@@ -11,14 +11,15 @@ import pytest
 
 pytest.importorskip("triton")
 
-CASES = Path(__file__).with_name("interpreted_kernels.py")
+FOLDER = Path(__file__).parent
+CASES = sorted(map(str, FOLDER.glob("interpreted_*.py")))
 
 
 def test_kernels_are_right_in_the_interpreter() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=3", str(CASES)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=3", *CASES],
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=CASES.parents[3],
+        cwd=FOLDER.parents[2],
         capture_output=True,
         text=True,
         timeout=280,

@@ -18,8 +18,8 @@ from fxpar.passes.fusion.fusion_costs import FusionCost, estimate_fusions, max_o
 from fxpar.passes.fusion.verdicts import Verdict, verdict_table
 from fxpar.world.mesh import Mesh
 from tests.passes.fusing import modules_of
-from tests.passes.test_fuse_collectives import gathered_without_a_matmul, rows
-from tests.passes.test_overlap_collectives import Chain, Parts, parts_of, sharded_batch
+from tests.passes.gathers_to_fuse import gathered_without_a_matmul, rows
+from tests.passes.overlapping import Chain, Parts, parts_of, sharded_batch
 from tests.support.fake_mesh import fake_mesh
 
 SLOW_LINK = replace(

@@ -1,0 +1,33 @@
+"""Random numbers, in Triton's interpreter: run by test_interpreted.py in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxpar.ir.tiles import LogicalBox
+from fxpar.lowering.triton.launch import uniform_call, uniform_programs
+
+dims = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 2**40)), max_size=4).map(tuple)
+
+
+@settings(max_examples=30)
+@given(dims, st.integers(0, 2**41), st.integers(0, 2**31), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1))
+def test_random_numbers_are_those_of_the_cpu(
+    dims: tuple[tuple[int, int], ...], offset: int, microbatch: int, seed: int, step: int
+) -> None:
+    sizes, strides = [size for size, _ in dims], [stride for _, stride in dims]
+    stream, span = torch.tensor([[seed, step, microbatch, 1 << 25 | 77]]), 2**30
+    out = torch.full(sizes, torch.nan)
+    uniform_call(out, stream, LogicalBox(tuple(sizes), tuple(strides), offset), span).run(uniform_programs(out))
+    assert out.equal(torch.ops.fxpar.uniform(stream, sizes, sizes, strides, offset, span))
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1024, 1025])
+def test_random_numbers_come_in_any_number(count: int) -> None:
+    stream, out = torch.tensor([[5, 6, 7, 8]]), torch.full((count + 1,), torch.nan)
+    uniform_call(out[:count], stream, LogicalBox((count,), (1,), 3), count).run(uniform_programs(out[:count]))
+    assert out[:count].equal(torch.ops.fxpar.uniform(stream, [count], [count], [1], 3, count))
+    assert bool(out[count:].isnan().all()), "nothing is written beyond the end"

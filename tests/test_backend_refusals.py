@@ -1,0 +1,153 @@
+"""What the backend refuses: models, batches, options and optimizers, each with what to do about it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxpar
+from fxpar.errors import (
+    GraphBreakError,
+    InvalidOptionError,
+    InvalidScheduleError,
+    MicrobatchError,
+    NoLossError,
+    NotDistributedError,
+    RecompileLimitError,
+    StaleOptimizerError,
+    UnknownAlgorithmError,
+    UnknownLoweringError,
+    UnknownOptionError,
+    UnknownScheduleError,
+    UnknownStrategyError,
+    WrongBackendError,
+)
+from tests.support.fake_mesh import fake_mesh
+from tests.support.one_process import ATEN, Net, batch, distributed, mesh_of_one_process
+
+mesh = pytest.fixture(mesh_of_one_process)
+
+
+def test_a_model_without_loss_evaluates_but_does_not_train(mesh: fxpar.Mesh) -> None:
+    model = distributed(mesh, trouble="no loss")
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    with torch.no_grad():
+        assert step(*batch(4)).shape == (4, 3)
+    with pytest.raises(NoLossError, match=r"scalar loss.*it returned .*\(4, 3\)"):
+        step(*batch(4))
+
+
+def test_a_second_backward_through_one_loss_is_an_error(mesh: fxpar.Mesh) -> None:
+    loss = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)(*batch(4))["loss"]
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="returned once"):
+        loss.backward()
+
+
+def test_a_graph_break_is_an_error_with_its_reason_and_line(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(distributed(mesh, trouble="graph break"), backend="fxpar", options=ATEN)
+    with pytest.raises(GraphBreakError, match=r"graph_break.*User-inserted.*\n.*one_process.py:\d+ in forward"):
+        step(*batch(4))
+
+
+def test_a_batch_that_microbatches_do_not_divide_is_an_error(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(distributed(mesh, microbatches=4), backend="fxpar", options=ATEN)
+    with pytest.raises(
+        MicrobatchError, match=r"argument 'x' has a batch of 6, which 4 microbatches do not divide.*multiple of 4"
+    ):
+        step(*batch(6))
+
+
+def test_a_schedule_of_forwards_evaluates_but_does_not_train(mesh: fxpar.Mesh) -> None:
+    options = {**ATEN, "schedule": [["0F0", "0F1"]]}
+    step = torch.compile(distributed(mesh, microbatches=2), backend="fxpar", options=options)
+    with torch.no_grad():
+        assert torch.isfinite(step(*batch(4))["loss"])
+    with pytest.raises(InvalidScheduleError, match="rank 0: 0B0 is missing"):
+        step(*batch(4))
+
+
+def test_an_optimizer_made_before_distribute_is_refused_when_it_steps(mesh: fxpar.Mesh) -> None:
+    model, other = Net(), nn.Linear(2, 2)
+    early, unrelated = torch.optim.AdamW(model.parameters()), torch.optim.SGD(other.parameters(), lr=1.0)
+    early.step()
+    fxpar.distribute(model, mesh)
+    late = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.compile(model, backend="fxpar", options=ATEN)(*batch(4))["loss"].backward()
+    unrelated.step()
+    late.step()
+    with pytest.raises(
+        StaleOptimizerError, match=r"AdamW updates.*\(first.weight, first.bias, norm.weight and 3 others"
+    ):
+        early.step()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_another_backend_is_refused_with_the_right_one(mesh: fxpar.Mesh, backend: str, with_grad: bool) -> None:
+    step = torch.compile(distributed(mesh), backend=backend)
+    with torch.set_grad_enabled(with_grad), pytest.raises(Exception, match='backend="fxpar"') as raised:
+        step(*batch(4))
+    assert isinstance(getattr(raised.value, "inner_exception", raised.value), WrongBackendError)
+
+
+def test_shapes_beyond_the_recompile_limit_are_an_error_that_names_it(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        step(*batch(4))
+        step(*batch(6))
+        with pytest.raises(RecompileLimitError, match=r"compiled 2 times.*limit is 2.*_dynamo.config.recompile_limit"):
+            step(*batch(8))
+
+
+def test_training_a_model_that_is_not_distributed_is_refused_where_a_mesh_divides_models() -> None:
+    def run(**sizes: int) -> None:
+        torch.compiler.reset()
+        with fake_mesh(**sizes):
+            torch.compile(nn.Linear(6, 3), backend="fxpar", options=ATEN)(batch(4)[0])
+
+    with pytest.raises(NotDistributedError, match=r"pipe=2.*fxpar.distribute\(model, mesh, ...\)"):
+        run(pipe=2)
+    with pytest.warns(UserWarning, match="a model to train that is not distributed"):
+        run(data=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
+        with torch.no_grad():
+            run(pipe=2)
+    with fake_mesh(pipe=2) as pair:
+        kept = fxpar.distribute(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), pair, stages=["1"])
+        with pytest.warns(UserWarning, match="a model to train that is not distributed"):
+            torch.compiler.reset()
+            torch.compile(nn.Linear(6, 3), backend="fxpar", options=ATEN)(batch(4)[0])
+        assert kept is not None, "it was there all the time"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dumps": "x"}, UnknownOptionError, "unknown option 'dumps'.*did you mean 'dump'"),
+        ({"dump": 3}, InvalidOptionError, "'dump' is 3: expected a directory"),
+        ({"lowering": "atn"}, UnknownLoweringError, "unknown lowering 'atn'.*did you mean 'aten'"),
+        ({"schedule": "zigzag"}, UnknownScheduleError, "unknown schedule 'zigzag'"),
+        ({"strategy": "broadkast"}, UnknownStrategyError, "unknown resharding strategy 'broadkast'.*'broadcast'"),
+        ({"algorithm": "gredy"}, UnknownAlgorithmError, "unknown algorithm 'gredy'.*did you mean 'greedy'"),
+        ({"results": "first"}, InvalidOptionError, "'results' is 'first': expected 'last_stage' or 'all'"),
+        ({"check_inputs": 3}, InvalidOptionError, "'check_inputs' is 3: expected True or False"),
+        (
+            {"transfer_timeout_s": 0},
+            InvalidOptionError,
+            "'transfer_timeout_s' is 0: expected a positive number of seconds",
+        ),
+    ],
+)
+def test_bad_options_are_refused(
+    mesh: fxpar.Mesh, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    step = torch.compile(distributed(mesh), backend="fxpar", options=options)
+    with pytest.raises(error, match=message):
+        step(*batch(4))
