@@ -1,10 +1,10 @@
-"""Assemble a step: this rank's compiled stage, the ways between stages, and the program that runs them."""
+"""Assemble a step: this rank's compiled stages, what connects them to others, and the program that runs them."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from fxpar.compiler import compile_stages, divide_stage, join_stages, localize_stage, lower_stage, plan_stages
@@ -18,7 +18,7 @@ from fxpar.errors import NoLossError
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.remat import Remat
-from fxpar.ir.stage import PlannedStage, PortKind
+from fxpar.ir.stage import CompiledStage, PlannedStage, PortKind
 from fxpar.ir.storage_options import storage_choices
 from fxpar.lowering import lower as lowering_named
 from fxpar.model.buffers import assign_buffers
@@ -40,6 +40,7 @@ from fxpar.schedule import (
     MEMORY_HEADER,
     Costs,
     Program,
+    RankMemory,
     Schedule,
     check_memory,
     check_programs,
@@ -71,75 +72,190 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         and what the passes raise.
     """
     distribution = distribution_of(capture.model)
-    mesh, plan = distribution.mesh, distribution.final_plan
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
-    loss = _loss(capture, capture.loss if with_backward else capture.first_scalar)
     _warn_of_meaningless_results(options)
-    log = PassLog(Dump(options.dump, mesh.rank))
-    stages = _planned(capture, distribution, log, dumping=options.dump is not None, with_backward=with_backward)
-    assign_buffers(capture, stages, distribution)
-    warn_of_batch_mixing([stage.joint for stage in stages], capture, distribution)
-    pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, log)
-    costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
-    schedule = _schedule(distribution, options, costs, with_backward=with_backward)
-    if with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
-        warnings.warn(warning, stacklevel=2)
-    with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(_arguments(capture, distribution))):
-        check_agreement(_facts(distribution, capture, stages, pipeline, schedule, options))
-    graphs, costs, programs = _divide(stages, pipeline, distribution, schedule, costs, options)
-    model = GraphModel(mesh, prices_of(mesh))
-    graphs = compile_stages(
-        graphs,
-        model,
-        options.fuse,
-        options.overlapping,
-        log,
-        gather_costs=of_all_ranks,
-        # Where a fused op may have no kernel, or a slow one.
-        tries_fused_ops=mesh.moves_in_groups and options.lowering != SLEEP,
-    )
-    check_collectives({name: started for each in graphs for name, started in each.started.items()})
-    lowering = lowering_named(options.lowering, model.compute_us)
-    own = [lower_stage(each, lowering) for each in graphs]
-    if options.profile:
-        costs = gather_costs(replace(costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
-        if with_backward:  # the order of forwards does not depend on times
-            schedule = _schedule(distribution, options, costs, with_backward=with_backward)
-            programs = _programs(schedule, stages, pipeline, mesh)
-    peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
-    check_memory(peaks, _budget(options, mesh))
-    program = programs[mesh.coordinate["pipe"]]
-    log.dump.text("schedule", schedule)
-    log.dump.text("program", program)
-    log.dump.text("memory", "\n".join(map(str, (MEMORY_HEADER, *peaks))))
-    if with_backward:  # or an evaluation would write over what its training costs
-        log.dump.json("costs", replace(costs, num_microbatches=plan.microbatches).to_json())
-    timeout = timedelta(seconds=options.transfer_timeout_s)
-    connections = connect(pipeline.reshards, own, mesh, plan.microbatches, timeout, answered=loss is None)
-    executor = Executor(
-        mesh,
-        program,
-        own,
-        connections,
-        plan.microbatches,
-        {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0},
-        loss,
-    )
-    check_collectives(executor.gradient_sums)
-    results = result_specs(capture, stages[-1].border)
+    log = PassLog(Dump(options.dump, distribution.mesh.rank))
+    task = _Task(capture, options, distribution, log, with_backward)
+    planned = _plan(task)
+    own, program = _compile(task, planned)
+    executor = _connect(task, planned, own, program)
     distribution.num_compiles += 1
     return Step(
         capture,
-        loss,
+        task.loss,
         distribution,
         executor,
-        results,
+        result_specs(capture, planned.stages[-1].border),
         options.timeline,
         with_backward=with_backward,
         results_on_all_stages=options.results == ALL_STAGES,
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a step is built of."""
+
+    capture: Capture
+    options: Options
+    distribution: Distribution
+    log: PassLog
+    with_backward: bool
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.distribution.mesh
+
+    @property
+    def loss(self) -> Loss | None:
+        """What all ranks are told of the first scalar that is one, if there is any."""
+        position = self.capture.loss if self.with_backward else self.capture.first_scalar
+        return None if position is None else Loss(position, example(self.capture.results[position]).dtype)
+
+    @property
+    def memory_budget(self) -> float:
+        """What one rank may take, in bytes."""
+        return self.options.memory_bytes or memory_of(self.mesh.device_type)
+
+    def schedule(self, costs: Costs) -> Schedule:
+        """The schedule for stages that cost so much.
+
+        Raises:
+            InvalidScheduleError: it does not run this model, or cannot train.
+        """
+        plan, mesh = self.distribution.final_plan, self.mesh
+        schedule = choose_schedule(self.options.schedule or plan.schedule, costs, mesh.pipe, plan.microbatches)
+        check_placement(schedule, self.distribution.placement)
+        if not self.with_backward:
+            return forward_only(schedule)
+        check_trains(schedule)
+        return schedule
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What all ranks derive alike: the stages, what crosses between them, when they run, and what all that costs."""
+
+    stages: Sequence[PlannedStage]
+    pipeline: Pipeline
+    schedule: Schedule
+    costs: Costs
+    programs: tuple[Program, ...] = ()
+    """Of every pipe rank, once the schedule is agreed upon."""
+
+    def with_programs(self, mesh: Mesh) -> _Planned:
+        """The same with programs, which are proved to be free of deadlocks."""
+        programs = lower(self.schedule, self.pipeline.edges, lookahead_on(mesh))
+        messages = pipeline_messages(self.stages, [reshard.crossing for reshard in self.pipeline.reshards])
+        check_programs(programs, self.schedule, self.pipeline.edges, messages)
+        return replace(self, programs=programs)
+
+    @property
+    def peaks(self) -> tuple[RankMemory, ...]:
+        """The most memory that each pipe rank takes at once."""
+        return peak_memory(self.programs, self.schedule, self.pipeline.edges, self.costs.memory)
+
+
+def _plan(task: _Task) -> _Planned:
+    """What all ranks plan alike; a collective of all ranks, which compares what they came to."""
+    capture, options, distribution = task.capture, task.options, task.distribution
+    stages = _stages(task)
+    assign_buffers(capture, stages, distribution)
+    warn_of_batch_mixing([stage.joint for stage in stages], capture, distribution)
+    pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, task.log)
+    costs = estimate_costs(stages, pipeline, task.mesh, distribution.placement)
+    schedule = task.schedule(costs)
+    if task.with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
+        warnings.warn(warning, stacklevel=2)
+    planned = _Planned(stages, pipeline, schedule, costs)
+    with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(_arguments(capture, distribution))):
+        check_agreement(_facts(task, planned))
+    return planned
+
+
+def _stages(task: _Task) -> tuple[PlannedStage, ...]:
+    """The stages as `distribute` planned them for the same program, unless a dump is to show every pass."""
+    known = task.distribution.planned.get(task.capture.signature())
+    if known is not None and task.with_backward and task.options.dump is None:
+        return known
+    boundaries = task.distribution.final_plan.stages
+    return plan_stages(task.capture, task.distribution, boundaries, with_backward=task.with_backward, log=task.log)
+
+
+def _compile(task: _Task, planned: _Planned) -> tuple[list[CompiledStage], Program]:
+    """This rank's stages, and the program that runs them; a collective of all ranks."""
+    options, mesh = task.options, task.mesh
+    graphs, planned = _divide(task, planned)
+    model = GraphModel(mesh, prices_of(mesh))
+    # Where a fused op may have no kernel, or a slow one.
+    tries = mesh.moves_in_groups and options.lowering != SLEEP
+    overlap, fuse = options.overlapping, options.fuse
+    graphs = compile_stages(graphs, model, fuse, overlap, task.log, gather_costs=of_all_ranks, tries_fused_ops=tries)
+    check_collectives({name: started for each in graphs for name, started in each.started.items()})
+    lowering = lowering_named(options.lowering, model.compute_us)
+    own = [lower_stage(each, lowering) for each in graphs]
+    if options.profile:
+        costs = gather_costs(replace(planned.costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
+        planned = replace(planned, costs=costs)
+        if task.with_backward:  # the order of forwards does not depend on times
+            planned = replace(planned, schedule=task.schedule(costs)).with_programs(mesh)
+    peaks = planned.peaks
+    check_memory(peaks, task.memory_budget)
+    _dump_program(task, planned, peaks)
+    return own, planned.programs[mesh.coordinate["pipe"]]
+
+
+def _divide(task: _Task, planned: _Planned) -> tuple[list[StageGraphs], _Planned]:
+    """The graphs of this rank's stages, and the plan with what all stages take in memory; a collective of all ranks.
+
+    Of the ways to handle what is stored in shards that the options leave open, it takes the first that fits into
+    memory, else the last.
+    """
+    options, mesh, distribution = task.options, task.mesh, task.distribution
+    planned, schedule = planned.with_programs(mesh), planned.schedule
+    own = [planned.stages[index] for index in schedule.stages_of(mesh.coordinate["pipe"])]
+    local = [localize_stage(stage, distribution) for stage in own]
+    remat, overlap, fuses = (
+        Remat(options.remat, options.gathered_bytes),
+        options.overlapping,
+        options.lowering == INDUCTOR,
+    )
+    graphs: list[StageGraphs] = []
+    microbatches = distribution.final_plan.microbatches
+    for storage in storage_choices(options.gather_weights, options.reduce_gradients, microbatches, mesh.z):
+        graphs = [
+            divide_stage(stage, graph, distribution, schedule, storage, remat, overlap, fuses=fuses)
+            for stage, graph in zip(own, local, strict=True)
+        ]
+        memory = {each.index: each.memory for each in graphs}
+        planned = replace(planned, costs=gather_costs(replace(planned.costs, memory=memory)))
+        if max(peak.peak_bytes for peak in planned.peaks) <= task.memory_budget:
+            break
+    return graphs, planned
+
+
+def _connect(task: _Task, planned: _Planned, own: Sequence[CompiledStage], program: Program) -> Executor:
+    """What runs the program on this rank; a collective of all ranks."""
+    capture, mesh, microbatches = task.capture, task.mesh, task.distribution.final_plan.microbatches
+    timeout = timedelta(seconds=task.options.transfer_timeout_s)
+    reshards, answered = planned.pipeline.reshards, task.loss is None
+    connections = connect(reshards, own, mesh, microbatches, timeout, answered=answered)
+    batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0}
+    executor = Executor(mesh, program, own, connections, microbatches, batch_dims, task.loss)
+    check_collectives(executor.gradient_sums)
+    return executor
+
+
+def _dump_program(task: _Task, planned: _Planned, peaks: Sequence[RankMemory]) -> None:
+    dump = task.log.dump
+    dump.text("schedule", planned.schedule)
+    dump.text("program", planned.programs[task.mesh.coordinate["pipe"]])
+    dump.text("memory", "\n".join(map(str, (MEMORY_HEADER, *peaks))))
+    if task.with_backward:  # or an evaluation would write over what its training costs
+        microbatches = task.distribution.final_plan.microbatches
+        dump.json("costs", replace(planned.costs, num_microbatches=microbatches).to_json())
 
 
 def _warn_of_meaningless_results(options: Options) -> None:
@@ -149,107 +265,20 @@ def _warn_of_meaningless_results(options: Options) -> None:
             warnings.warn(f'with {name}="{chosen}" all results are meaningless: only their times are not', stacklevel=2)
 
 
-def _loss(capture: Capture, position: int | None) -> Loss | None:
-    return None if position is None else Loss(position, example(capture.results[position]).dtype)
-
-
-def _planned(
-    capture: Capture, distribution: Distribution, log: PassLog, *, dumping: bool, with_backward: bool
-) -> tuple[PlannedStage, ...]:
-    """The stages as `distribute` planned them for the same program, unless a dump wants to see every pass."""
-    known = distribution.planned.get(capture.signature())
-    if known is not None and with_backward and not dumping:
-        return known
-    boundaries = distribution.final_plan.stages
-    return plan_stages(capture, distribution, boundaries, with_backward=with_backward, log=log)
-
-
-def _schedule(distribution: Distribution, options: Options, costs: Costs, *, with_backward: bool) -> Schedule:
-    plan = distribution.final_plan
-    schedule = choose_schedule(options.schedule or plan.schedule, costs, distribution.mesh.pipe, plan.microbatches)
-    check_placement(schedule, distribution.placement)
-    if with_backward:
-        check_trains(schedule)
-        return schedule
-    return forward_only(schedule)
-
-
-def _budget(options: Options, mesh: Mesh) -> float:
-    return options.memory_bytes or memory_of(mesh.device_type)
-
-
-def _divide(
-    stages: Sequence[PlannedStage],
-    pipeline: Pipeline,
-    distribution: Distribution,
-    schedule: Schedule,
-    costs: Costs,
-    options: Options,
-) -> tuple[list[StageGraphs], Costs, tuple[Program, ...]]:
-    """The graphs of this rank's stages, what all stages cost now, and all programs; a collective of all ranks.
-
-    Of the ways to handle what is stored in shards that the options leave open, it takes the first that fits into
-    memory, else the last.
-    """
-    mesh, num_microbatches = distribution.mesh, distribution.final_plan.microbatches
-    programs = _programs(schedule, stages, pipeline, mesh)
-    local = {
-        index: localize_stage(stages[index], distribution) for index in schedule.stages_of(mesh.coordinate["pipe"])
-    }
-    graphs: list[StageGraphs] = []
-    remat = Remat(options.remat, options.gathered_bytes)
-    for storage in storage_choices(options.gather_weights, options.reduce_gradients, num_microbatches, mesh.z):
-        graphs = [
-            divide_stage(
-                stages[index],
-                graph,
-                distribution,
-                schedule,
-                storage,
-                remat,
-                options.overlapping,
-                fuses=options.lowering == INDUCTOR,
-            )
-            for index, graph in local.items()
-        ]
-        memory = {each.index: each.memory for each in graphs}
-        costs = gather_costs(replace(costs, memory=memory))
-        peaks = peak_memory(programs, schedule, pipeline.edges, costs.memory)
-        if max(peak.peak_bytes for peak in peaks) <= _budget(options, mesh):
-            break
-    return graphs, costs, programs
-
-
-def _programs(
-    schedule: Schedule, stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mesh
-) -> tuple[Program, ...]:
-    programs = lower(schedule, pipeline.edges, lookahead_on(mesh))
-    messages = pipeline_messages(stages, [reshard.crossing for reshard in pipeline.reshards])
-    check_programs(programs, schedule, pipeline.edges, messages)
-    return programs
-
-
-def _facts(
-    distribution: Distribution,
-    capture: Capture,
-    stages: Sequence[PlannedStage],
-    pipeline: Pipeline,
-    schedule: Schedule,
-    options: Options,
-) -> dict[str, str]:
+def _facts(task: _Task, planned: _Planned) -> dict[str, str]:
     """What every rank must have derived alike, by name."""
+    options, distribution, mesh = task.options, task.distribution, task.mesh
+    crossings = (f"{reshard.crossing} {reshard.plan.digest}" for reshard in planned.pipeline.reshards)
     return {
-        "the mesh": str(distribution.mesh),
-        "the hosts of ranks": str(distribution.mesh.hosts),
-        "the cluster": str(cluster_of(distribution.mesh)),
-        "the arguments of the forward": _arguments(capture, distribution),
-        "the captured forward": capture.signature(),
+        "the mesh": str(mesh),
+        "the hosts of ranks": str(mesh.hosts),
+        "the cluster": str(cluster_of(mesh)),
+        "the arguments of the forward": _arguments(task.capture, distribution),
+        "the captured forward": task.capture.signature(),
         "the plan": str(distribution.final_plan),
-        "the layouts between stages": "\n".join(str(stage.border) for stage in stages),
-        "what moves between stages, and how": "\n".join(
-            f"{reshard.crossing} {reshard.plan.digest}" for reshard in pipeline.reshards
-        ),
-        "the schedule": str(schedule),
+        "the layouts between stages": "\n".join(str(stage.border) for stage in planned.stages),
+        "what moves between stages, and how": "\n".join(crossings),
+        "the schedule": str(planned.schedule),
         "the options of results": f"{options.results} {options.check_inputs}",
         "the options of memory": f"{options.memory_bytes} {options.gather_weights} {options.reduce_gradients} "
         f"{options.remat} {options.gathered_bytes}",
