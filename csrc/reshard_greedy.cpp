@@ -1,4 +1,5 @@
 // Randomised greedy: whenever an interface becomes free, the best of many random maximal sets of flows starts.
+#include "random.h"
 #include "reshard.h"
 
 #include <algorithm>
@@ -13,27 +14,6 @@ namespace {
 constexpr int kMostSets = 32;   // weighed at one time
 constexpr int kFreshSets = 8;   // of these are made anew; the rest are the best so far, with one flow forced in
 constexpr int kFewestSets = 3;  // weighed even where the first is good
-
-// SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators"): the same numbers on every machine.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-
-  uint64_t next() {
-    uint64_t word = state_ += 0x9E3779B97F4A7C15;
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9;
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EB;
-    return word ^ (word >> 31);
-  }
-
-  // Below `limit`, as good as uniform.
-  int64_t below(int64_t limit) {
-    return static_cast<int64_t>((static_cast<unsigned __int128>(next()) * static_cast<uint64_t>(limit)) >> 64);
-  }
-
- private:
-  uint64_t state_;
-};
 
 // Which interfaces are busy, as bits: there may be many kinds to try at every event.
 class Occupancy {

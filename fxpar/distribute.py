@@ -73,19 +73,27 @@ def distribute(
     """
     if is_distributed(model):
         raise AlreadyDistributedError(type(model).__name__)
-    if plan is not None:
-        microbatches = plan.microbatches
-    if not isinstance(microbatches, int) or microbatches < 1:
-        raise InvalidOptionError("microbatches", microbatches, "a positive integer")
-    chosen = schedule_text(schedule) if plan is None else plan.schedule
-    distribution = Distribution.of(model, mesh, layouts, microbatches, batch_dims)
+    count = _checked(microbatches if plan is None else plan.microbatches)
+    distribution = Distribution.of(model, mesh, layouts, count, batch_dims)
     install(distribution)
     on_meta = place_buffers(model, mesh.device_type)
-    if plan is not None:
-        distribution.placement = plan.placement
-    distribution.plan = plan or make_plan(distribution, stages, chosen, example_inputs)
+    distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)
+    distribution.placement = distribution.plan.placement
+    _shard(distribution, on_meta, init_weights)
+    return model
+
+
+def _checked(microbatches: int) -> int:
+    if not isinstance(microbatches, int) or microbatches < 1:
+        raise InvalidOptionError("microbatches", microbatches, "a positive integer")
+    return microbatches
+
+
+def _shard(
+    distribution: Distribution, on_meta: Mapping[str, nn.Module], init_weights: Callable[[nn.Module], None] | None
+) -> None:
+    """Make shards of the parameters, as planned, and let state dicts and optimizers know of them."""
     refuse_stale_optimizers(whole_parameters(distribution))
     shard_parameters(distribution, on_meta, init_weights)
     install_state_dict_hooks(distribution)
     watch_optimizers()
-    return model

@@ -197,7 +197,7 @@ def _message_us(
     return cluster.network.chunk_us + cluster.network.time_us(num_bytes / hosts)
 
 
-def coarse_bytes(matrices: Sequence[Matrix], configuration: Configuration) -> float:
+def analytic_bytes(matrices: Sequence[Matrix], configuration: Configuration) -> float:
     """What a rank needs at least: its part of all weights, gradients and states of the optimizer."""
     sizes = configuration.mesh
     parts = math.prod(size for axis, size in sizes.items() if axis != "data")

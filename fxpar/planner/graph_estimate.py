@@ -1,4 +1,4 @@
-"""A close look at a configuration: its graphs are made, and its step is simulated."""
+"""Estimate a configuration by its graphs: they are made as they would run, and the step is simulated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fxpar.planner.step_model import DividedStep, Estimate, StepModel
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Looks at configurations closely, by graphs as they would run; the ranks are imagined.
+class GraphEstimator:
+    """Estimates configurations by graphs as they would run; the ranks are imagined.
 
     layers: those of which few are taken to tell what all of them come to.
     others: as of `plan`.

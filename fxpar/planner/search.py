@@ -15,10 +15,17 @@ from fxpar.hardware.cluster import Cluster, read_cluster
 from fxpar.ir.hints import Entry
 from fxpar.ir.layout import AXES
 from fxpar.model.arguments import split_dim
-from fxpar.planner.analytic_estimate import Matrix, analytic_estimate, coarse_bytes, matrices_of, rows_of
+from fxpar.planner.analytic_estimate import (
+    AnalyticEstimate,
+    Matrix,
+    analytic_bytes,
+    analytic_estimate,
+    matrices_of,
+    rows_of,
+)
 from fxpar.planner.best_first import BestFirst
 from fxpar.planner.configuration import SCHEDULES, SPLITTING, Configuration, candidates
-from fxpar.planner.graph_estimate import Look
+from fxpar.planner.graph_estimate import GraphEstimator
 from fxpar.planner.imagined_mesh import imagined_world
 from fxpar.planner.layers import find_layers, layers_to_sample
 from fxpar.planner.step_model import Estimate
@@ -27,7 +34,7 @@ MOST_ESTIMATED = 24
 """Meshes whose graphs are made, where a user does not say."""
 
 SECONDS = 45.0
-"""How long that may take, as far as can be told of a look by those before it."""
+"""How long that may take, estimated from those made so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ def plan(
             fit into memory.
         schedules: to try, of one stage on each rank.
         memory_bytes: what a rank may take; default: what the cluster's ranks have for tensors.
-        most, seconds: how many meshes to look at closely, and for how long; one at least.
+        most, seconds: of how many meshes to make the graphs, and for how long; one at least.
         whole: make the graphs of the whole model; by default, of a long list of layers that are alike, two short ones
             tell what all of them come to.
         say: is told what is done.
@@ -100,33 +107,42 @@ def plan(
     known = read_cluster(cluster)
     ranks = num_ranks or known.ranks_per_host
     budget = memory_bytes or known.usable_bytes
-    tell = say or _silent
     size, rows = _batch(batch, batch_dims or {})
+    everything = _candidates(ranks, size, microbatches, axes)
+    too_large = _too_large(everything, matrices_of(model), budget)
+    possible = [each for each in everything if each not in too_large]
+    estimates = _analytic_estimates(model, possible, rows, known, schedules)
+    search = BestFirst(estimates, budget if microbatches is None else None)
+    sampled = None if whole else layers_to_sample(model, layouts or {})
+    estimator = GraphEstimator(model, batch, known, budget, layouts, batch_dims, schedules, sampled)
+    with imagined_world(ranks):
+        search.run(estimator.estimates, most, seconds, say or _silent)
+    return _ranking(known, search.estimates, too_large | search.left_out, budget)
+
+
+def _analytic_estimates(
+    model: nn.Module, possible: Sequence[Configuration], rows: int, cluster: Cluster, schedules: Sequence[str]
+) -> dict[Configuration, AnalyticEstimate]:
+    matrices, layers = matrices_of(model), find_layers(model)
+    count = None if layers is None else layers.count
+    splits = any(name in SPLITTING for name in schedules)
+    return {
+        each: analytic_estimate(matrices, rows, each, cluster, splits_backward=splits, num_layers=count)
+        for each in possible
+    }
+
+
+def _candidates(
+    ranks: int, size: int | None, microbatches: Sequence[int] | None, axes: Sequence[str]
+) -> list[Configuration]:
     if unknown := set(axes) - set(AXES):
         raise PlanningError(
             f"no axis of a mesh is called {', '.join(sorted(unknown))}", f"take some of {', '.join(AXES)}"
         )
-    everything = list(candidates(ranks, size, microbatches, axes))
-    if not everything:
+    found = list(candidates(ranks, size, microbatches, axes))
+    if not found:
         raise PlanningError(f"no mesh of {ranks} ranks divides a batch of {size}", "change the batch or the ranks")
-    matrices = matrices_of(model)
-    too_large = _too_large(everything, matrices, budget)
-    possible = [each for each in everything if each not in too_large]
-    splits = any(name in SPLITTING for name in schedules)
-    alike = find_layers(model)
-    count = None if alike is None else alike.count
-    search = BestFirst(
-        {
-            each: analytic_estimate(matrices, rows, each, known, splits_backward=splits, num_layers=count)
-            for each in possible
-        },
-        budget if microbatches is None else None,
-    )
-    layers = None if whole else layers_to_sample(model, layouts or {})
-    look = Look(model, batch, known, budget, layouts, batch_dims, schedules, layers)
-    with imagined_world(ranks):
-        search.run(look.estimates, most, seconds, tell)
-    return _ranking(known, search.estimates, too_large | search.left_out, budget)
+    return found
 
 
 def _silent(_: str) -> None:
@@ -153,7 +169,7 @@ def _too_large(
     Raises:
         PlanningError: the weights fit nowhere.
     """
-    needs = {each: coarse_bytes(matrices, each) for each in everything}
+    needs = {each: analytic_bytes(matrices, each) for each in everything}
     found = {each: f"its weights alone take {_gib(need)}" for each, need in needs.items() if need > budget}
     if len(found) == len(everything):
         raise _nothing_fits(needs, budget)

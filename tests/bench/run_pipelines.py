@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fxpar.bench.measure.interleaved import Sample
-from fxpar.bench.pipeline.computing import GPT, Case, run_variants
+from fxpar.bench.pipeline.cases import GPT, Case
+from fxpar.bench.pipeline.computing import run_variants
 from fxpar.bench.pipeline.sleeping_step import Sleeping
 from fxpar.hardware.network import LOOPBACK
 from fxpar.runtime.recorder import Recorder

@@ -11,7 +11,7 @@ from torch import nn
 
 from fxpar.costs import equations as eq
 from fxpar.hardware.cluster import cluster_named
-from fxpar.planner.analytic_estimate import Matrix, analytic_estimate, coarse_bytes, matrices_of, rows_of
+from fxpar.planner.analytic_estimate import Matrix, analytic_bytes, analytic_estimate, matrices_of, rows_of
 from fxpar.planner.configuration import Configuration, candidates
 
 A100 = cluster_named("dgx-a100")
@@ -82,8 +82,8 @@ def test_what_is_computed_besides_products_is_told_by_what_a_rank_computes() -> 
 
 def test_all_axes_but_data_divide_what_a_rank_keeps() -> None:
     whole = 4 * 2 * LAYER.k * LAYER.n
-    assert coarse_bytes([LAYER], mesh()) == whole
-    assert coarse_bytes([LAYER], mesh(pipe=2, data=2, z=2, y=2, x=2)) == whole / 16
+    assert analytic_bytes([LAYER], mesh()) == whole
+    assert analytic_bytes([LAYER], mesh(pipe=2, data=2, z=2, y=2, x=2)) == whole / 16
 
 
 def test_matrices_are_the_parameters_of_several_dims() -> None:

@@ -84,7 +84,7 @@ def test_a_border_that_lies_otherwise_than_what_arrives_is_rejected() -> None:
     stages[2] = replace(stages[2], border=replace(border, inputs={**border.inputs, port: other}))
     message = _rejected(stages, edges, crossings)
     assert message.startswith("rank 2, instruction")
-    assert f"stage 2 takes edge {shared.name} with shape [8, 4], dtype float32, layout {other}" in message
+    assert f"stage 2 receives edge {shared.name} with shape [8, 4], dtype float32, layout {other}" in message
     assert f"--> wait {shared.name}[0] 0->1,2 <--" in message
 
 
