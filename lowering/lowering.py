@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 
 class Lowering(Protocol):
-    """SendOrder a local ATen graph into code.
+    """Turn a local ATen graph into code.
 
     The graph is functional, in local shapes, with a fake value on every node, and its collectives are functional ones.
     The callable takes a real tensor for each placeholder, with the strides of its fake, and returns what the graph

@@ -1,1 +1,1 @@
-"""What things cost."""
+"""The search for a plan: mesh, schedule and number of microbatches."""
