@@ -16,9 +16,9 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fxpar.graph.collective_sites import is_collective
-from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.graph.repeats import find_repeats
 from fxpar.ir.node_meta import fused, tensor, value
+from fxpar.ir.op_predicates import is_free_to_recompute, is_view
 from fxpar.ir.strides import is_dense
 
 SMALLEST_REGION = 12
@@ -145,8 +145,7 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     """What `node` is a view of; None if it is none."""
     if node.target is operator.getitem:
         return _viewed(node.all_input_nodes[0])
-    is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    return node.all_input_nodes[0] if is_view else None
+    return node.all_input_nodes[0] if is_view(node.target) else None
 
 
 def _count_crossings(calls: Sequence[_Call]) -> list[int]:

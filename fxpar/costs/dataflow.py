@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.ir import node_meta
+from fxpar.ir.op_predicates import is_random, is_view
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.rules.call import op_call
 from fxpar.rules.rule import OpCall
@@ -72,8 +73,7 @@ class Operation:
     @property
     def is_view(self) -> bool:
         """Whether the op only looks at its operand differently, at no cost."""
-        target = self.node.target
-        return isinstance(target, torch._ops.OpOverload) and (target.is_view or target is aten._unsafe_view.default)
+        return is_view(self.node.target)
 
     @cached_property
     def signature(self) -> str:
@@ -172,7 +172,11 @@ def small_constants(program: Sequence[Operation]) -> set[fx.Node]:
     constant: set[fx.Node] = set()
     for operation in program:
         is_source = operation.border is None or (operation.border is Border.INPUT and _is_data(operation.port))
-        if is_source and not _is_random(operation.node) and all(value.node in constant for value in operation.operands):
+        if (
+            is_source
+            and not is_random(operation.node.target)
+            and all(value.node in constant for value in operation.operands)
+        ):
             constant.add(operation.node)
     return {
         operation.node
@@ -185,11 +189,6 @@ def small_constants(program: Sequence[Operation]) -> set[fx.Node]:
 
 def _is_data(port: Port | None) -> bool:
     return port is not None and port.kind in (PortKind.INPUT, PortKind.BUFFER)
-
-
-def _is_random(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def derived_from(program: Sequence[Operation], sources: set[fx.Node]) -> dict[Value, tuple[Port, ...]]:

@@ -13,8 +13,8 @@ from fxpar.costs.equations import elements_sent, ring_time_us
 from fxpar.costs.op_cost import flops_of
 from fxpar.costs.placement import spread
 from fxpar.costs.prices import Prices
-from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.ir.node_meta import Communication, communication, fused, value
+from fxpar.ir.op_predicates import is_free_to_recompute
 from fxpar.world.mesh import Mesh
 
 

@@ -11,9 +11,9 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from fxpar._torch import c10d_functional
-from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.graph.redistribute import local_size
 from fxpar.ir.node_meta import communication, layout_of, tensor
+from fxpar.ir.op_predicates import is_free_to_recompute, is_pointwise
 from fxpar.ir.overlap_options import OverlapRule
 
 aten = torch.ops.aten
@@ -176,6 +176,4 @@ def _rearranges(node: fx.Node) -> bool:
 
 def _is_passive(node: fx.Node) -> bool:
     """Whether `node` takes next to no time."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return _moves(node)
-    return _moves(node) or torch.Tag.pointwise in node.target.tags
+    return _moves(node) or is_pointwise(node.target)

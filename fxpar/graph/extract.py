@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor, fx
 
-from fxpar.graph.min_cut import closure, is_free_to_recompute
+from fxpar.graph.min_cut import closure
 from fxpar.ir.node_meta import Placed, is_backward, layout_of, set_origin, set_placed, set_value, tensor, value
+from fxpar.ir.op_predicates import is_free_to_recompute
 from fxpar.ir.strides import is_dense
 
 aten = torch.ops.aten

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch import FakeTensor, c10d_functional
 from fxpar.graph.graph_writer import fake_mode_of
-from fxpar.graph.min_cut import has_effect
 from fxpar.ir.layout import Layout
 from fxpar.ir.node_meta import communication, fused, has_no_result, known_placed, value
+from fxpar.ir.op_predicates import has_effect
 
 _WAIT = c10d_functional.wait_tensor.default
 

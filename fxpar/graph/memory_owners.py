@@ -5,13 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
-import torch
 from torch import fx
 
 from fxpar._torch import c10d_functional
 from fxpar.graph.min_cut import kept_bytes
-
-aten = torch.ops.aten
+from fxpar.ir.op_predicates import is_view
 
 
 def owner_of(node: fx.Node) -> fx.Node:
@@ -25,9 +23,8 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     """What `node` shares its memory with, one step nearer to its origin."""
     if node.target is operator.getitem:
         return _viewed(node.all_input_nodes[0])
-    in_place = (aten._unsafe_view.default, c10d_functional.wait_tensor.default)
-    is_view = isinstance(node.target, torch._ops.OpOverload) and (node.target.is_view or node.target in in_place)
-    return node.all_input_nodes[0] if is_view else None
+    shares = is_view(node.target) or node.target is c10d_functional.wait_tensor.default
+    return node.all_input_nodes[0] if shares else None
 
 
 def held_bytes(nodes: Iterable[fx.Node]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -12,8 +11,8 @@ import networkx as nx
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import c10d_functional
 from fxpar.ir.node_meta import communication, tensor, value
+from fxpar.ir.op_predicates import is_free_to_recompute
 from fxpar.ir.strides import is_dense
 
 aten = torch.ops.aten
@@ -99,23 +98,3 @@ def closure(start: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx
             found.add(node)
             pending.extend(following(node))
     return found
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether `node` does more than give a value. Waiting for a collective does not."""
-    is_wait = node.target is c10d_functional.wait_tensor.default
-    return node.op == "call_function" and not is_wait and node.is_impure(impure_random=False)
-
-
-def is_free_to_recompute(node: fx.Node) -> bool:
-    """Whether `node` costs nothing and returns the same again: a view, a constant, an item of a tuple.
-
-    So does waiting for what was started outside of the graph.
-    """
-    if node.op == "get_attr" or node.target is operator.getitem:
-        return True
-    if node.target is c10d_functional.wait_tensor.default:
-        return node.all_input_nodes[0].op == "placeholder"
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
-        return False
-    return node.target.is_view or node.target is aten._unsafe_view.default or not node.all_input_nodes

@@ -12,8 +12,9 @@ from torch import fx
 import fxpar.ir.random  # noqa: F401  registers fxpar::streams and fxpar::uniform
 from fxpar.graph.extract import returned
 from fxpar.graph.gathered_weights import is_gathered, made_of_parameters
-from fxpar.graph.min_cut import can_be_kept, closure, has_effect, is_free_to_recompute, users
+from fxpar.graph.min_cut import can_be_kept, closure, users
 from fxpar.ir.node_meta import is_backward, module_path, region, tensor
+from fxpar.ir.op_predicates import has_effect, is_free_to_recompute, is_pointwise
 from fxpar.ir.remat import Remat
 from fxpar.ir.stage import JointGraph, PortKind
 
@@ -108,10 +109,9 @@ def _layer(node: fx.Node) -> str | None:
 
 def _is_cheap(node: fx.Node) -> bool:
     """Whether memory bounds the op, and it takes no longer to run than its result to read."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or has_effect(node):
+    if not isinstance(node.target, torch._ops.OpOverload) or has_effect(node):
         return False
-    return torch.Tag.pointwise in target.tags or target in _CHEAP or is_free_to_recompute(node)
+    return is_pointwise(node.target) or node.target in _CHEAP or is_free_to_recompute(node)
 
 
 _CHEAP = {

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import torch
 from torch import Tensor, fx
 
+from fxpar.ir.op_predicates import is_random
 from fxpar.ir.stage import Port, PortKind
 
 _IN_PLACE_OPERATORS = {
@@ -78,7 +79,7 @@ def _free_of(order: Sequence[fx.Node], excluded: Set[fx.Node]) -> set[fx.Node]:
 
 def _is_random(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags
+        return is_random(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return any(
         word in name for word in ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_")

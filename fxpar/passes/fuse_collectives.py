@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxpar.graph.extract import append_after_operands, copied, reordered
-from fxpar.graph.min_cut import has_effect
 from fxpar.graph.view_users import Unfit
 from fxpar.ir.node_meta import communication, module_path
+from fxpar.ir.op_predicates import has_effect
 from fxpar.ir.overlap_options import FUSE_ALWAYS, Fuse
 from fxpar.passes.fusion.find_fusion import Fusion, find_fusion
 from fxpar.passes.fusion.fusion_costs import FusionCost

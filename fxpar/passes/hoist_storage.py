@@ -10,8 +10,9 @@ from torch import fx
 from fxpar._torch import c10d_functional, rename_placeholder
 from fxpar.graph.extract import extract, returned
 from fxpar.graph.memory_owners import owner_of
-from fxpar.graph.min_cut import closure, has_effect, users
+from fxpar.graph.min_cut import closure, users
 from fxpar.ir.node_meta import Placed, communication, layout_of, set_placed, source, tensor
+from fxpar.ir.op_predicates import has_effect
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
 

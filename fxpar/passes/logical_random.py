@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.node_meta import program_order, set_value, value
+from fxpar.ir.op_predicates import is_random
 from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.stage import JointGraph
 from fxpar.passes.decompose.redraw import Redraw, Streams
@@ -27,7 +28,7 @@ def logical_random(joint: JointGraph) -> JointGraph:
     Raises:
         UnsupportedGraphError: an op draws from a distribution that has no such form here.
     """
-    drawing = [node for node in joint.module.graph.nodes if _is_random(node)]
+    drawing = [node for node in joint.module.graph.nodes if _draws(node)]
     if not drawing:
         return joint
     streams = Streams(joint.module.graph, _add_state(joint, _device_of(drawing[0])), drawing[0])
@@ -43,8 +44,8 @@ def logical_random(joint: JointGraph) -> JointGraph:
     return replace(joint, inputs=(*joint.inputs, RANDOM_STATE))
 
 
-def _is_random(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+def _draws(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not is_random(node.target):
         return False
     names = [argument.name for argument in node.target._schema.arguments]
     if "dropout_p" not in names:

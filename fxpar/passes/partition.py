@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxpar.graph.extract import append_after_operands, check_nothing_runs_twice, copy_parts, extract, returned
-from fxpar.graph.min_cut import closure, has_effect, min_cut_values, operands, users
+from fxpar.graph.min_cut import closure, min_cut_values, operands, users
 from fxpar.graph.recompute import Recomputed, choose_recomputed
 from fxpar.ir.node_meta import is_backward
+from fxpar.ir.op_predicates import has_effect
 from fxpar.ir.remat import NO_REMAT, Remat
 from fxpar.ir.stage import JointGraph, Port, PortKind
 

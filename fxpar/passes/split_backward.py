@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxpar.graph.extract import check_nothing_runs_twice, copy_parts, extract, returned
-from fxpar.graph.min_cut import closure, has_effect, is_free_to_recompute, min_cut_values, operands, users
+from fxpar.graph.min_cut import closure, min_cut_values, operands, users
+from fxpar.ir.op_predicates import has_effect, is_free_to_recompute
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.partition import Partitioned, saved_ports
 

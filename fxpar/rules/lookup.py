@@ -9,6 +9,7 @@ import torch
 
 from fxpar._torch import schema
 from fxpar.errors import InvalidRuleError
+from fxpar.ir.op_predicates import is_pointwise, is_random
 from fxpar.rules.call import parameters
 from fxpar.rules.einsum import parse
 from fxpar.rules.einsum_rule import EinsumRule
@@ -22,14 +23,12 @@ _registered: dict[Callable[..., Any], Rule] = {}
 def rule_for(target: Callable[..., Any]) -> Rule | None:
     """The sharding rule of an op, or None where it has none and so is replicated."""
     rule = _registered.get(target) or TABLE.get(target)
-    return POINTWISE if rule is None and _is_pointwise(target) else rule
+    return POINTWISE if rule is None and _maps_elements(target) else rule
 
 
-def _is_pointwise(target: Callable[..., Any]) -> bool:
-    """Whether PyTorch tags the op so, and it neither draws random numbers nor writes to its operands."""
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
-        return False
-    return torch.Tag.nondeterministic_seeded not in target.tags and not schema(target).is_mutable
+def _maps_elements(target: Callable[..., Any]) -> bool:
+    """Whether the op is pointwise, and neither draws random numbers nor writes to its operands."""
+    return is_pointwise(target) and not is_random(target) and not schema(target).is_mutable
 
 
 def register_rule(target: Callable[..., Any], rule: str | Rule) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar.graph.min_cut import is_free_to_recompute
+from fxpar.ir.op_predicates import is_free_to_recompute
 from fxpar.ir.stage import JointGraph
 from fxpar.lowering import lower
 from fxpar.passes.split_backward import SplitBackward

@@ -15,6 +15,7 @@ from fxpar.graph.min_cut import closure, operands
 from fxpar.graph.view_ops import rearrange
 from fxpar.ir.layout import REPLICATE
 from fxpar.ir.node_meta import communication, known_value, layout_of, tensor
+from fxpar.ir.op_predicates import is_pointwise, is_random
 from fxpar.rules.call import argument, op_call
 
 aten = torch.ops.aten
@@ -109,14 +110,12 @@ def _dims_of(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims 
         return through(node, known[node.all_input_nodes[0]])
     if node.target is operator.getitem:
         return known[node.all_input_nodes[0]] if node.args[1] == 0 else None
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return None
     if node.target in _REDUCTIONS:
         return _reduced(node, known, rank)
     if node.target is aten.native_layer_norm.default:
         return _normalized(node, known, rank)
-    is_pointwise = torch.Tag.pointwise in node.target.tags or node.target is aten._to_copy.default
-    if not is_pointwise or torch.Tag.nondeterministic_seeded in node.target.tags:
+    maps_elements = is_pointwise(node.target) or node.target is aten._to_copy.default
+    if not maps_elements or is_random(node.target):
         return None
     return _broadcast(node, known, rank)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from fxpar.graph.min_cut import is_free_to_recompute
 from fxpar.ir.node_meta import value
+from fxpar.ir.op_predicates import is_free_to_recompute, is_pointwise
 
 aten = torch.ops.aten
 
@@ -54,8 +54,7 @@ _EXPENSIVE = frozenset((aten.exp.default, aten.sigmoid.default))
 
 def is_elementwise(node: fx.Node) -> bool:
     """Whether each element of the result is computed of one element of each operand."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _ELEMENTWISE)
+    return is_pointwise(node.target) or node.target in _ELEMENTWISE
 
 
 def fused_away(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor, fx
 
 from fxpar.graph.memory_owners import owner_of
 from fxpar.graph.min_cut import kept_bytes
 from fxpar.graph.view_users import wait_of
 from fxpar.ir.node_meta import communication, value
+from fxpar.ir.op_predicates import is_view
 from fxpar.passes.memory.fused_values import fused_away, is_elementwise
 
 
@@ -84,10 +84,8 @@ def _unused_parts(node: fx.Node) -> Iterator[Tensor]:
         return
     if isinstance(made := value(node), tuple | list):
         taken = {user.args[1] for user in node.users if user.target is operator.getitem}
-        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-        yield from (
-            part for at, part in enumerate(made) if isinstance(part, Tensor) and at not in taken and not is_view
-        )
+        if not is_view(node.target):
+            yield from (part for at, part in enumerate(made) if isinstance(part, Tensor) and at not in taken)
 
 
 def _can_overwrite(last: fx.Node, owner: fx.Node) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate
 
-import torch
 from torch import fx
 
 from fxpar.graph.collective_sites import Site, is_matmul
-from fxpar.graph.min_cut import closure, has_effect, operands
+from fxpar.graph.min_cut import closure, operands
+from fxpar.ir.op_predicates import has_effect, is_random
 
 MOST_DEFERRED = 4
 """How many matmuls may wait for one collective: those of an attention with q, k, v apart. Each keeps its operands."""
@@ -76,5 +76,4 @@ def _in_front_of_a_start(
 
 def _draws_or_changes(op: fx.Node) -> bool:
     """Whether `op` must keep its place among others like it: it draws random numbers, or has an effect."""
-    tags = op.target.tags if isinstance(op.target, torch._ops.OpOverload) else []
-    return has_effect(op) or torch.Tag.nondeterministic_seeded in tags
+    return has_effect(op) or is_random(op.target)

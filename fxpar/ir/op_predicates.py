@@ -1,0 +1,49 @@
+"""What kind of op a node calls: the one place where rules, costs and passes ask that."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeGuard
+
+import torch
+from torch import fx
+
+from fxpar._torch import c10d_functional
+
+aten = torch.ops.aten
+
+_WAIT = c10d_functional.wait_tensor.default
+
+
+def is_pointwise(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
+    """Whether PyTorch tags the op so: each element of the result is computed of one element of each operand."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def is_random(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
+    """Whether the op may draw random numbers, by its tag."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_view(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
+    """Whether the op returns its operand's memory in another shape or order."""
+    return isinstance(target, torch._ops.OpOverload) and (target.is_view or target is aten._unsafe_view.default)
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether `node` does more than return a value. Waiting for a collective does not."""
+    return node.op == "call_function" and node.target is not _WAIT and node.is_impure(impure_random=False)
+
+
+def is_free_to_recompute(node: fx.Node) -> bool:
+    """Whether `node` costs nothing and returns the same again: a view, a constant, an item of a tuple.
+
+    So does waiting for what was started outside of the graph.
+    """
+    if node.op == "get_attr" or node.target is operator.getitem:
+        return True
+    if node.target is _WAIT:
+        return node.all_input_nodes[0].op == "placeholder"
+    if not isinstance(node.target, torch._ops.OpOverload) or is_random(node.target):
+        return False
+    return is_view(node.target) or not node.all_input_nodes
