@@ -22,8 +22,7 @@ from fxpar.passes.stages.crossings import (
     tied_parameters,
     value_crossings,
 )
-from fxpar.passes.stages.logical_stage import LogicalBackward, LogicalForward
-from fxpar.passes.stages.pipeline_graph import PipelineGraph
+from fxpar.passes.stages.pipeline_graph import PipelineGraph, StageCall
 from fxpar.resharding.pipeline import Crossing, Pipeline, Reshard
 from fxpar.schedule import Edge
 from fxpar.world.mesh import Mesh
@@ -152,7 +151,7 @@ class _Builder:
         index, layouts = stage.index, stage.planned.border.outputs
         apart = [port for port in stage.inputs if self._is_apart(port)]
         arguments = [self._states[index], *(self._values[index, port] for port in apart)]
-        call = self._graph.call(f"stage_{index}", LogicalForward(stage.planned.joint, apart), arguments)
+        call = self._graph.call(f"stage_{index}", StageCall(stage.planned.joint, apart), arguments)
         given = [port for port in stage.outputs if port.kind is not PortKind.BUFFER]
         for position, port in enumerate(given):
             like = tensor(stage.outputs[port])
@@ -182,7 +181,7 @@ class _Builder:
         if stage.gradients:
             apart = [port for port in stage.gradients if self._is_apart(port)]
             tangents = [self._graph.total(self._arrived[port], _gradient(port)) for port in stage.tangents]
-            backward = LogicalBackward(stage.planned.joint, apart)
+            backward = StageCall(stage.planned.joint, apart, is_backward=True)
             call = self._graph.call(f"backward_{index}", backward, [self._kept[index], *tangents])
             for position, port in enumerate(apart):
                 name, like = _gradient(port, index), tensor(stage.gradients[port])

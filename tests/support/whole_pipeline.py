@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fxpar.ir.node_meta import known_value
 from fxpar.ir.random import RANDOM_STATE, random_state
 from fxpar.ir.stage import Port, PortKind
+from fxpar.passes.stages.pipeline_graph import StageCall
 from fxpar.resharding.pipeline import Pipeline
+from tests.support.logical_stage import LogicalBackward, LogicalForward
 
 
 def run_pipeline(
@@ -27,6 +29,16 @@ def run_pipeline(
     for node in pipeline.module.graph.find_nodes(op="placeholder"):
         like = known_value(node)
         arguments.append({p: known.get(p, count) for p in like} if isinstance(like, dict) else by_name[node.name])
-    results, lent, own, buffers = pipeline.module(*arguments)
+    results, tied, own, buffers = _running(pipeline)(*arguments)
     gradients = {port.name: gradient for found in own for port, gradient in found.items()}
-    return list(results), gradients | lent, [buffer for found in buffers for buffer in found.values()]
+    return list(results), gradients | tied, [buffer for found in buffers for buffer in found.values()]
+
+
+def _running(pipeline: Pipeline) -> fx.GraphModule:
+    """The graph of the pipeline with stages that run in the place of those that are only shown."""
+    root = nn.Module()
+    for name, call in pipeline.module.named_children():
+        assert isinstance(call, StageCall)
+        runs = LogicalBackward if call.is_backward else LogicalForward
+        root.add_module(name, runs(call.joint, call.apart))
+    return fx.GraphModule(root, pipeline.module.graph)

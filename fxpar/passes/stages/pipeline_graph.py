@@ -12,11 +12,24 @@ from torch import Tensor, fx, nn
 from fxpar.ir import node_meta
 from fxpar.ir.layout import Layout
 from fxpar.ir.node_meta import Placed
-from fxpar.ir.stage import Port
+from fxpar.ir.stage import JointGraph, Port
 from fxpar.resharding.pipeline import Reshard, set_reshard
 from fxpar.world.mesh import Mesh
 
 aten = torch.ops.aten
+
+
+class StageCall(nn.Module):
+    """Stands for the forward or the backward of a stage in the graph of a pipeline, which is shown but does not run.
+
+    Args:
+        joint: of the stage.
+        apart: the ports whose values the forward takes, and whose gradients the backward returns, one by one.
+    """
+
+    def __init__(self, joint: JointGraph, apart: Sequence[Port], *, is_backward: bool = False) -> None:
+        super().__init__()
+        self.joint, self.apart, self.is_backward = joint, tuple(apart), is_backward
 
 
 class PipelineGraph:
@@ -38,7 +51,7 @@ class PipelineGraph:
         node_meta.set_value(node, like)
         return node
 
-    def call(self, name: str, module: nn.Module, arguments: Iterable[fx.Node]) -> fx.Node:
+    def call(self, name: str, module: StageCall, arguments: Iterable[fx.Node]) -> fx.Node:
         """The call of `module`, which belongs to the pipeline from now on; it returns a tuple."""
         self._root.add_module(name, module)
         return self._note(self._graph.create_node("call_module", name, tuple(arguments), name=name))

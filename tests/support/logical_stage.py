@@ -1,4 +1,4 @@
-"""Stages that run in one process on logical values, as the reference for what the pipeline computes."""
+"""Stages that run in one process on logical values, in place of the calls in the graph of a pipeline."""
 
 from __future__ import annotations
 
@@ -57,7 +57,3 @@ class LogicalBackward(nn.Module):
         made = self._joint.module(*kept, *given)[len(self._joint.outputs) :]
         gradients = dict(zip(self._joint.gradients, made, strict=True))
         return (*(gradients.pop(port) for port in self._apart), gradients)
-
-
-def _zeros_like(fake: Tensor) -> Tensor:
-    return strided_like(torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device), fake)
