@@ -22,8 +22,8 @@ from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
 
-INDUCTOR, SLEEP = "inductor", "sleep"
-LOWERINGS = (INDUCTOR, "aten", SLEEP)
+INDUCTOR, ATEN, SLEEP = "inductor", "aten", "sleep"
+LOWERINGS = (INDUCTOR, ATEN, SLEEP)
 LAST_STAGE, ALL_STAGES = "last_stage", "all"
 
 

@@ -6,7 +6,7 @@ The symlink fxpar/lowering makes this folder the package fxpar.lowering, its onl
 from torch import fx
 
 import fxpar.lowering.cpu  # noqa: F401  what fused ops run on CPUs
-from fxpar.errors import UnknownLoweringError
+from fxpar.config import ATEN, INDUCTOR, SLEEP
 from fxpar.lowering.aten import lower_to_aten
 from fxpar.lowering.inductor import lower_to_inductor
 from fxpar.lowering.lowering import Lowering
@@ -23,16 +23,10 @@ def _at_once(node: fx.Node) -> float:
 
 
 def lower(name: str, compute_us: ComputeTime = _at_once) -> Lowering:
-    """The lowering called `name`: one of `fxpar.config.LOWERINGS`. `compute_us` is for the one that only sleeps.
-
-    Raises:
-        UnknownLoweringError
-    """
+    """The lowering called `name`, one of `fxpar.config.LOWERINGS`; `compute_us` is for the one that only sleeps."""
     lowerings: dict[str, Lowering] = {
-        "inductor": lower_to_inductor,
-        "aten": lower_to_aten,
-        "sleep": SleepingLowering(compute_us),
+        INDUCTOR: lower_to_inductor,
+        ATEN: lower_to_aten,
+        SLEEP: SleepingLowering(compute_us),
     }
-    if name not in lowerings:
-        raise UnknownLoweringError(name, list(lowerings))
     return lowerings[name]

@@ -40,7 +40,7 @@ def partition(joint: JointGraph, remat: Remat = NO_REMAT) -> Partitioned:
     Before: `mm = aten.mm(x, w); relu = aten.relu(mm); mask = aten.gt(relu, 0); dm = aten.mul(tangent, mask)`
     After:  forward `mm`, `relu`, `mask`, saving `mask`; backward `dm = aten.mul(tangent, mask)`
     """
-    borders = _Borders.of(joint)
+    borders = _JointBorder.of(joint)
     nodes = list(joint.module.graph.nodes)
     if not borders.gradients:
         forward = extract(joint.module, nodes, borders.inputs, borders.outputs, borders.effects_before)
@@ -58,7 +58,7 @@ def partition(joint: JointGraph, remat: Remat = NO_REMAT) -> Partitioned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Borders:
+class _JointBorder:
     """The nodes at the border of a joint graph, and those inside that do more than give a value."""
 
     inputs: list[fx.Node]
@@ -69,13 +69,13 @@ class _Borders:
     effects_after: list[fx.Node]
 
     @staticmethod
-    def of(joint: JointGraph) -> _Borders:
+    def of(joint: JointGraph) -> _JointBorder:
         graph = joint.module.graph
         placeholders = graph.find_nodes(op="placeholder")
         inputs, tangents = placeholders[: len(joint.inputs)], placeholders[len(joint.inputs) :]
         after = closure(tangents, users)
         effects = [node for node in graph.nodes if has_effect(node)]
-        return _Borders(
+        return _JointBorder(
             inputs,
             tangents,
             returned(joint.module)[: len(joint.outputs)],
@@ -85,7 +85,7 @@ class _Borders:
         )
 
 
-def _choose_saved(joint: JointGraph, borders: _Borders, recomputed: Recomputed) -> list[fx.Node]:
+def _choose_saved(joint: JointGraph, borders: _JointBorder, recomputed: Recomputed) -> list[fx.Node]:
     """The values that the forward hands to the backward."""
     before = closure([*borders.outputs, *borders.effects_before], operands) | {*borders.inputs}
     after = closure(borders.tangents, users)
@@ -96,7 +96,7 @@ def _choose_saved(joint: JointGraph, borders: _Borders, recomputed: Recomputed) 
     return min_cut_values(undecided, before, leaving, free, recomputed.again, recomputed.dropped)
 
 
-def _free_to_keep(joint: JointGraph, borders: _Borders) -> set[fx.Node]:
+def _free_to_keep(joint: JointGraph, borders: _JointBorder) -> set[fx.Node]:
     """Parameters and buffers are there anyhow. (Autograd refuses to use a buffer that the forward has changed.)"""
     stays = {PortKind.PARAMETER, PortKind.BUFFER}
     return {node for node, port in zip(borders.inputs, joint.inputs, strict=True) if port.kind in stays}

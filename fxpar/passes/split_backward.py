@@ -46,7 +46,7 @@ def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
     """
     assert parts.backward is not None, "a forward-only program has no backward to split"
     backward = parts.backward
-    borders = _Borders.of(joint, parts, backward)
+    borders = _BackwardBorder.of(joint, parts, backward)
     crossing = _choose_crossing(backward, borders)
     kept = [node for node in crossing if node in borders.saved]
     carried = [node for node in crossing if node not in borders.saved]
@@ -62,7 +62,7 @@ def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
 
 
 @dataclass(frozen=True, slots=True)
-class _Borders:
+class _BackwardBorder:
     """The nodes at the border of a backward graph; `resident` of what is saved is in memory for the whole step."""
 
     saved: list[fx.Node]
@@ -73,12 +73,12 @@ class _Borders:
     early_effects: list[fx.Node]
 
     @staticmethod
-    def of(joint: JointGraph, parts: Partitioned, backward: fx.GraphModule) -> _Borders:
+    def of(joint: JointGraph, parts: Partitioned, backward: fx.GraphModule) -> _BackwardBorder:
         placeholders = backward.graph.find_nodes(op="placeholder")
         gradients = list(zip(joint.gradients, returned(backward), strict=True))
         late = [node for port, node in gradients if port.kind is not PortKind.EDGE]
         for_weights = closure(late, operands)
-        return _Borders(
+        return _BackwardBorder(
             placeholders[: parts.num_saved],
             {node for node, port in zip(placeholders, saved_ports(joint, parts), strict=False) if _is_resident(port)},
             placeholders[parts.num_saved :],
@@ -93,7 +93,7 @@ class _Borders:
         return closure([*self.edge_gradients, *self.early_effects], operands)
 
 
-def _choose_crossing(backward: fx.GraphModule, borders: _Borders) -> list[fx.Node]:
+def _choose_crossing(backward: fx.GraphModule, borders: _BackwardBorder) -> list[fx.Node]:
     """The values that W takes: of what was saved, of the tangents, and of what I makes anyway."""
     early = borders.early | {*borders.saved, *borders.tangents}
     wanted = closure(borders.weight_gradients, operands)
@@ -107,5 +107,5 @@ def _is_resident(port: Port | None) -> bool:
     return port is not None and port.kind in (PortKind.PARAMETER, PortKind.BUFFER, PortKind.INPUT)
 
 
-def _positions(taken: Sequence[fx.Node], borders: _Borders) -> tuple[int, ...]:
+def _positions(taken: Sequence[fx.Node], borders: _BackwardBorder) -> tuple[int, ...]:
     return tuple(borders.saved.index(node) for node in taken)

@@ -101,7 +101,7 @@ def open_edge_transports(
         microbatches: how many of them a step has; tied parameters and their gradients move once per step.
         piece_of: how what this rank receives shall lie in its memory.
         timeout: how long one message may take.
-        answered: as of `RelayRoute`, of what moves for each microbatch; tied parameters always are.
+        answered: as of `RelaySetup`, of what moves for each microbatch; tied parameters always are.
     """
     pipe = mesh.coordinate["pipe"]
     transports: list[tuple[Crossing, EdgeTransport | LocalTransport]] = [

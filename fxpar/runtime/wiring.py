@@ -46,7 +46,7 @@ def connect(
 
     Args:
         timeout: how long one message may take.
-        answered: as of `RelayRoute`. A step with a loss needs no answers: in the end all ranks wait for it.
+        answered: as of `RelaySetup`. A step with a loss needs no answers: in the end all ranks wait for it.
     """
     buffers = Buffers(torch.device(mesh.device_type))
 

@@ -10,13 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.resharding.plan import Relay, ReshardPlan
-from fxpar.transport.buffers import Buffers
+from fxpar.resharding.plan import Relay
 from fxpar.transport.channel import Arrival, Message
-from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.packing import Landing
-from fxpar.transport.route_messages import ANSWER, RouteChannels, RouteMessages, Shipment, chunks
-from fxpar.transport.send_order import SendOrder
+from fxpar.transport.relay_setup import RelaySetup
+from fxpar.transport.route_messages import ANSWER, Shipment, chunks
 from fxpar.transport.worker import Worker
 
 
@@ -50,21 +48,13 @@ class Receipt:
 
 
 class RelayReceiver:
-    """One rank's receives of one value; arguments are as of `RelayRoute`."""
+    """One rank's receives of one value."""
 
-    def __init__(
-        self,
-        plan: ReshardPlan,
-        endpoint: Endpoint,
-        channels: RouteChannels,
-        buffers: Buffers,
-        messages: RouteMessages,
-        order: SendOrder,
-        *,
-        answered: bool,
-    ) -> None:
-        self._plan, self._endpoint, self._buffers, self._messages = plan, endpoint, buffers, messages
-        self._writers, self._readers, self._order, self._answered = channels.writers, channels.readers, order, answered
+    def __init__(self, setup: RelaySetup) -> None:
+        plan, endpoint, order = setup.plan, setup.endpoint, setup.order
+        self._plan, self._endpoint, self._buffers, self._messages = plan, endpoint, setup.buffers, setup.messages
+        self._writers, self._readers = setup.channels.writers, setup.channels.readers
+        self._order, self._answered = order, setup.answered
         rank, numbered = endpoint.rank, list(enumerate(plan.relays))
         self._passed = [(number, relay) for number, relay in numbered if rank in relay.path[1:]]
         self._read = [(number, relay) for number, relay in numbered if any(rank in group for group in relay.readers)]

@@ -7,45 +7,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fxpar.resharding.plan import ReshardPlan
-from fxpar.transport.buffers import Buffers
-from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.relay_receiver import Receipt, RelayReceiver
 from fxpar.transport.relay_sender import RelaySender
-from fxpar.transport.route_messages import RouteChannels, RouteMessages, Shipment
-from fxpar.transport.send_order import SendOrder
+from fxpar.transport.relay_setup import RelaySetup
+from fxpar.transport.route_messages import Shipment
 
 
 class RelayRoute:
     """The route of one value to those who need it; every rank makes it with the same plan, and takes its own part.
 
     A route carries one value per microbatch, and many at a time; they arrive in the order in which they were sent.
-
-    Args:
-        plan: made alike on every rank.
-        endpoint: this rank's part of the value.
-        channels: through the memory of this host.
-        messages: by which it goes between hosts.
-        order: whose turn it is, where the ranks of a host serve several peers one after another, as planned. For that
-            they wait for each other, so it must not be where one peer may post its receive long after another.
-        answered: whether receivers answer when they have all. If not, what was sent must be known to have arrived
-            before it is completed: while gloo writes, it does not notice that a peer has died.
     """
 
-    def __init__(
-        self,
-        plan: ReshardPlan,
-        endpoint: Endpoint,
-        channels: RouteChannels,
-        buffers: Buffers,
-        messages: RouteMessages,
-        order: SendOrder,
-        *,
-        answered: bool = True,
-    ) -> None:
-        self._plan, self._endpoint, self._buffers, self._messages = plan, endpoint, buffers, messages
-        self._sender = RelaySender(plan, endpoint, channels, buffers, messages, order, answered=answered)
-        self._receiver = RelayReceiver(plan, endpoint, channels, buffers, messages, order, answered=answered)
+    def __init__(self, setup: RelaySetup) -> None:
+        self._setup, self._sender, self._receiver = setup, RelaySender(setup), RelayReceiver(setup)
 
     def send(self, value: Tensor, microbatch: int) -> Shipment:
         """Begin to send this rank's piece, which must not change before all is complete.
@@ -80,7 +55,7 @@ class RelayRoute:
         """
         receipt = self.post_receive(into, microbatch)  # first: gloo is twice as fast where receives are posted
         shipment = self.send(value, microbatch)
-        self._endpoint.keep(self._plan, value, into, self._buffers)
+        self._setup.endpoint.keep(self._setup.plan, value, into, self._setup.buffers)
         return shipment, receipt
 
     def complete(self, shipment: Shipment) -> None:
@@ -89,7 +64,7 @@ class RelayRoute:
         Raises:
             PeerLostError: one of them has died, or took too long.
         """
-        self._messages.complete_shipment(shipment)
+        self._setup.messages.complete_shipment(shipment)
 
     def finish(self) -> None:
         """Wait until all that this rank passes on to others has left.

@@ -6,32 +6,21 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fxpar.resharding.plan import Relay, ReshardPlan
-from fxpar.transport.buffers import Buffers
-from fxpar.transport.endpoint import Endpoint
+from fxpar.resharding.plan import Relay
 from fxpar.transport.packing import pack, packed_relays
-from fxpar.transport.route_messages import RouteChannels, RouteMessages, Shipment, chunks
-from fxpar.transport.send_order import SendOrder
+from fxpar.transport.relay_setup import RelaySetup
+from fxpar.transport.route_messages import Shipment, chunks
 from fxpar.transport.worker import Worker
 
 
 class RelaySender:
-    """One rank's sends of one value; arguments are as of `RelayRoute`."""
+    """One rank's sends of one value."""
 
-    def __init__(
-        self,
-        plan: ReshardPlan,
-        endpoint: Endpoint,
-        channels: RouteChannels,
-        buffers: Buffers,
-        messages: RouteMessages,
-        order: SendOrder,
-        *,
-        answered: bool,
-    ) -> None:
-        self._plan, self._endpoint, self._buffers, self._messages = plan, endpoint, buffers, messages
-        self._writers, self._answered = channels.writers, answered
-        self._order, self._order_writers, self._order_readers = order, channels.order_writers, channels.order_readers
+    def __init__(self, setup: RelaySetup) -> None:
+        plan, endpoint, order = setup.plan, setup.endpoint, setup.order
+        self._plan, self._endpoint, self._buffers, self._messages = plan, endpoint, setup.buffers, setup.messages
+        self._writers, self._answered, self._order = setup.channels.writers, setup.answered, order
+        self._order_writers, self._order_readers = setup.channels.order_writers, setup.channels.order_readers
         own = [(number, relay) for number, relay in enumerate(plan.relays) if relay.path[0] == endpoint.rank]
         self._published = [(number, relay) for number, relay in own if relay.readers[0]]
         self._sent = [(number, relay) for number, relay in own if relay.num_hops]

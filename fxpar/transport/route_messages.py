@@ -1,4 +1,4 @@
-"""What one route communicates by: messages over the network, and channels through the memory of a host."""
+"""The messages of one route over the network: their tags, posting them, and waiting for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
-from fxpar.transport.channel import ChannelReader, ChannelWriter
 
 TAG_KINDS = 5
 """A microbatch has a tag for what is sent, one for what is passed on, one for the answers to each, one for order."""
@@ -32,19 +31,6 @@ def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timed
         work.wait() if timeout is None else work.wait(timeout)
     except RuntimeError as error:
         raise PeerLostError(name, peer, str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class RouteChannels:
-    """By relay, the channel in which this rank lets others of its host read, and the one in which it reads.
-
-    In the order channel of a relay, its sender tells others of its host that their turn has come.
-    """
-
-    writers: dict[int, ChannelWriter] = field(default_factory=dict)
-    readers: dict[int, ChannelReader] = field(default_factory=dict)
-    order_writers: dict[int, ChannelWriter] = field(default_factory=dict)
-    order_readers: dict[int, ChannelReader] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

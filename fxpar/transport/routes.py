@@ -12,8 +12,9 @@ from fxpar.transport.channel import ChannelRequest, Channels, open_channels
 from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.group_route import GroupRoute
 from fxpar.transport.relay_route import RelayRoute
+from fxpar.transport.relay_setup import RelaySetup, RouteChannels
 from fxpar.transport.route import Route
-from fxpar.transport.route_messages import TAG_KINDS, RouteChannels, RouteMessages
+from fxpar.transport.route_messages import TAG_KINDS, RouteMessages
 from fxpar.transport.send_order import SendOrder
 from fxpar.transport.sender_groups import connect_senders
 from fxpar.world.mesh import moves_in_groups
@@ -23,7 +24,7 @@ from fxpar.world.mesh import moves_in_groups
 class Move:
     """A value that is moved once per microbatch, by a plan that is the same on every rank; `endpoint` is this rank's.
 
-    The names of all endpoints differ. `in_order` and `answered` are as of `RelayRoute`.
+    The names of all endpoints differ. `in_order` and `answered` are as of `RelaySetup`.
     """
 
     plan: ReshardPlan
@@ -51,7 +52,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     for move, own in zip(moves, order, strict=True):
         opened = _channels(move, own, channels)
         messages = RouteMessages(move.endpoint.name, tag, move.microbatches, timeout)
-        routes.append(RelayRoute(move.plan, move.endpoint, opened, buffers, messages, own, answered=move.answered))
+        routes.append(RelayRoute(RelaySetup(move.plan, move.endpoint, opened, buffers, messages, own, move.answered)))
         tag += TAG_KINDS * move.microbatches
     return routes
 

@@ -9,18 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.config import LOWERINGS
-from fxpar.errors import UnknownLoweringError
 from fxpar.lowering import lower
 from tests.lowering.graphs import traced
 
 
 def test_every_configurable_lowering_can_be_had() -> None:
     assert len({lower(name) for name in LOWERINGS}) == len(LOWERINGS)
-
-
-def test_an_unknown_lowering_is_refused_by_name() -> None:
-    with pytest.raises(UnknownLoweringError, match=r"'inducktor'.*did you mean 'inductor'"):
-        lower("inducktor")
 
 
 def test_aten_runs_the_graph_op_by_op() -> None:

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 
 from fxpar.bench.fused.cases import overlap_efficiency
+from fxpar.bench.fused.rank_on_one_gpu import GatherOnOneGpu, ScatterOnOneGpu
 from fxpar.bench.report import Row, Say
 from fxpar.lowering.triton.decide import possible_tilings, time_us
-from fxpar.lowering.triton.one_gpu import GatherOnOneGpu, ScatterOnOneGpu
 from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.tiling import Tiling
 from fxpar.lowering.triton.tuner import ways_to_gather

@@ -27,7 +27,7 @@ SHAPES = [(1024, 512, 256), (1008, 496, 208), (64, 4096, 4096), (64, 488, 200), 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_rows_are_multiplied_as_they_arrive_by_every_tiling(m: int, n: int, k: int, dtype: torch.dtype) -> None:
-    from fxpar.lowering.triton.one_gpu import GatherOnOneGpu
+    from fxpar.bench.fused.rank_on_one_gpu import GatherOnOneGpu
     from fxpar.lowering.triton.plan import Fused
 
     case = GatherOnOneGpu.random(m, n, k, PARTS, dtype)
@@ -48,7 +48,7 @@ def test_rows_are_multiplied_as_they_arrive_by_every_tiling(m: int, n: int, k: i
 
 
 def test_a_hundred_calls_of_varying_sizes_beside_delays_are_right() -> None:
-    from fxpar.lowering.triton.one_gpu import GatherOnOneGpu
+    from fxpar.bench.fused.rank_on_one_gpu import GatherOnOneGpu
     from fxpar.lowering.triton.plan import Fused
 
     tiling = _possible("gather", torch.bfloat16, 256, 128)[0]
@@ -68,7 +68,7 @@ def test_a_hundred_calls_of_varying_sizes_beside_delays_are_right() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_rows_are_counted_when_they_are_stored_by_every_tiling(m: int, n: int, k: int, dtype: torch.dtype) -> None:
-    from fxpar.lowering.triton.one_gpu import ScatterOnOneGpu
+    from fxpar.bench.fused.rank_on_one_gpu import ScatterOnOneGpu
     from fxpar.lowering.triton.plan import Fused
 
     case = ScatterOnOneGpu.random(m, n, k, PARTS, dtype)
