@@ -12,7 +12,7 @@ import torch
 from fxpar.bench.fused.cases import BEST_MATMUL, CASES, COLLECTIVES, FUSED, GLOO, SEQUENCES, Case, Goals
 from fxpar.bench.fused.matmuls import MATMULS
 from fxpar.bench.fused.run import fastest, gpu_bars, overlap_efficiency, summarise, time_rows
-from fxpar.bench.measure.interleaved import Turn, turns_of
+from fxpar.bench.measure.interleaved import Timing, timings_of_ranks
 from fxpar.world.launch import run_ranks
 from tests.bench.run_fused import compute, run_small
 
@@ -35,16 +35,16 @@ def test_the_ways_that_multiply_and_scatter_give_the_pieces_of_the_sum() -> None
 
 @pytest.mark.parametrize("case", [GATHER, SCATTER], ids=str)
 def test_every_way_is_timed_and_held_against_the_goals(case: Case) -> None:
-    trials, turns = map(turns_of, zip(*run_ranks(2, run_small, case), strict=True))
+    trials, timings = map(timings_of_ranks, zip(*run_ranks(2, run_small, case), strict=True))
     assert fastest(MATMULS, trials) in MATMULS
-    rows = time_rows(case, math.inf, {**trials, **turns})
-    assert [row["way"] for row in rows] == [*MATMULS, *turns]
-    _, bars = summarise(case, MATMULS[0], turns)
+    rows = time_rows(case, math.inf, {**trials, **timings})
+    assert [row["way"] for row in rows] == [*MATMULS, *timings]
+    _, bars = summarise(case, MATMULS[0], timings)
     assert [bar.goal for bar in bars] == [1.1, 1.4, 0.85]
 
 
-def turns_taking(seconds: Mapping[str, float]) -> dict[str, list[Turn]]:
-    return {name: [Turn(took, others=0.0)] for name, took in seconds.items()}
+def turns_taking(seconds: Mapping[str, float]) -> dict[str, list[Timing]]:
+    return {name: [Timing(took, others=0.0)] for name, took in seconds.items()}
 
 
 SECONDS = {

@@ -11,13 +11,13 @@ from fxpar.bench.measure import interleaved as timing
 from fxpar.bench.measure.interleaved import (
     MOST_OTHERS,
     Sample,
-    Turn,
+    Timing,
     all_disturbed,
     disturbance,
     median_ms,
     median_ratio,
-    take_turns,
-    turns_of,
+    time_interleaved,
+    timings_of_ranks,
 )
 from fxpar.world.launch import run_ranks
 
@@ -25,14 +25,14 @@ QUIET, LOUD = MOST_OTHERS / 2, 2 * MOST_OTHERS
 
 
 def test_a_turn_lasts_until_its_last_rank_ends() -> None:
-    turns = turns_of([{"a": [Sample(1.0, QUIET, 2)]}, {"a": [Sample(3.0, QUIET, 2)]}])
-    assert turns == {"a": [Turn(3.0, QUIET, 2)]}
+    timings = timings_of_ranks([{"a": [Sample(1.0, QUIET, 2)]}, {"a": [Sample(3.0, QUIET, 2)]}])
+    assert timings == {"a": [Timing(3.0, QUIET, 2)]}
 
 
 TURNS = {
-    "a": [Turn(2.0, QUIET), Turn(9.0, LOUD, 3), Turn(4.0, QUIET, 2)],
-    "b": [Turn(1.0, QUIET), Turn(1.0, QUIET), Turn(1.0, LOUD, 3)],
-    "c": [Turn(5.0, LOUD), Turn(7.0, LOUD), Turn(9.0, LOUD)],
+    "a": [Timing(2.0, QUIET), Timing(9.0, LOUD, 3), Timing(4.0, QUIET, 2)],
+    "b": [Timing(1.0, QUIET), Timing(1.0, QUIET), Timing(1.0, LOUD, 3)],
+    "c": [Timing(5.0, LOUD), Timing(7.0, LOUD), Timing(9.0, LOUD)],
 }
 
 
@@ -57,7 +57,7 @@ def order_of_two() -> tuple[list[str], int]:
     """The order in which a rank runs two steps, and how many samples it has of each."""
     order: list[str] = []
     steps: dict[str, Callable[[], object]] = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    found = take_turns(steps, warm_up=1, repeats=2, tries=1)
+    found = time_interleaved(steps, warm_up=1, repeats=2, tries=1)
     assert set(map(len, found.values())) == {2}
     return order, len(found)
 
@@ -72,7 +72,7 @@ def disturbed_twice(always: bool) -> tuple[int, list[Sample]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "share_of_others", lambda used: next(shares))
         runs: list[float] = []
-        found = take_turns({"a": lambda: runs.append(time.monotonic())}, warm_up=0, repeats=1, tries=3)
+        found = time_interleaved({"a": lambda: runs.append(time.monotonic())}, warm_up=0, repeats=1, tries=3)
     return len(runs), found["a"]
 
 

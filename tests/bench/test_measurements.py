@@ -2,7 +2,7 @@
 
 import pytest
 
-from fxpar.bench.measure.interleaved import Turn
+from fxpar.bench.measure.interleaved import Timing
 from fxpar.bench.models import example
 from fxpar.bench.step.compile_time import compile_rows
 from fxpar.bench.step.executor_overhead import executor_overhead
@@ -11,10 +11,10 @@ from fxpar.bench.step.layout_search import search_layouts
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_layouts_are_searched_over_the_joint_graph_of_a_whole_model(model: str) -> None:
-    row, (turn,) = search_layouts(model, layers=1, repeats=1, tries=1)
+    row, (timing,) = search_layouts(model, layers=1, repeats=1, tries=1)
     assert row["model"] == model
     assert int(row["operations"]) > 200, "the graph has forward and backward"
-    assert turn.seconds > 0
+    assert timing.seconds > 0
 
 
 def test_executor_overhead_counts_every_instruction_of_a_program() -> None:
@@ -27,11 +27,11 @@ def test_executor_overhead_counts_every_instruction_of_a_program() -> None:
 
 def test_compilers_are_compared_round_by_round_and_disturbed_rounds_do_not_count() -> None:
     quiet, loud = 0.0, 1.0
-    turns = {
-        "fxpar": [Turn(30.0, quiet), Turn(90.0, loud, 2), Turn(40.0, quiet)],
-        "inductor": [Turn(20.0, quiet), Turn(20.0, quiet), Turn(20.0, quiet)],
+    timings = {
+        "fxpar": [Timing(30.0, quiet), Timing(90.0, loud, 2), Timing(40.0, quiet)],
+        "inductor": [Timing(20.0, quiet), Timing(20.0, quiet), Timing(20.0, quiet)],
     }
-    (ours, no_bar), (theirs, bar) = compile_rows(turns)
+    (ours, no_bar), (theirs, bar) = compile_rows(timings)
     assert (ours["compile_s"], ours["ranks"], ours["disturbed_rounds"]) == (35.0, 4, 1)
     assert (theirs["compile_s"], theirs["ranks"]) == (20.0, 1)
     assert no_bar is None and bar is not None

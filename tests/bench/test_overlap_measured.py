@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fxpar.bench.measure.interleaved import Turn, turns_of
+from fxpar.bench.measure.interleaved import Timing, timings_of_ranks
 from fxpar.bench.overlap.cases import ALL_OVERLAPS, CASES, COMPUTE_ALONE, NO_OVERLAP, VARIANTS
 from fxpar.bench.overlap.peers import DDP, FSDP2
 from fxpar.bench.overlap.run import overlap_rows
@@ -19,8 +19,8 @@ SHARDED = ("weights gathered again", "weights kept")
 
 
 def test_every_variant_and_peer_of_a_model_runs() -> None:
-    turns = turns_of(run_ranks(2, run_small, SMALL_CHAIN))
-    rows = list(overlap_rows(SMALL_CHAIN, math.inf, turns))
+    timings = timings_of_ranks(run_ranks(2, run_small, SMALL_CHAIN))
+    rows = list(overlap_rows(SMALL_CHAIN, math.inf, timings))
     names = [str(row["variant"]) for row, _ in rows[:-1]]
     peers = [name for name in names if name.startswith((DDP, FSDP2))]
     assert names == [*peers, *VARIANTS, COMPUTE_ALONE]
@@ -43,7 +43,7 @@ def test_exposed_is_what_a_step_takes_besides_computing_and_a_peer_is_its_fastes
     peers = {"DDP, one way": 3.0, "DDP, another": 1.5, "FSDP2, one way": 1.8, "FSDP2, another": 4.5}
     seconds = peers | dict.fromkeys(VARIANTS, 1.5) | {NO_OVERLAP: 2.0, COMPUTE_ALONE: 1.0}
     *rows, (held, bars) = overlap_rows(
-        case, math.inf, {name: [Turn(took, others=0.0)] for name, took in seconds.items()}
+        case, math.inf, {name: [Timing(took, others=0.0)] for name, took in seconds.items()}
     )
     exposed_ms = {row["variant"]: row["exposed_communication_ms"] for row, _ in rows}
     assert exposed_ms == {name: (took - 1.0) * 1e3 for name, took in seconds.items()}

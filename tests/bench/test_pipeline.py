@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from fxpar.bench.measure.interleaved import Turn, turns_of
+from fxpar.bench.measure.interleaved import Timing, timings_of_ranks
 from fxpar.bench.pipeline.computing import computing_rows, rate_that_exposes
 from fxpar.bench.pipeline.sleeping import (
     HIDING,
@@ -54,8 +54,8 @@ def _bars(found: Iterator[tuple[Row, list[Bar]]]) -> dict[str, Bar]:
     return {bar.name: bar for _, bars in found for bar in bars}
 
 
-def _turns(seconds: Mapping[str, float]) -> dict[str, list[Turn]]:
-    return {name: [Turn(took, others=0.0)] for name, took in seconds.items()}
+def _turns(seconds: Mapping[str, float]) -> dict[str, list[Timing]]:
+    return {name: [Timing(took, others=0.0)] for name, took in seconds.items()}
 
 
 def test_bars_are_met_by_what_is_predicted_and_missed_by_a_schedule_that_hides_nothing() -> None:
@@ -93,7 +93,7 @@ def test_split_backwards_must_gain_what_is_promised_of_them() -> None:
 def test_every_variant_of_a_model_runs_and_links_have_a_rate_that_exposes_communication() -> None:
     assert rate_that_exposes(SMALL_GPT) > 0
     by_rank = run_ranks(2, run_small, SMALL_GPT)
-    turns = turns_of([samples for samples, _ in by_rank])
+    timings = timings_of_ranks([samples for samples, _ in by_rank])
     for _, compiled in by_rank:
         assert set(compiled) == {
             ("broadcast", "1f1b"),
@@ -105,7 +105,7 @@ def test_every_variant_of_a_model_runs_and_links_have_a_rate_that_exposes_commun
         schedule = read_schedule(compiled["signal", "actions"])
         assert (schedule.num_stages, schedule.num_microbatches) == (2, 2)
         assert str(schedule) == str(read_schedule(by_rank[0][1]["signal", "actions"])), "all ranks run the same"
-    rows = list(computing_rows(SMALL_GPT, 200.0, turns))
+    rows = list(computing_rows(SMALL_GPT, 200.0, timings))
     names = [row["variant"] for row, _ in rows[:-1]]
     assert names == ["torch, Schedule1F1B", "torch, eager order", *map(str, SMALL_GPT.variants)]
     _, bars = rows[-1]

@@ -15,12 +15,12 @@ from fxpar.bench.measure.allocator import prepare_memory
 from fxpar.bench.measure.interleaved import (
     TRIES,
     Sample,
-    Turn,
+    Timing,
     all_disturbed,
     disturbance,
     median_ms,
     median_ratio,
-    take_turns,
+    time_interleaved,
 )
 from fxpar.bench.report import Bar, Report, Row, Say, at_least, at_most
 
@@ -50,9 +50,9 @@ def run(say: Say, mode: str = "here") -> Report:
             say(f"{case}: how much it computes and sends")
             rate_mbit = rate_of_equals(case, matmul)
         say(f"{case} {'on emulated hosts' if emulates else 'on this machine'}")
-        turns = measure_at(rate_mbit, case.ranks, run_ways, case, matmul)
-        times += time_rows(case, rate_mbit, {**trials, **turns})
-        summary, found = summarise(case, matmul, turns)
+        timings = measure_at(rate_mbit, case.ranks, run_ways, case, matmul)
+        times += time_rows(case, rate_mbit, {**trials, **timings})
+        summary, found = summarise(case, matmul, timings)
         summaries.append(summary)
         bars += found
     on_gpu = measure_on_gpu(say) if mode == "here" and torch.cuda.is_available() else []
@@ -85,8 +85,8 @@ def rate_of_equals(case: Case, matmul: str) -> float:
     """
     by_bytes = rate_that_takes_half(case.ranks, halves_of, case, matmul)
     short = replace(case, repeats=TRIAL_REPEATS)
-    turns = measure_at(by_bytes, case.ranks, run_ways, short, matmul, (BEST_MATMUL, *COLLECTIVES))
-    return by_bytes * median_ratio(turns, fastest(COLLECTIVES, turns), BEST_MATMUL)
+    timings = measure_at(by_bytes, case.ranks, run_ways, short, matmul, (BEST_MATMUL, *COLLECTIVES))
+    return by_bytes * median_ratio(timings, fastest(COLLECTIVES, timings), BEST_MATMUL)
 
 
 def halves_of(case: Case, matmul: str) -> Halves:
@@ -100,7 +100,7 @@ def halves_of(case: Case, matmul: str) -> Halves:
 def time_matmuls(case: Case, warm_up: int = 1, tries: int = TRIES) -> Mapping[str, Sequence[Sample]]:
     """What each rank does to find the best matmul."""
     prepare_memory()
-    return take_turns(case.steps(case.matmuls()), warm_up, TRIAL_REPEATS, tries)
+    return time_interleaved(case.steps(case.matmuls()), warm_up, TRIAL_REPEATS, tries)
 
 
 def run_ways(
@@ -109,10 +109,10 @@ def run_ways(
     """What each rank does: all ways with that matmul, or those of these names that the case has."""
     prepare_memory()
     steps = {name: step for name, step in case.steps(case.ways(matmul)).items() if names is None or name in names}
-    return take_turns(steps, warm_up, case.repeats, tries)
+    return time_interleaved(steps, warm_up, case.repeats, tries)
 
 
-def time_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
+def time_rows(case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]) -> list[Row]:
     """The time of every way."""
     return [
         {
@@ -122,22 +122,22 @@ def time_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]])
             "ms": median_ms(found) / case.calls,
             **disturbance(found),
         }
-        for name, found in turns.items()
+        for name, found in timings.items()
     ]
 
 
-def summarise(case: Case, matmul: str, turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, list[Bar]]:
+def summarise(case: Case, matmul: str, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
     """The overlap efficiency of a case, whose best matmul is `matmul`, and the bars that it must reach.
 
     It is what fusing hides of the effective communication time (what a way takes besides the best unsplit matmul) of
     the best way that does one after the other: 1 where all is hidden, negative where fusing loses. At most all that
     the matmul has time for can be hidden (Chang et al., FLUX, on overlap efficiency).
     """
-    in_turn = fastest(SEQUENCES, turns)
-    matmul_ms = median_ms(turns[BEST_MATMUL]) / case.calls
+    in_turn = fastest(SEQUENCES, timings)
+    matmul_ms = median_ms(timings[BEST_MATMUL]) / case.calls
 
     def of_matmul(name: str) -> float:
-        return median_ratio(turns, name, BEST_MATMUL)
+        return median_ratio(timings, name, BEST_MATMUL)
 
     efficiency = overlap_efficiency(of_matmul(FUSED), of_matmul(in_turn))
     row: Row = {
@@ -147,21 +147,21 @@ def summarise(case: Case, matmul: str, turns: Mapping[str, Sequence[Turn]]) -> t
         "effective_communication_in_turn_ms": (of_matmul(in_turn) - 1) * matmul_ms,
         "effective_communication_fused_ms": (of_matmul(FUSED) - 1) * matmul_ms,
         "efficiency": efficiency,
-        "ceiling": min(1.0, 1 / of_matmul(fastest(COLLECTIVES, turns))),
+        "ceiling": min(1.0, 1 / of_matmul(fastest(COLLECTIVES, timings))),
     }
-    disturbed = all_disturbed(turns[FUSED], turns[BEST_MATMUL], turns[in_turn])
+    disturbed = all_disturbed(timings[FUSED], timings[BEST_MATMUL], timings[in_turn])
     bars: list[Bar] = []
     if case.goals.of_matmul is not None:
         name = f"{case}: fused over matmul"
         bars.append(at_most(name, of_matmul(FUSED), case.goals.of_matmul, disturbed=disturbed))
     if case.goals.of_gloo is not None:
-        of_gloo = median_ratio(turns, GLOO, FUSED)
+        of_gloo = median_ratio(timings, GLOO, FUSED)
         bars.append(at_least(f"{case}: {GLOO} over fused", of_gloo, case.goals.of_gloo, disturbed=disturbed))
     if case.goals.efficiency is not None:
         bars.append(at_least(f"{case}: efficiency", efficiency, case.goals.efficiency, disturbed=disturbed))
     return row, bars
 
 
-def fastest(names: Sequence[str], turns: Mapping[str, Sequence[Turn]]) -> str:
+def fastest(names: Sequence[str], timings: Mapping[str, Sequence[Timing]]) -> str:
     """Of the ways `names`, those that the case has, the fastest."""
-    return min((name for name in names if name in turns), key=lambda name: median_ms(turns[name]))
+    return min((name for name in names if name in timings), key=lambda name: median_ms(timings[name]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fxpar.bench.hosts.emulated_cluster import DEVICE, EmulatedCluster
 from fxpar.bench.hosts.namespace import bytes_sent
-from fxpar.bench.measure.interleaved import Sample, Step, Turn, median_ms, take_turns, turns_of
+from fxpar.bench.measure.interleaved import Sample, Step, Timing, median_ms, time_interleaved, timings_of_ranks
 from fxpar.world.launch import run_ranks
 
 TRIAL_MBIT = 1000
@@ -26,7 +26,7 @@ class Halves:
 
 def measure_halves(computing: Step, sending: Step, warm_up: int, repeats: int) -> Halves:
     """Time `computing`, which sends nothing, and count what one run of `sending` sends. On each rank."""
-    samples = take_turns({"computing": computing}, warm_up, repeats)["computing"]
+    samples = time_interleaved({"computing": computing}, warm_up, repeats)["computing"]
     sending()  # compiled now, for which ranks talk, too
     before = bytes_sent(DEVICE)
     sending()
@@ -43,13 +43,13 @@ def rate_that_takes_half(hosts: int, halves: Callable[..., Halves], *args: Any) 
     """
     with EmulatedCluster(hosts, rate_mbit=TRIAL_MBIT) as cluster:
         by_rank = cluster.run(1, halves, *args, timeout_s=600)
-    (computing,) = turns_of([{"computing": found.computing} for found in by_rank]).values()
+    (computing,) = timings_of_ranks([{"computing": found.computing} for found in by_rank]).values()
     return 8 * max(found.num_bytes for found in by_rank) / (1e3 * median_ms(computing))
 
 
 def measure_at(
     rate_mbit: float, hosts: int, samples: Callable[..., Mapping[str, Sequence[Sample]]], *args: Any
-) -> dict[str, list[Turn]]:
+) -> dict[str, list[Timing]]:
     """What `samples(*args)` times on every rank, between hosts with links of that rate.
 
     Where it is infinite, all ranks are on this machine.
@@ -58,6 +58,6 @@ def measure_at(
         ClusterUnavailableError: this machine or user cannot emulate hosts.
     """
     if math.isinf(rate_mbit):
-        return turns_of(run_ranks(hosts, samples, *args, timeout_s=600))
+        return timings_of_ranks(run_ranks(hosts, samples, *args, timeout_s=600))
     with EmulatedCluster(hosts, rate_mbit=rate_mbit) as cluster:
-        return turns_of(cluster.run(1, samples, *args, timeout_s=600))
+        return timings_of_ranks(cluster.run(1, samples, *args, timeout_s=600))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fxpar.bench.measure.interleaved import Turn, all_disturbed, median_ratio
+from fxpar.bench.measure.interleaved import Timing, all_disturbed, median_ratio
 from fxpar.bench.report import Bar, Row, at_least
 
 
@@ -21,12 +21,14 @@ class Claim:
         return f"{self.faster} over {self.slower}"
 
 
-def hold(kind: str, case: str, claims: Sequence[Claim], turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, list[Bar]]:
+def hold(
+    kind: str, case: str, claims: Sequence[Claim], timings: Mapping[str, Sequence[Timing]]
+) -> tuple[Row, list[Bar]]:
     """The ratios of a case, a benchmark's `kind` of thing, and the bars that they must reach."""
     row: dict[str, str | int | float | bool] = {kind: case}
     bars = []
     for claim in claims:
-        ratio = row[str(claim)] = median_ratio(turns, claim.slower, claim.faster)
-        disturbed = all_disturbed(turns[claim.slower], turns[claim.faster])
+        ratio = row[str(claim)] = median_ratio(timings, claim.slower, claim.faster)
+        disturbed = all_disturbed(timings[claim.slower], timings[claim.faster])
         bars.append(at_least(f"{case}: {claim}", ratio, claim.goal, disturbed=disturbed))
     return row, bars

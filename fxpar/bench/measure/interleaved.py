@@ -55,7 +55,7 @@ class Sample(Timed):
     __slots__ = ()
 
 
-class Turn(Timed):
+class Timing(Timed):
     """One step of all ranks, until the last of them ended."""
 
     __slots__ = ()
@@ -64,7 +64,9 @@ class Turn(Timed):
 T = TypeVar("T", bound=Timed)
 
 
-def take_turns(steps: Mapping[str, Step], warm_up: int, repeats: int, tries: int = TRIES) -> dict[str, list[Sample]]:
+def time_interleaved(
+    steps: Mapping[str, Step], warm_up: int, repeats: int, tries: int = TRIES
+) -> dict[str, list[Sample]]:
     """Samples of every step by name, on this rank of all; the first `warm_up` rounds are not counted.
 
     A disturbed step is run again at once, up to `tries` times in all; the least disturbed of them counts.
@@ -108,47 +110,47 @@ def meet_on_one_clock() -> float:
     return start.item()
 
 
-def turns_of(by_rank: Sequence[Mapping[str, Sequence[Sample]]]) -> dict[str, list[Turn]]:
-    """What `take_turns` returned on all ranks of this machine, as turns by name."""
+def timings_of_ranks(by_rank: Sequence[Mapping[str, Sequence[Sample]]]) -> dict[str, list[Timing]]:
+    """What `time_interleaved` returned on all ranks of this machine, as timings by name."""
     return {
         name: [
-            Turn(max(sample.seconds for sample in samples), samples[0].others, samples[0].tries)
+            Timing(max(sample.seconds for sample in samples), samples[0].others, samples[0].tries)
             for samples in zip(*(rank[name] for rank in by_rank), strict=True)
         ]
         for name in by_rank[0]
     }
 
 
-def counted(turns: Sequence[Turn]) -> Sequence[Turn]:
+def counted(timings: Sequence[Timing]) -> Sequence[Timing]:
     """Those that nothing disturbed; all of them if every one was disturbed."""
-    return [turn for turn in turns if not turn.is_disturbed] or turns
+    return [timing for timing in timings if not timing.is_disturbed] or timings
 
 
-def median_ms(turns: Sequence[Turn]) -> float:
+def median_ms(timings: Sequence[Timing]) -> float:
     """Milliseconds of a step, over the rounds that count."""
-    return 1e3 * statistics.median(turn.seconds for turn in counted(turns))
+    return 1e3 * statistics.median(timing.seconds for timing in counted(timings))
 
 
-def median_ratio(turns: Mapping[str, Sequence[Turn]], numerator: str, denominator: str) -> float:
+def median_ratio(timings: Mapping[str, Sequence[Timing]], numerator: str, denominator: str) -> float:
     """The median of the ratios of two steps' times, round by round.
 
     Rounds in which either was disturbed do not count, unless no round would be left.
     """
-    rounds = list(zip(turns[numerator], turns[denominator], strict=True))
+    rounds = list(zip(timings[numerator], timings[denominator], strict=True))
     quiet = [(a, b) for a, b in rounds if not (a.is_disturbed or b.is_disturbed)]
     return statistics.median(a.seconds / b.seconds for a, b in quiet or rounds)
 
 
-def all_disturbed(*turns: Sequence[Turn]) -> bool:
+def all_disturbed(*timings: Sequence[Timing]) -> bool:
     """Whether there is no round in which none of these was disturbed, so that disturbed ones had to count."""
-    return all(any(turn.is_disturbed for turn in each) for each in zip(*turns, strict=True))
+    return all(any(timing.is_disturbed for timing in each) for each in zip(*timings, strict=True))
 
 
-def disturbance(turns: Sequence[Turn]) -> Row:
+def disturbance(timings: Sequence[Timing]) -> Row:
     """Columns of a report: rounds in all, those that do not count, runs done again, and what others took meanwhile."""
     return {
-        "rounds": len(turns),
-        "disturbed_rounds": sum(turn.is_disturbed for turn in turns),
-        "runs_repeated": sum(turn.tries - 1 for turn in turns),
-        "processors_of_others": statistics.median(turn.others for turn in turns),
+        "rounds": len(timings),
+        "disturbed_rounds": sum(timing.is_disturbed for timing in timings),
+        "runs_repeated": sum(timing.tries - 1 for timing in timings),
+        "processors_of_others": statistics.median(timing.others for timing in timings),
     }

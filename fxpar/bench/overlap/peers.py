@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fxpar.bench.measure.interleaved import Step, Turn, median_ms
+from fxpar.bench.measure.interleaved import Step, Timing, median_ms
 
 DDP, FSDP2 = "DDP", "FSDP2"
 
@@ -60,10 +60,10 @@ def fully_sharded_step(model: nn.Module, batch: Batch, layers: str, *, reshard_a
     return partial(_step, model, batch)
 
 
-def best_of(peer: str, turns: Mapping[str, Sequence[Turn]]) -> str:
+def best_of(peer: str, timings: Mapping[str, Sequence[Timing]]) -> str:
     """The name of the fastest setting of DDP or FSDP2, by the medians."""
-    settings = [name for name in turns if name.startswith(f"{peer}, ")]
-    return min(settings, key=lambda name: median_ms(turns[name]))
+    settings = [name for name in timings if name.startswith(f"{peer}, ")]
+    return min(settings, key=lambda name: median_ms(timings[name]))
 
 
 def _step(model: nn.Module, batch: Batch) -> None:

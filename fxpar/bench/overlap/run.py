@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from fxpar.bench.hosts.link_rate import Halves, measure_at, measure_halves, rate_that_takes_half
 from fxpar.bench.measure.allocator import prepare_memory
 from fxpar.bench.measure.claims import hold
-from fxpar.bench.measure.interleaved import TRIES, Sample, Turn, disturbance, median_ms, median_ratio, take_turns
+from fxpar.bench.measure.interleaved import (
+    TRIES,
+    Sample,
+    Timing,
+    disturbance,
+    median_ms,
+    median_ratio,
+    time_interleaved,
+)
 from fxpar.bench.overlap.cases import CASES, COMPUTE_ALONE, NO_OVERLAP, Case
 from fxpar.bench.overlap.peers import DDP, FSDP2, best_of
 from fxpar.bench.report import Bar, Report, Row, Say
@@ -48,24 +56,26 @@ def run_variants(
 ) -> Mapping[str, Sequence[Sample]]:
     """What each rank does."""
     prepare_memory()
-    return take_turns(case.steps(), warm_up, repeats, tries)
+    return time_interleaved(case.steps(), warm_up, repeats, tries)
 
 
-def overlap_rows(case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]) -> Iterator[tuple[Row, list[Bar]]]:
+def overlap_rows(
+    case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
+) -> Iterator[tuple[Row, list[Bar]]]:
     """The figures of every variant and peer, then what they must show."""
-    alone_ms = median_ms(turns[COMPUTE_ALONE])
-    for name, found in turns.items():
+    alone_ms = median_ms(timings[COMPUTE_ALONE])
+    for name, found in timings.items():
         row: Row = {
             "case": case.name,
             "rate_mbit": rate_mbit,
             "variant": name,
             "step_ms": median_ms(found),
             "exposed_communication_ms": median_ms(found) - alone_ms,
-            "speed_up_over_no_overlap": median_ratio(turns, NO_OVERLAP, name),
+            "speed_up_over_no_overlap": median_ratio(timings, NO_OVERLAP, name),
             **disturbance(found),
         }
         yield row, []
-    best = {peer: best_of(peer, turns) for peer in (DDP, FSDP2) if case.layers is not None}
-    with_peers = {**turns, **{peer: turns[name] for peer, name in best.items()}}
+    best = {peer: best_of(peer, timings) for peer in (DDP, FSDP2) if case.layers is not None}
+    with_peers = {**timings, **{peer: timings[name] for peer, name in best.items()}}
     row, bars = hold("case", case.name, case.claims, with_peers)
     yield {**row, **{f"best {peer}": name for peer, name in best.items()}}, bars

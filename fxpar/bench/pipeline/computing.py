@@ -19,12 +19,12 @@ from fxpar.bench.measure.interleaved import (
     TRIES,
     Sample,
     Step,
-    Turn,
+    Timing,
     disturbance,
     median_ms,
     median_ratio,
-    take_turns,
-    turns_of,
+    time_interleaved,
+    timings_of_ranks,
 )
 from fxpar.bench.pipeline.cases import DELAYING, GPT, ONE_F_ONE_B, UNET, UNET_ON_PAIRS, Case
 from fxpar.bench.pipeline.torch_pipeline import torch_steps
@@ -53,8 +53,8 @@ def computing(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
         say(f"{case.name}: how long stages compute")
         rate_mbit = rate_that_exposes(case)
         say(f"{case.name} on emulated hosts")
-        turns = measure(case, rate_mbit)
-        yield from computing_rows(case, rate_mbit, turns)
+        timings = measure(case, rate_mbit)
+        yield from computing_rows(case, rate_mbit, timings)
 
 
 def rate_that_exposes(case: Case) -> float:
@@ -81,16 +81,16 @@ def dump_costs(case: Case, folder: str) -> None:
     compiled(**batch).backward()
 
 
-def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Turn]]:
+def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Timing]]:
     """All variants, each stage on a host of its own whose link has that rate; without one all are on this machine.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
     """
     if rate_mbit is None:
-        return turns_of(run_ranks(case.num_ranks, run_variants, case, timeout_s=900))
+        return timings_of_ranks(run_ranks(case.num_ranks, run_variants, case, timeout_s=900))
     with EmulatedCluster(case.pipe, rate_mbit=rate_mbit) as cluster:
-        return turns_of(cluster.run(case.x, run_variants, case, timeout_s=900))
+        return timings_of_ranks(cluster.run(case.x, run_variants, case, timeout_s=900))
 
 
 def run_variants(
@@ -113,7 +113,7 @@ def run_variants(
         if variant.schedule == DELAYED:
             options["schedule"] = order  # by the costs of signals, nothing would be delayed: not the same schedule
         steps[str(variant)] = partial(_step, compile_with(options), model, batch)
-    return take_turns(steps, warm_up, repeats, tries)
+    return time_interleaved(steps, warm_up, repeats, tries)
 
 
 def _delayed_step(
@@ -136,17 +136,17 @@ def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str,
 
 
 def computing_rows(
-    case: Case, rate_mbit: float, turns: Mapping[str, Sequence[Turn]]
+    case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
 ) -> Iterator[tuple[Row, list[Bar]]]:
     """Every variant's figures, then what they must show."""
-    for name, found in turns.items():
+    for name, found in timings.items():
         row: Row = {
             "computing stages": case.name,
             "rate_mbit": rate_mbit,
             "variant": name,
             "step_ms": median_ms(found),
-            "speed_up_over_1f1b": median_ratio(turns, str(ONE_F_ONE_B), name),
+            "speed_up_over_1f1b": median_ratio(timings, str(ONE_F_ONE_B), name),
             **disturbance(found),
         }
         yield row, []
-    yield hold("computing stages", case.name, case.claims, turns)
+    yield hold("computing stages", case.name, case.claims, timings)

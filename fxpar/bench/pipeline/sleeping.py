@@ -9,13 +9,13 @@ from fxpar.bench.hosts.emulated_cluster import EmulatedCluster
 from fxpar.bench.measure.interleaved import (
     TRIES,
     Sample,
-    Turn,
+    Timing,
     all_disturbed,
     disturbance,
     median_ms,
     median_ratio,
-    take_turns,
-    turns_of,
+    time_interleaved,
+    timings_of_ranks,
 )
 from fxpar.bench.pipeline.sleeping_step import Sleeping
 from fxpar.bench.report import Bar, Row, Say, at_least, at_most
@@ -108,14 +108,14 @@ def exposing(share: float, num_stages: int) -> Sleeping:
     return Sleeping(num_stages, int(one_way_us * NETWORK.bytes_per_us) // 4 * 4)
 
 
-def measure(case: str, model: Sleeping) -> dict[str, list[Turn]]:
+def measure(case: str, model: Sleeping) -> dict[str, list[Timing]]:
     """All variants of a case, each stage on a host of its own.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
     """
     with EmulatedCluster(model.num_stages, rate_mbit=RATE_MBIT) as cluster:
-        return turns_of(cluster.run(1, run_variants, case, model, timeout_s=900))
+        return timings_of_ranks(cluster.run(1, run_variants, case, model, timeout_s=900))
 
 
 def run_variants(
@@ -123,13 +123,15 @@ def run_variants(
 ) -> Mapping[str, Sequence[Sample]]:
     """What each rank does."""
     steps = {str(v): model.executor(v.built(model), NETWORK, v.strategy) for v in VARIANTS[case]}
-    return take_turns(steps, warm_up, repeats, tries)
+    return time_interleaved(steps, warm_up, repeats, tries)
 
 
-def sleeping_rows(case: str, model: Sleeping, turns: Mapping[str, Sequence[Turn]]) -> Iterator[tuple[Row, list[Bar]]]:
+def sleeping_rows(
+    case: str, model: Sleeping, timings: Mapping[str, Sequence[Timing]]
+) -> Iterator[tuple[Row, list[Bar]]]:
     """Every variant's figures, then what they must show: of communication that can be "hidden", or of "more"."""
     for variant in VARIANTS[case]:
-        measured, predicted = median_ms(turns[str(variant)]), variant.predicted_ms(model)
+        measured, predicted = median_ms(timings[str(variant)]), variant.predicted_ms(model)
         row: Row = {
             "sleeping stages": model.num_stages,
             "communication": case,
@@ -137,33 +139,33 @@ def sleeping_rows(case: str, model: Sleeping, turns: Mapping[str, Sequence[Turn]
             "step_ms": measured,
             "predicted_ms": predicted,
             "measured_over_predicted": measured / predicted,
-            "speed_up_over_1f1b": median_ratio(turns, "1f1b", str(variant)),
-            **disturbance(turns[str(variant)]),
+            "speed_up_over_1f1b": median_ratio(timings, "1f1b", str(variant)),
+            **disturbance(timings[str(variant)]),
         }
         name = f"{model.num_stages} sleeping stages, {case}, {variant}: measured against predicted time"
-        error, disturbed = abs(measured / predicted - 1), all_disturbed(turns[str(variant)])
+        error, disturbed = abs(measured / predicted - 1), all_disturbed(timings[str(variant)])
         bar = at_most(name, error, GOAL_PREDICTION, disturbed=disturbed)
         yield row, [bar] if variant.strategy != SIGNAL else []
-    yield _against_signals(model, turns) if case == "hidden" else _further_gains(model, turns)
+    yield _against_signals(model, timings) if case == "hidden" else _further_gains(model, timings)
 
 
-def _against_signals(model: Sleeping, turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, list[Bar]]:
+def _against_signals(model: Sleeping, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
     """What each schedule hides of the communication: its time against that of the same schedule without any."""
     where = f"{model.num_stages} sleeping stages"
     row: dict[str, str | int | float | bool] = {"sleeping stages": model.num_stages}
-    bars = [_bar(f"{where}: eager-1f1b over 1f1b", turns, Variant("eager-1f1b"), Variant("1f1b"), GOAL_SPEED_UP)]
+    bars = [_bar(f"{where}: eager-1f1b over 1f1b", timings, Variant("eager-1f1b"), Variant("1f1b"), GOAL_SPEED_UP)]
     for name in SCHEDULES:
         schedule, signal = Variant(name), Variant(name, SIGNAL)
         promised = signal.predicted_ms(model) / schedule.predicted_ms(model)
-        row[f"{name}_of_its_signal"] = median_ratio(turns, str(signal), str(schedule))
+        row[f"{name}_of_its_signal"] = median_ratio(timings, str(signal), str(schedule))
         row[f"{name}_promised"] = promised
         if name in HIDING:
             goal = GOAL_OF_PROMISED_SIGNAL * promised
-            bars.append(_bar(f"{where}: {name}, throughput of its own signal", turns, schedule, signal, goal))
+            bars.append(_bar(f"{where}: {name}, throughput of its own signal", timings, schedule, signal, goal))
     return row, bars
 
 
-def _further_gains(model: Sleeping, turns: Mapping[str, Sequence[Turn]]) -> tuple[Row, list[Bar]]:
+def _further_gains(model: Sleeping, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
     """What split backwards gain over eager-1F1B, which the simulator must have promised."""
     row: dict[str, str | int | float | bool] = {"sleeping stages": model.num_stages}
     bars = []
@@ -171,14 +173,14 @@ def _further_gains(model: Sleeping, turns: Mapping[str, Sequence[Turn]]) -> tupl
     for name in SPLITTING:
         splitting = Variant(name)
         promised = eager.predicted_ms(model) / splitting.predicted_ms(model)
-        row[f"{name}_over_eager"] = median_ratio(turns, str(eager), name)
+        row[f"{name}_over_eager"] = median_ratio(timings, str(eager), name)
         row[f"{name}_promised"] = promised
         where = f"{model.num_stages} sleeping stages that communicate more: {name} over eager-1f1b"
-        bars.append(_bar(where, turns, splitting, eager, max(1.0, (1 - GOAL_PREDICTION) * promised)))
+        bars.append(_bar(where, timings, splitting, eager, max(1.0, (1 - GOAL_PREDICTION) * promised)))
     return row, bars
 
 
-def _bar(name: str, turns: Mapping[str, Sequence[Turn]], faster: Variant, slower: Variant, goal: float) -> Bar:
+def _bar(name: str, timings: Mapping[str, Sequence[Timing]], faster: Variant, slower: Variant, goal: float) -> Bar:
     """How many times the steps of `slower` take as long as those of `faster`, and must."""
-    ratio = median_ratio(turns, str(slower), str(faster))
-    return at_least(name, ratio, goal, disturbed=all_disturbed(turns[str(slower)], turns[str(faster)]))
+    ratio = median_ratio(timings, str(slower), str(faster))
+    return at_least(name, ratio, goal, disturbed=all_disturbed(timings[str(slower)], timings[str(faster)]))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxpar
 from fxpar.bench.hosts.emulated_cluster import EmulatedCluster
-from fxpar.bench.measure.interleaved import Step, take_turns, turns_of
+from fxpar.bench.measure.interleaved import Step, time_interleaved, timings_of_ranks
 from fxpar.bench.models import example
 from fxpar.bench.report import Bar, Report, Row, Say, at_least, at_most
 from fxpar.calibrate.calibrate import calibrate
@@ -103,9 +103,11 @@ def measure(
     by_time = sorted(estimates.items(), key=lambda item: item[1][0].step_us)
     for number, (configuration, (estimate, agnostic_us)) in enumerate(by_time, start=1):
         say(f"{number} of {len(by_time)}: {configuration}")
-        turns = turns_of(hosts.run(RANKS_PER_HOST, run_configuration, estimate, cluster, timeout_s=600))["step"]
-        seconds = statistics.median(turn.seconds for turn in turns)
-        others = statistics.median(turn.others for turn in turns)
+        timings = timings_of_ranks(hosts.run(RANKS_PER_HOST, run_configuration, estimate, cluster, timeout_s=600))[
+            "step"
+        ]
+        seconds = statistics.median(timing.seconds for timing in timings)
+        others = statistics.median(timing.others for timing in timings)
         yield Outcome(configuration, estimate.step_us / 1e3, agnostic_us / 1e3, 1e3 * seconds, others)
 
 
@@ -169,7 +171,7 @@ def run_configuration(
         model.zero_grad()
 
     steps: dict[str, Step] = {"step": step}
-    return take_turns(steps, warm_up, repeats)
+    return time_interleaved(steps, warm_up, repeats)
 
 
 def build() -> nn.Module:

@@ -107,9 +107,9 @@ def rows(found: Emulated) -> Iterator[tuple[Row, list[Bar]]]:
             **each.times(),
             "median_over_bound": over_bound,
             "median_over_broadcast": each.median_s / broadcasts[name],
-            **disturbance(each.turns),
+            **disturbance(each.timings),
         }
-        disturbed = all_disturbed(each.turns)
+        disturbed = all_disturbed(each.timings)
         bar = at_most(f"case {name}: broadcast over bound", over_bound, GOAL_OVER_BOUND, disturbed=disturbed)
         yield row, [bar] if each.strategy == "broadcast" else []
 
@@ -122,5 +122,5 @@ def _by_hosts(found: Emulated) -> tuple[Row, list[Bar]]:
     row: Row = {"strategy": "broadcast", **{f"to_{hosts}_hosts_s": median_s for hosts, median_s in curve.items()}}
     slowest = max(median_s / curve[1] for median_s in curve.values())
     name = f"broadcast to up to {max(curve)} hosts over one"
-    disturbed = any(all_disturbed(each.turns) for each in found.transfers if each.strategy == "broadcast")
+    disturbed = any(all_disturbed(each.timings) for each in found.transfers if each.strategy == "broadcast")
     return row, [at_most(name, slowest, GOAL_OVER_ONE_HOST, disturbed=disturbed)]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar.bench.measure.interleaved import TRIES, Sample, Turn, least_disturbed, median_ms, turns_of
+from fxpar.bench.measure.interleaved import TRIES, Sample, Timing, least_disturbed, median_ms, timings_of_ranks
 from fxpar.bench.measure.processors import ProcessorUse
 from fxpar.bench.report import Row
 from fxpar.resharding.plan import ReshardPlan
@@ -58,7 +58,7 @@ class Measured:
     """A transfer, and each repeat until its last rank was done."""
 
     transfer: Transfer
-    turns: Sequence[Turn]
+    timings: Sequence[Timing]
 
     @property
     def strategy(self) -> str:
@@ -68,12 +68,12 @@ class Measured:
     @property
     def seconds(self) -> Sequence[float]:
         """Of all repeats."""
-        return [turn.seconds for turn in self.turns]
+        return [timing.seconds for timing in self.timings]
 
     @property
     def median_s(self) -> float:
         """The time of the repeat in the middle, of those that count."""
-        return median_ms(self.turns) / 1e3
+        return median_ms(self.timings) / 1e3
 
     def times(self) -> Row:
         """What the repeats took, for a report."""
@@ -110,8 +110,8 @@ def time_transfers(
 def measured(transfers: Sequence[Transfer], by_rank: Sequence[Sequence[Sequence[Sample]]]) -> list[Measured]:
     """The transfers with what `time_transfers` returned on each rank."""
     by_name = [{str(transfer): found for transfer, found in zip(transfers, rank, strict=True)} for rank in by_rank]
-    turns = turns_of(by_name)
-    return [Measured(transfer, turns[str(transfer)]) for transfer in transfers]
+    timings = timings_of_ranks(by_name)
+    return [Measured(transfer, timings[str(transfer)]) for transfer in transfers]
 
 
 def _sample(part: _Part, meet: Meet, share: Share | None) -> Sample:

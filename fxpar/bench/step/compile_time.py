@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.bench.measure.interleaved import Turn, all_disturbed, disturbance, least_disturbed, median_ms, median_ratio
+from fxpar.bench.measure.interleaved import Timing, all_disturbed, disturbance, least_disturbed, median_ms, median_ratio
 from fxpar.bench.measure.processors import ProcessorUse, share_of_others
 from fxpar.bench.models import example
 from fxpar.bench.report import Bar, Row, Say, at_most
@@ -49,20 +49,20 @@ class Compiled:
 
 def compile_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
     """The time from an eager model to a step that is ready: medians of rounds in which both compilers take turns."""
-    turns: dict[str, list[Turn]] = {name: [] for name in COMPILERS}
+    timings: dict[str, list[Timing]] = {name: [] for name in COMPILERS}
     for name in alternate(list(COMPILERS), REPEATS):
         compiler = COMPILERS[name]
-        say(f"compiling the example GPT by {name}, round {len(turns[name]) + 1} of {REPEATS}")
-        turns[name].append(least_disturbed(partial(_cold, compiler), TRIES))
-    yield from compile_rows(turns)
+        say(f"compiling the example GPT by {name}, round {len(timings[name]) + 1} of {REPEATS}")
+        timings[name].append(least_disturbed(partial(_cold, compiler), TRIES))
+    yield from compile_rows(timings)
 
 
-def compile_rows(turns: Mapping[str, list[Turn]]) -> Iterator[tuple[Row, Bar | None]]:
+def compile_rows(timings: Mapping[str, list[Timing]]) -> Iterator[tuple[Row, Bar | None]]:
     """The medians, then the median ratio of a round beside its goal."""
     ours, theirs = COMPILERS
-    ratio, disturbed = median_ratio(turns, ours, theirs), all_disturbed(*turns.values())
+    ratio, disturbed = median_ratio(timings, ours, theirs), all_disturbed(*timings.values())
     bar = at_most("compile time on 4 ranks / Inductor's in one process", ratio, GOAL, disturbed=disturbed)
-    for name, found in turns.items():
+    for name, found in timings.items():
         compiler = COMPILERS[name]
         row: Row = {
             "compiler": name,
@@ -75,12 +75,12 @@ def compile_rows(turns: Mapping[str, list[Turn]]) -> Iterator[tuple[Row, Bar | N
         yield row, bar if name == theirs else None
 
 
-def _cold(compiler: Compiler) -> Turn:
+def _cold(compiler: Compiler) -> Timing:
     """One compile with a cache of its own."""
     with TemporaryDirectory() as folder:
         environment = {"TORCHINDUCTOR_CACHE_DIR": folder}
         found = run_ranks(compiler.ranks, compiler.work, environment=environment, timeout_s=900)
-    return Turn(max(rank.seconds for rank in found), share_of_others([rank.used for rank in found]))
+    return Timing(max(rank.seconds for rank in found), share_of_others([rank.used for rank in found]))
 
 
 def compile_on_mesh() -> Compiled:

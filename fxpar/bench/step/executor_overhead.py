@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.bench.measure.interleaved import TRIES, Sample, all_disturbed, disturbance, median_ms, take_turns, turns_of
+from fxpar.bench.measure.interleaved import (
+    TRIES,
+    Sample,
+    all_disturbed,
+    disturbance,
+    median_ms,
+    time_interleaved,
+    timings_of_ranks,
+)
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.schedule import build_schedule, chain, lower
 from fxpar.world.launch import run_ranks
@@ -61,8 +69,8 @@ def executor_overhead(
     by_rank = run_ranks(STAGES, time_steps, steps, repeats, tries)
     schedule = build_schedule("1f1b", STAGES, MICROBATCHES)
     instructions = max(len(program.instructions) for program in lower(schedule, chain(STAGES)))
-    (turns,) = turns_of([samples for samples, _ in by_rank]).values()
-    busy_s, clock_s = max(busy_s for _, busy_s in by_rank), median_ms(turns) / 1e3
+    (timings,) = timings_of_ranks([samples for samples, _ in by_rank]).values()
+    busy_s, clock_s = max(busy_s for _, busy_s in by_rank), median_ms(timings) / 1e3
     for what, seconds in (("its thread's time", busy_s), ("the clock", clock_s)):
         us = 1e6 * seconds / steps / instructions
         row: Row = {
@@ -71,10 +79,10 @@ def executor_overhead(
             "microbatches": MICROBATCHES,
             "instructions": instructions,
             "us_per_instruction": us,
-            **disturbance(turns),
+            **disturbance(timings),
         }
         name = f"executor overhead by {what}, microseconds per instruction"
-        yield row, at_most(name, us, GOAL_US, disturbed=all_disturbed(turns))
+        yield row, at_most(name, us, GOAL_US, disturbed=all_disturbed(timings))
 
 
 def time_steps(steps: int, repeats: int, tries: int) -> tuple[Mapping[str, Sequence[Sample]], float]:
@@ -93,5 +101,5 @@ def time_steps(steps: int, repeats: int, tries: int) -> tuple[Mapping[str, Seque
             step(x)
         busy.append(time.thread_time() - start)
 
-    samples = take_turns({"steps": run}, WARM_UP, repeats, tries)
+    samples = time_interleaved({"steps": run}, WARM_UP, repeats, tries)
     return samples, statistics.median(busy)

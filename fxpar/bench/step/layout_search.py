@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fxpar.bench.measure.interleaved import Turn, all_disturbed, disturbance, least_disturbed, median_ms
+from fxpar.bench.measure.interleaved import Timing, all_disturbed, disturbance, least_disturbed, median_ms
 from fxpar.bench.measure.processors import ProcessorUse, share_of_others
 from fxpar.bench.models import hugging_face_model
 from fxpar.bench.report import Bar, Row, Say, at_most
@@ -43,15 +43,15 @@ def layout_search(say: Say) -> Iterator[tuple[Row, Bar]]:
     for axes, goal in GOALS_S.items():
         for name in ("gpt2", "llama"):
             say(f"choosing the layouts of {name} with {NUM_LAYERS} layers over {axes}")
-            ((row, turns),) = run_ranks(1, search_layouts, name, NUM_LAYERS, axes, timeout_s=600)
-            found, disturbed = median_ms(turns) / 1e3, all_disturbed(turns)
+            ((row, timings),) = run_ranks(1, search_layouts, name, NUM_LAYERS, axes, timeout_s=600)
+            found, disturbed = median_ms(timings) / 1e3, all_disturbed(timings)
             bar = at_most(f"propagate_layouts of {name} over {axes}, seconds", found, goal, disturbed=disturbed)
-            yield {**row, "propagate_layouts_s": found, **disturbance(turns)}, bar
+            yield {**row, "propagate_layouts_s": found, **disturbance(timings)}, bar
 
 
 def search_layouts(
     name: str, layers: int, axes: str = "x", repeats: int = REPEATS, tries: int = TRIES
-) -> tuple[Row, list[Turn]]:
+) -> tuple[Row, list[Timing]]:
     """Search the layouts of a model's joint graph over the mesh of `axes`; runs in a process of its own."""
     subject = hugging_face_model(name, layers, batch=1, length=LENGTH)
     mesh = MESHES[axes]
@@ -63,13 +63,13 @@ def search_layouts(
     pins = Pins(pin_parameters(joint, distribution, []))
     joint = replace(joint, module=decompose_for_sharding(joint.module, choose_norm_policy(joint, mesh, pins)))
 
-    def search() -> Turn:
+    def search() -> Timing:
         before, start = ProcessorUse.now(), time.perf_counter()
         propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches=1)
         seconds = time.perf_counter() - start
-        return Turn(seconds, share_of_others([ProcessorUse.now().since(before)]))
+        return Timing(seconds, share_of_others([ProcessorUse.now().since(before)]))
 
-    turns = [least_disturbed(search, tries) for _ in range(repeats)]
+    timings = [least_disturbed(search, tries) for _ in range(repeats)]
     row: Row = {
         "model": name,
         "layers": layers,
@@ -78,4 +78,4 @@ def search_layouts(
         "tokens": LENGTH,
         "operations": len(joint.module.graph.nodes),
     }
-    return row, turns
+    return row, timings

@@ -11,13 +11,13 @@ import fxpar
 from fxpar.bench.measure.interleaved import (
     Sample,
     Step,
-    Turn,
+    Timing,
     all_disturbed,
     disturbance,
     median_ms,
     median_ratio,
-    take_turns,
-    turns_of,
+    time_interleaved,
+    timings_of_ranks,
 )
 from fxpar.bench.models import example
 from fxpar.bench.pipeline.torch_pipeline import torch_steps
@@ -39,22 +39,22 @@ EAGER = ("fxpar, aten", "Schedule1F1B, eager")
 def step_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
     """Steps take turns, each timed until its last rank ends; the bar holds the median ratio of a round."""
     say(f"running the example GPT on pipe={STAGES}, in turns with torch.distributed.pipelining")
-    turns = turns_of(run_ranks(STAGES, run_steps, timeout_s=900))
+    timings = timings_of_ranks(run_ranks(STAGES, run_steps, timeout_s=900))
     for pair in (COMPILED, EAGER):
-        ratio, disturbed = median_ratio(turns, *pair), all_disturbed(*(turns[name] for name in pair))
+        ratio, disturbed = median_ratio(timings, *pair), all_disturbed(*(timings[name] for name in pair))
         bar = at_most(f"step time: {' / '.join(pair)}", ratio, GOAL, disturbed=disturbed)
-        yield _row(pair[0], turns[pair[0]]), bar if pair == COMPILED else None
-        yield _row(pair[1], turns[pair[1]]), None
+        yield _row(pair[0], timings[pair[0]]), bar if pair == COMPILED else None
+        yield _row(pair[1], timings[pair[1]]), None
 
 
-def _row(name: str, turns: Sequence[Turn]) -> Row:
+def _row(name: str, timings: Sequence[Timing]) -> Row:
     return {
         "step": name,
         "pipe": STAGES,
         "microbatches": MICROBATCHES,
-        "median_step_ms": median_ms(turns),
-        "fastest_step_ms": 1e3 * min(turn.seconds for turn in turns),
-        **disturbance(turns),
+        "median_step_ms": median_ms(timings),
+        "fastest_step_ms": 1e3 * min(timing.seconds for timing in timings),
+        **disturbance(timings),
     }
 
 
@@ -66,7 +66,7 @@ def run_steps() -> Mapping[str, Sequence[Sample]]:
         EAGER[0]: fxpar_step("aten"),
         EAGER[1]: torch_step(compiled=False),
     }
-    return take_turns(steps, WARM_UP, REPEATS)
+    return time_interleaved(steps, WARM_UP, REPEATS)
 
 
 def fxpar_step(lowering: str) -> Step:
