@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from fxpar.costs.equations import configurations
 from fxpar.ir.layout import AXES
+from fxpar.schedule import NAMED_SCHEDULES
 
-SCHEDULES = ("1f1b", "eager-1f1b", "eager-1f1b-delayed", "zb-h1", "zb-h2")
+SCHEDULES = tuple(name for name, schedule in NAMED_SCHEDULES.items() if schedule.is_searched)
 """Those that are tried where nothing else is said: of one stage per rank."""
 
-SPLITTING = ("eager-1f1b-delayed", "zb-h1", "zb-h2")
+SPLITTING = tuple(name for name, schedule in NAMED_SCHEDULES.items() if schedule.splits_backward)
 """Those that compute weight gradients while they wait."""
 
 _MICROBATCHES_PER_RANK = (1, 2, 4)

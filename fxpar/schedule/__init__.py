@@ -1,7 +1,15 @@
 """Pipeline schedules: action lists, the programs they lower to, and what can be proved and predicted."""
 
 from fxpar.schedule.action import Action, Kind, parse_action
-from fxpar.schedule.build import DELAYED, INTERLEAVED, SCHEDULE_NAMES, build_schedule, weight_delays
+from fxpar.schedule.build import (
+    DELAYED,
+    INTERLEAVED,
+    NAMED_SCHEDULES,
+    SCHEDULE_NAMES,
+    build_schedule,
+    named_schedule,
+    weight_delays,
+)
 from fxpar.schedule.checker import check_programs
 from fxpar.schedule.costs import Costs, TransferCost, uniform_costs
 from fxpar.schedule.few_microbatches import few_microbatches_warning
@@ -21,6 +29,7 @@ __all__ = [
     "DELAYED",
     "INTERLEAVED",
     "MEMORY_HEADER",
+    "NAMED_SCHEDULES",
     "SCHEDULE_NAMES",
     "Action",
     "Complete",
@@ -55,6 +64,7 @@ __all__ = [
     "few_microbatches_warning",
     "forward_only",
     "lower",
+    "named_schedule",
     "parse_action",
     "peak_in_flight",
     "peak_memory",

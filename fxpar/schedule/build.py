@@ -53,24 +53,53 @@ def one_hop_delay(stage: int, num_stages: int, num_microbatches: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
-    """`delay` is None where the backward runs as one."""
+class NamedSchedule:
+    """A row of `NAMED_SCHEDULES`: what is particular to a schedule.
 
-    warm_up: Count
+    warm_up, delay: of a schedule with one stage per rank; `delay` is None where the backward runs as one. A schedule
+        with several stages per rank, which `shares_ranks`, has neither.
+    delays_by_costs: whether the delays are those that `weight_delays` finds, where costs are known.
+    is_searched: whether a plan is searched for among steps of this schedule, where nothing else is said.
+    """
+
+    warm_up: Count | None = None
     delay: Count | None = None
+    delays_by_costs: bool = False
+    is_searched: bool = True
+
+    @property
+    def shares_ranks(self) -> bool:
+        """Whether several stages run on each rank."""
+        return self.warm_up is None
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients are computed apart from input gradients."""
+        return self.delay is not None
 
 
-_FAMILIES: Mapping[str, _Family] = {
-    "gpipe": _Family(gpipe_warm_up),
-    "1f1b": _Family(one_f_one_b_warm_up),
-    "eager-1f1b": _Family(eager_one_f_one_b_warm_up),
-    "eager-1f1b-delayed": _Family(eager_one_f_one_b_warm_up, one_hop_delay),
-    "zb-h1": _Family(one_f_one_b_warm_up, zero_bubble_h1_delay),
-    "zb-h2": _Family(eager_one_f_one_b_warm_up, zero_bubble_h2_delay),
+NAMED_SCHEDULES: Mapping[str, NamedSchedule] = {
+    "gpipe": NamedSchedule(gpipe_warm_up, is_searched=False),  # as long as 1F1B, with more memory
+    "1f1b": NamedSchedule(one_f_one_b_warm_up),
+    "eager-1f1b": NamedSchedule(eager_one_f_one_b_warm_up),
+    "eager-1f1b-delayed": NamedSchedule(eager_one_f_one_b_warm_up, one_hop_delay, delays_by_costs=True),
+    "zb-h1": NamedSchedule(one_f_one_b_warm_up, zero_bubble_h1_delay),
+    "zb-h2": NamedSchedule(eager_one_f_one_b_warm_up, zero_bubble_h2_delay),
+    "interleaved": NamedSchedule(is_searched=False),  # plans have one stage per rank
 }
-INTERLEAVED = "interleaved"
-DELAYED = "eager-1f1b-delayed"
-SCHEDULE_NAMES = (*_FAMILIES, INTERLEAVED)
+SCHEDULE_NAMES = tuple(NAMED_SCHEDULES)
+INTERLEAVED, DELAYED = "interleaved", "eager-1f1b-delayed"
+
+
+def named_schedule(name: str) -> NamedSchedule:
+    """What is particular to the schedule called `name`.
+
+    Raises:
+        UnknownScheduleError: there is none.
+    """
+    if name not in NAMED_SCHEDULES:
+        raise UnknownScheduleError(name, SCHEDULE_NAMES)
+    return NAMED_SCHEDULES[name]
 
 
 def build_schedule(
@@ -91,15 +120,16 @@ def build_schedule(
 
     Raises UnknownScheduleError for another name, InvalidScheduleError for counts below 1 or that do not fit together.
     """
-    if name not in SCHEDULE_NAMES:
-        raise UnknownScheduleError(name, SCHEDULE_NAMES)
+    named = named_schedule(name)
     num_ranks = num_stages if num_ranks is None else num_ranks
     _check_counts(name, num_stages, num_microbatches, num_ranks)
-    if name == INTERLEAVED:
+    if named.warm_up is None:
         ranks = [_interleaved(rank, num_ranks, num_stages, num_microbatches) for rank in range(num_ranks)]
     else:
-        family = _FAMILIES[name]
-        ranks = [_of_family(family, stage, num_stages, num_microbatches, delays) for stage in range(num_stages)]
+        ranks = [
+            _one_stage(named.warm_up, named.delay, stage, num_stages, num_microbatches, delays)
+            for stage in range(num_stages)
+        ]
     return Schedule(name, num_stages, num_microbatches, tuple(map(tuple, ranks)))
 
 
@@ -126,25 +156,31 @@ def _check_counts(name: str, num_stages: int, num_microbatches: int, num_ranks: 
     if min(num_stages, num_microbatches, num_ranks) < 1:
         found = f"{num_stages} stages and {num_microbatches} microbatches on {num_ranks} pipe ranks"
         raise InvalidScheduleError(f"{name}: {found}: expected at least 1 of each")
-    if name == INTERLEAVED and num_stages % num_ranks:
+    shares_ranks = NAMED_SCHEDULES[name].shares_ranks
+    if shares_ranks and num_stages % num_ranks:
         raise InvalidScheduleError(
             f"{name}: {num_stages} stages on {num_ranks} pipe ranks: expected a multiple of {num_ranks} stages"
         )
-    if name != INTERLEAVED and num_stages != num_ranks:
+    if not shares_ranks and num_stages != num_ranks:
         raise InvalidScheduleError(
             f"{name}: {num_stages} stages on {num_ranks} pipe ranks: expected one stage per rank; "
             f'for several stages on each rank there is "{INTERLEAVED}"'
         )
 
 
-def _of_family(
-    family: _Family, stage: int, num_stages: int, num_microbatches: int, delays: Sequence[int] | None
+def _one_stage(
+    warm_up: Count,
+    delay: Count | None,
+    stage: int,
+    num_stages: int,
+    num_microbatches: int,
+    delays: Sequence[int] | None,
 ) -> Iterator[Action]:
-    warm_up = family.warm_up(stage, num_stages, num_microbatches)
-    if family.delay is None:
-        return _alternate(stage, warm_up, num_microbatches)
-    delay = family.delay(stage, num_stages, num_microbatches) if delays is None else delays[stage]
-    return _alternate_split(stage, warm_up, delay, num_microbatches)
+    forwards = warm_up(stage, num_stages, num_microbatches)
+    if delay is None:
+        return _alternate(stage, forwards, num_microbatches)
+    lag = delay(stage, num_stages, num_microbatches) if delays is None else delays[stage]
+    return _alternate_split(stage, forwards, lag, num_microbatches)
 
 
 def _alternate(stage: int, warm_up: int, num_microbatches: int) -> Iterator[Action]:

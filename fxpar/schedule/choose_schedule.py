@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from fxpar.errors import InvalidScheduleError, InvalidStagesError
 from fxpar.schedule import (
-    DELAYED,
-    INTERLEAVED,
-    SCHEDULE_NAMES,
+    NAMED_SCHEDULES,
     Costs,
     Schedule,
     build_schedule,
@@ -16,14 +14,14 @@ from fxpar.schedule import (
 )
 
 _STAGES_PER_RANK = 2
-"""Of an interleaved schedule, where nothing else is said."""
+"""Of a schedule with several, where nothing else is said."""
 
 
 def num_stages_of(schedule: str, pipe_ranks: int) -> int:
     """Into how many stages a model is cut, where the user does not say."""
-    if schedule == INTERLEAVED:
-        return _STAGES_PER_RANK * pipe_ranks
-    return pipe_ranks if schedule in SCHEDULE_NAMES else Schedule.parse(schedule).num_stages
+    if (named := NAMED_SCHEDULES.get(schedule)) is None:
+        return Schedule.parse(schedule).num_stages
+    return _STAGES_PER_RANK * pipe_ranks if named.shares_ranks else pipe_ranks
 
 
 def choose_placement(schedule: str, num_stages: int, pipe_ranks: int) -> tuple[int, ...]:
@@ -32,7 +30,7 @@ def choose_placement(schedule: str, num_stages: int, pipe_ranks: int) -> tuple[i
     Raises:
         InvalidStagesError: the schedule does not run so many stages on such a mesh.
     """
-    if schedule not in SCHEDULE_NAMES:
+    if (named := NAMED_SCHEDULES.get(schedule)) is None:
         own = Schedule.parse(schedule)
         if (own.num_stages, len(own.ranks)) != (num_stages, pipe_ranks):
             raise InvalidStagesError(
@@ -40,10 +38,10 @@ def choose_placement(schedule: str, num_stages: int, pipe_ranks: int) -> tuple[i
                 f"{num_stages} and the mesh has pipe={pipe_ranks}; change the schedule, the stages, or the mesh"
             )
         return own.placement
-    if schedule == INTERLEAVED and num_stages % pipe_ranks == 0:
+    if named.shares_ranks and num_stages % pipe_ranks == 0:
         return tuple(stage % pipe_ranks for stage in range(num_stages))
     if num_stages != pipe_ranks:
-        wanted = f"a multiple of {pipe_ranks}" if schedule == INTERLEAVED else f"{pipe_ranks}"
+        wanted = f"a multiple of {pipe_ranks}" if named.shares_ranks else f"{pipe_ranks}"
         raise InvalidStagesError(
             f"stages: the model has {num_stages} stages, but the mesh has pipe={pipe_ranks}, for which "
             f"{schedule!r} runs {wanted}; name that many modules less one that open a stage, or change the mesh"
@@ -57,11 +55,11 @@ def choose_schedule(schedule: str, costs: Costs, pipe_ranks: int, microbatches: 
     Raises:
         InvalidScheduleError: the user's own schedule is for other counts of ranks, stages or microbatches.
     """
-    if schedule not in SCHEDULE_NAMES:
+    if (named := NAMED_SCHEDULES.get(schedule)) is None:
         own = Schedule.parse(schedule)
         check_fits(own, pipe_ranks, costs.num_stages, microbatches)
         return own
-    delays = costs.weight_delays(microbatches) if schedule == DELAYED else None
+    delays = costs.weight_delays(microbatches) if named.delays_by_costs else None
     return build_schedule(schedule, costs.num_stages, microbatches, num_ranks=pipe_ranks, delays=delays)
 
 

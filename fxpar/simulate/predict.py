@@ -8,9 +8,7 @@ from pathlib import Path
 
 from fxpar.errors import InvalidCostsError, InvalidScheduleError
 from fxpar.schedule import (
-    DELAYED,
-    INTERLEAVED,
-    SCHEDULE_NAMES,
+    NAMED_SCHEDULES,
     Costs,
     Schedule,
     Timeline,
@@ -18,6 +16,7 @@ from fxpar.schedule import (
     check_fits,
     check_programs,
     lower,
+    named_schedule,
     peak_in_flight,
     peak_memory,
     read_schedule,
@@ -48,7 +47,7 @@ def predict_named(name: str, source: CostSource, num_microbatches: int) -> Predi
     """
     num_stages, num_ranks = source.num_stages_for(name), source.num_ranks
     costs = source.costs([stage % num_ranks for stage in range(num_stages)])
-    delays = costs.weight_delays(num_microbatches) if name == DELAYED else None
+    delays = costs.weight_delays(num_microbatches) if named_schedule(name).delays_by_costs else None
     schedule = build_schedule(name, num_stages, num_microbatches, num_ranks=num_ranks, delays=delays)
     return predict(schedule, costs)
 
@@ -107,7 +106,7 @@ def predict(schedule: Schedule, costs: Costs) -> Prediction:
 
 def _fitting(source: CostSource) -> Iterator[str]:
     """With one stage per rank, interleaving is nothing of its own."""
-    for name in SCHEDULE_NAMES:
+    for name, schedule in NAMED_SCHEDULES.items():
         several = source.num_stages_for(name) > source.num_ranks
-        if several == (name == INTERLEAVED):
+        if several == schedule.shares_ranks:
             yield name

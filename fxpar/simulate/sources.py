@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fxpar.errors import InvalidCostsError
-from fxpar.schedule import INTERLEAVED, Costs, Kind, chain, uniform_costs
+from fxpar.schedule import Costs, Kind, chain, named_schedule, uniform_costs
 
 
 class CostSource(Protocol):
@@ -68,7 +68,7 @@ class GivenCosts:
     transfer_us: float
 
     def num_stages_for(self, name: str) -> int:
-        return self.num_stages if name == INTERLEAVED else self.num_ranks
+        return self.num_stages if named_schedule(name).shares_ranks else self.num_ranks
 
     def costs(self, placement: Sequence[int]) -> Costs:
         together = self.num_stages // len(placement)
