@@ -12,7 +12,7 @@ from fxpar.ir.dtensor import is_expressible
 from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement, Shard
 from fxpar.ir.stage import PortKind
 from fxpar.layouts.pins import Pin
-from fxpar.layouts.solved_axes import Beside, fits
+from fxpar.layouts.solved_axes import SolvedAxes, fits
 from fxpar.rules import rule_for
 from fxpar.rules.einsum import leaves_no_rank_empty
 from fxpar.rules.rule import OpCall, Operand, Rule, Strategy
@@ -61,11 +61,11 @@ class Candidates:
         parts: int,
         pins: Mapping[fx.Node, Pin],
         frozen: set[fx.Node],
-        beside: Beside,
+        solved: SolvedAxes,
         ragged: Set[fx.Node] = frozenset(),
     ) -> None:
         self._program, self._axis, self._parts = program, axis, parts
-        self._pins, self._frozen, self._beside, self._ragged = pins, frozen, beside, ragged
+        self._pins, self._frozen, self._solved, self._ragged = pins, frozen, solved, ragged
         self._rules = _Rules()
         self._shards: dict[Value, dict[Shard, None]] = {}
         self._pending: deque[tuple[Value, Shard]] = deque()
@@ -111,7 +111,7 @@ class Candidates:
         if pin is not None:
             seed = pin.seed(self._axis, self._parts)
             return [seed] if isinstance(seed, Shard) and seed.parts <= value.tensor.shape[seed.dim] else []
-        layout = self._beside.result(value)
+        layout = self._solved.result(value)
         shards = candidate_shards(layout.shape, self._parts)
         for dim, size in enumerate(layout.shape):
             nested = [Shard(dim, self._parts, outer) for outer in _ends_of_axes(layout, dim)]
@@ -141,14 +141,14 @@ class Candidates:
                 self._note(value, placement)
 
     def _combines(self, number: int, operation: Operation, strategy: Strategy) -> bool:
-        """Whether the strategy can be taken beside what other axes do, and agrees with a hint op's pin."""
+        """Whether the strategy can be taken together with what other axes do, and agrees with a hint op's pin."""
         pin = self._pins.get(operation.node)
         allowed = pin is None or all(pin.allows(self._axis, placement) for placement in strategy.outputs)
         return allowed and self._fits(number, operation, strategy)
 
     def _fits(self, number: int, operation: Operation, strategy: Strategy) -> bool:
-        layouts = [self._beside.operand(number, i, value) for i, value in enumerate(operation.operands)]
-        layouts += [self._beside.result(value) for value in operation.results if value is not None]
+        layouts = [self._solved.operand(number, i, value) for i, value in enumerate(operation.operands)]
+        layouts += [self._solved.result(value) for value in operation.results if value is not None]
         placements = [placement for _, placement in _placed(operation, strategy)]
         return all(map(fits, layouts, placements))
 
@@ -179,8 +179,8 @@ class Candidates:
         strategies = [Strategy((p,), ()) if operation.operands else Strategy((), (p,)) for p in allowed]
         fitting = [strategy for strategy in strategies if self._fits(number, operation, strategy)]
         if operation.is_parameter(Border.INPUT):
-            beside = self._beside.result(value)
-            return [s for s in fitting if is_expressible(beside.with_placement(self._axis, s.outputs[0]), STAGE_AXES)]
+            solved = self._solved.result(value)
+            return [s for s in fitting if is_expressible(solved.with_placement(self._axis, s.outputs[0]), STAGE_AXES)]
         return fitting
 
 

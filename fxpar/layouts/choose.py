@@ -25,9 +25,9 @@ from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement
 from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.charge_redistribution import charge_redistribution
 from fxpar.layouts.integer_program import IntegerProgram
-from fxpar.layouts.layer_sharing import alike
+from fxpar.layouts.layer_sharing import share_layers
 from fxpar.layouts.redistribution_prices import RedistributionPrices
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.layouts.weights import is_product
 from fxpar.rules.rule import Strategy
 
@@ -47,7 +47,7 @@ class Axis:
     parts: int
     prices: Prices
     microbatches: int
-    beside: Beside
+    solved: SolvedAxes
     done: Sequence[int]
     edges: EdgePrices
     ahead: Mapping[str, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def choose(
 
     Values in `immovable` are used where they are; with `penalty_us`, moving them merely costs that much.
     """
-    shared = alike(program, strategies, immovable, axis.beside, axis.done)
+    shared = share_layers(program, strategies, immovable, axis.solved, axis.done)
     for first in dict.fromkeys((shared, tuple(range(len(program))))):  # each on its own where they cannot share
         chooser = _Chooser(program, strategies, axis, immovable, penalty_us, first)
         solution = chooser.formulate().solve()
@@ -194,7 +194,7 @@ class _Chooser:
         (result, placement), *_ = zip(operation.results, strategy.outputs, strict=True)
         if result is None or isinstance(placement, Partial):
             return 0.0
-        layout = self._axis.beside.result(result)
+        layout = self._axis.solved.result(result)
         num_bytes = self._prices.num_bytes(result, layout, placement)
         prices = self._axis.prices
         return sum(
@@ -212,8 +212,8 @@ class _Chooser:
 
     def _layout_at(self, number: int, value: Value) -> Layout:
         """How `value` is sharded along the other axes, at a port."""
-        beside = self._axis.beside
-        return beside.operand(number, 0, value) if self._program[number].operands else beside.result(value)
+        solved = self._axis.solved
+        return solved.operand(number, 0, value) if self._program[number].operands else solved.result(value)
 
     def _grouped(self, number: int, placements: Sequence[Placement]) -> dict[Placement, list[int]]:
         """The one-hot of an operation, added up over strategies with equal `placements`."""
@@ -245,7 +245,7 @@ class _Chooser:
         for value, uses in self._uses.items():
             used.setdefault((self._sources[value], tuple(map(id, uses))), []).append(value)
         for value, *others in used.values():
-            layout, matrices = self._axis.beside.result(value), [use.entries for use in self._uses[value]]
+            layout, matrices = self._axis.solved.result(value), [use.entries for use in self._uses[value]]
             charge_redistribution(self._ip, self._prices, value, layout, matrices, times=1 + len(others))
 
     def _price_saved(self) -> None:
@@ -266,7 +266,7 @@ class _Chooser:
                 self._ip.no_more_than([saved], member)
 
     def _by_size(self, value: Value, use: _Use) -> dict[float, list[int]]:
-        layout = self._axis.beside.operand(use.reader, use.position, value)
+        layout = self._axis.solved.operand(use.reader, use.position, value)
         sizes: dict[float, list[int]] = {}
         for (_, dst), entry in use.entries.items():
             sizes.setdefault(self._prices.num_bytes(value, layout, dst), []).append(entry)

@@ -14,23 +14,23 @@ from collections.abc import Hashable, Sequence, Set
 from fxpar.costs.dataflow import Border, Operation, Value
 from fxpar.graph.repeats import Repeat, find_repeats
 from fxpar.ir import node_meta
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.rules.rule import Strategy
 
 
-def alike(
+def share_layers(
     program: Sequence[Operation],
     strategies: Sequence[Sequence[Strategy]],
     immovable: Set[Value],
-    beside: Beside,
+    solved: SolvedAxes,
     done: Sequence[int],
 ) -> tuple[int, ...]:
     """For each operation the number of the first one that is laid out like it, which mostly is its own.
 
     Operations that are alike have the same strategies in the same order, at the same price. `done[i]` is how many
-    ranks share operation i's work along other axes, while values are sharded along those as `beside` says.
+    ranks share operation i's work along other axes, while values are sharded along those as `solved` says.
     """
-    labels = _labels(program, strategies, immovable, beside, done)
+    labels = _labels(program, strategies, immovable, solved, done)
     found = list(range(len(program)))
     calls = [number for number, operation in enumerate(program) if operation.call is not None]
     for repeat in find_repeats([labels[number] for number in calls], [0] * (len(calls) + 1), smallest=1):
@@ -68,7 +68,7 @@ def _labels(
     program: Sequence[Operation],
     strategies: Sequence[Sequence[Strategy]],
     immovable: Set[Value],
-    beside: Beside,
+    solved: SolvedAxes,
     done: Sequence[int],
 ) -> list[int]:
     """A number for all that an operation's price and its part in the program depend on; equal for equal ones.
@@ -89,8 +89,8 @@ def _labels(
                     choices,
                     done[number],
                     tuple((given[value], value in immovable) for value in operation.operands),
-                    tuple(beside.operand(number, i, value) for i, value in enumerate(operation.operands)),
-                    tuple(beside.result(value) for value in operation.results if value is not None),
+                    tuple(solved.operand(number, i, value) for i, value in enumerate(operation.operands)),
+                    tuple(solved.result(value) for value in operation.results if value is not None),
                 ),
                 len(numbers),
             )

@@ -21,13 +21,13 @@ class RedistributionPrices:
         self._sizes: dict[tuple[Layout, Placement], int] = {}
 
     def num_bytes(self, value: Value, layout: Layout, placement: Placement) -> int:
-        """Bytes of the largest local piece of `value`, placed so beside the other axes of `layout`."""
+        """Bytes of the largest local piece of `value`, placed so besides the other axes of `layout`."""
         if (layout, placement) not in self._sizes:
             self._sizes[layout, placement] = local_size(layout.with_placement(self._axis, placement))
         return self._sizes[layout, placement] * value.tensor.element_size()
 
     def move(self, value: Value, layout: Layout, src: Placement, dst: Placement) -> tuple[RedistributeKind, float]:
-        """What moves `value` from `src` to `dst` beside the other axes of `layout`, and in how many microseconds."""
+        """What moves `value` from `src` to `dst` besides the other axes of `layout`, and in how many microseconds."""
         width = value.tensor.element_size()
         key = (layout, src, dst, width)
         if key not in self._steps:

@@ -21,7 +21,7 @@ from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.choose import Axis
 from fxpar.layouts.pins import Pin
 from fxpar.layouts.solve_axis import solve_axis
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.layouts.total_price import total_us
 from fxpar.layouts.weights import Wanted, weights_of_products
 from fxpar.rules.rule import Strategy
@@ -102,7 +102,7 @@ class Search:
             before = dict(chosen)
             for axis in order:
                 others = {other: found for other, found in chosen.items() if other != axis}
-                if solved_beside.get(axis) != others:  # beside the same, the same is found
+                if solved_beside.get(axis) != others:  # beside the same layouts, the same is found
                     chosen[axis] = solve_axis(self.program, self.pins, wanted[axis], self._axis(axis, others))
                     solved_beside[axis] = others
             if chosen != before:
@@ -110,9 +110,9 @@ class Search:
 
     def _axis(self, axis: str, others: Chosen) -> Axis:
         """What is given when `axis` is solved beside `others`."""
-        beside, shared_by = Beside.of(self.program, others), self._shared_by(others)
+        solved, shared_by = SolvedAxes.of(self.program, others), self._shared_by(others)
         ahead = {other: size for other, size in self.sizes.items() if other not in (axis, *others)}
-        return Axis(axis, self.sizes[axis], self.prices, self.microbatches, beside, shared_by, self.edges, ahead)
+        return Axis(axis, self.sizes[axis], self.prices, self.microbatches, solved, shared_by, self.edges, ahead)
 
     def _shared_by(self, chosen: Chosen) -> list[int]:
         """How many ranks share each operation's work."""
@@ -123,7 +123,7 @@ class Search:
         return shared_by
 
     def _weighed(self, chosen: Chosen) -> _Found:
-        beside, shared_by = Beside.of(self.program, chosen), self._shared_by(chosen)
+        solved, shared_by = SolvedAxes.of(self.program, chosen), self._shared_by(chosen)
         border = BorderPrices(self.prices, self.sizes, self.microbatches, self.edges)
-        us = total_us(self.program, beside, shared_by, self.prices, self.sizes, border)
+        us = total_us(self.program, solved, shared_by, self.prices, self.sizes, border)
         return _Found(us, dict(chosen))

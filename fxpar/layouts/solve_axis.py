@@ -45,7 +45,7 @@ class _AxisSolver:
         self._pins = {node: pin for node, pin in pins.items() if pin.settles(axis.name)}
         frozen = small_constants(program) - self._pins.keys()
         self._admitted = Candidates(
-            program, axis.name, axis.parts, self._pins, frozen, axis.beside, ragged=wanted.keys()
+            program, axis.name, axis.parts, self._pins, frozen, axis.solved, ragged=wanted.keys()
         ).find()
 
     def solve(self) -> list[Strategy]:
@@ -68,8 +68,8 @@ class _AxisSolver:
         for number, operation in enumerate(self._program):
             if operation.node in self._wanted:
                 wanted = self._wanted[operation.node]
-                beside = self._axis.beside.result(Value(operation.node))
-                strategies[number] = wanted.among(self._admitted[number], beside)
+                solved = self._axis.solved.result(Value(operation.node))
+                strategies[number] = wanted.among(self._admitted[number], solved)
                 if wanted is not Wanted.ANY and all(isinstance(s.outputs[0], Shard) for s in strategies[number]):
                     fixed.add(operation.node)
         return strategies, fixed

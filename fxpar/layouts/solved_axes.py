@@ -12,7 +12,7 @@ from fxpar.rules.rule import Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SolvedAxes:
     """The layout of every result, and of every operand where it is used, along the axes that are settled.
 
     Operands are by number of the operation and position. What is not named is replicated.
@@ -22,14 +22,14 @@ class Beside:
     needed: Mapping[tuple[int, int], Layout] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Sequence[Operation], chosen: Mapping[str, Sequence[Strategy]]) -> Beside:
+    def of(cls, program: Sequence[Operation], chosen: Mapping[str, Sequence[Strategy]]) -> SolvedAxes:
         """The layouts of all values if the operations of `program` have the `chosen` strategies, by axis."""
-        beside = cls()
+        solved = cls()
         for axis, strategies in chosen.items():
-            beside = beside.along(axis, program, strategies)
-        return beside
+            solved = solved.along(axis, program, strategies)
+        return solved
 
-    def along(self, axis: str, program: Sequence[Operation], chosen: Sequence[Strategy]) -> Beside:
+    def along(self, axis: str, program: Sequence[Operation], chosen: Sequence[Strategy]) -> SolvedAxes:
         """The same with one more axis, along which the operations of `program` have the `chosen` strategies."""
         given: dict[Value, Layout] = {}
         needed: dict[tuple[int, int], Layout] = {}
@@ -39,7 +39,7 @@ class Beside:
             for result, placement in zip(operation.results, strategy.outputs, strict=True):
                 if result is not None:
                     given[result] = self.result(result).with_placement(axis, placement)
-        return Beside(given, needed)
+        return SolvedAxes(given, needed)
 
     def result(self, value: Value) -> Layout:
         """The layout of `value` where it is made."""

@@ -11,12 +11,12 @@ from fxpar.graph.redistribute import local_size, plan_redistribution, traffic
 from fxpar.ir import node_meta
 from fxpar.ir.layout import Layout
 from fxpar.layouts.border_prices import BorderPrices
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 
 
 def total_us(
     program: Sequence[Operation],
-    beside: Beside,
+    solved: SolvedAxes,
     shared_by: Sequence[int],
     prices: Prices,
     sizes: Mapping[str, int],
@@ -28,24 +28,24 @@ def total_us(
     `insert_collectives` will move them: by the cheapest way from any layout in which they are already.
     """
     work = sum(work_us(operation, prices) / ranks for operation, ranks in zip(program, shared_by, strict=True))
-    ports = sum(border.us(operation, value, layout) for operation, value, layout in _at_ports(program, beside))
-    return work + ports + _moves_us(program, beside, prices, sizes) + _saved_us(program, beside, prices)
+    ports = sum(border.us(operation, value, layout) for operation, value, layout in _at_ports(program, solved))
+    return work + ports + _moves_us(program, solved, prices, sizes) + _saved_us(program, solved, prices)
 
 
-def _at_ports(program: Sequence[Operation], beside: Beside) -> Iterator[tuple[Operation, Value, Layout]]:
+def _at_ports(program: Sequence[Operation], solved: SolvedAxes) -> Iterator[tuple[Operation, Value, Layout]]:
     for number, operation in enumerate(program):
         if operation.port is not None:
             (value,) = operation.values
-            yield operation, value, beside.operand(number, 0, value) if operation.operands else beside.result(value)
+            yield operation, value, solved.operand(number, 0, value) if operation.operands else solved.result(value)
 
 
-def _moves_us(program: Sequence[Operation], beside: Beside, prices: Prices, sizes: Mapping[str, int]) -> float:
+def _moves_us(program: Sequence[Operation], solved: SolvedAxes, prices: Prices, sizes: Mapping[str, int]) -> float:
     us = 0.0
     held: dict[Value, dict[Layout, None]] = {}
     for number, operation in enumerate(program):
         for position, value in enumerate(operation.operands):
-            there = held.setdefault(value, {beside.result(value): None})
-            need = beside.operand(number, position, value)
+            there = held.setdefault(value, {solved.result(value): None})
+            need = solved.operand(number, position, value)
             if need in there:
                 continue
             width = value.tensor.element_size()
@@ -58,7 +58,7 @@ def _moves_us(program: Sequence[Operation], beside: Beside, prices: Prices, size
     return us
 
 
-def _saved_us(program: Sequence[Operation], beside: Beside, prices: Prices) -> float:
+def _saved_us(program: Sequence[Operation], solved: SolvedAxes, prices: Prices) -> float:
     """The price of what the backward reads of the forward: once per storage and size of the piece that is read."""
     root = roots(program)
     saved: dict[tuple[Value, int], None] = {}
@@ -67,6 +67,6 @@ def _saved_us(program: Sequence[Operation], beside: Beside, prices: Prices) -> f
             continue
         for position, value in enumerate(operation.operands):
             if root[value].node.op != "placeholder" and not node_meta.is_backward(value.node):
-                layout = beside.operand(number, position, value)
+                layout = solved.operand(number, position, value)
                 saved[root[value], local_size(layout) * value.tensor.element_size()] = None
     return prices.saved_us_per_byte * sum(num_bytes for _, num_bytes in saved)

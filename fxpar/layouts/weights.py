@@ -28,12 +28,12 @@ class Wanted(IntEnum):
     SHARDED = 1
     ANY = 2
 
-    def among(self, strategies: Sequence[Strategy], beside: Layout) -> Sequence[Strategy]:
+    def among(self, strategies: Sequence[Strategy], solved: Layout) -> Sequence[Strategy]:
         """Those of a weight's strategies along one more axis that agree, as far as its sizes allow any to do so.
 
-        `beside` is how the weight is sharded along the other axes.
+        `solved` is how the weight is sharded along the other axes.
         """
-        held = {placement.dim for _, placement in beside.axes if isinstance(placement, Shard)}
+        held = {placement.dim for _, placement in solved.axes if isinstance(placement, Shard)}
         shards = [(s, s.outputs[0].dim) for s in strategies if isinstance(s.outputs[0], Shard)]
         sharded = [strategy for strategy, _ in shards]
         own = [strategy for strategy, dim in shards if dim not in held]

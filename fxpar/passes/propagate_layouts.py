@@ -20,7 +20,7 @@ from fxpar.ir.stage import JointGraph, Port, StageBorder
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.search import AUTOMATIC_AXES, Search
 from fxpar.layouts.search_once import search_once
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.layouts.weights import weights_of_products
 from fxpar.world.mesh import Mesh
 
@@ -63,10 +63,10 @@ def propagate_layouts(
     program = operations(joint)
     by_node = _pinned_nodes(program, pins)
     edges = EdgePrices(earlier, mesh, prices.network, placement)
-    beside = Beside.of(program, search_once(Search(program, by_node, mesh, prices, microbatches, edges)))
-    _warn_of_replicas(program, by_node, mesh, beside)
-    _annotate(joint, program, beside)
-    return _border(program, beside)
+    solved = SolvedAxes.of(program, search_once(Search(program, by_node, mesh, prices, microbatches, edges)))
+    _warn_of_replicas(program, by_node, mesh, solved)
+    _annotate(joint, program, solved)
+    return _border(program, solved)
 
 
 def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin]:
@@ -81,7 +81,9 @@ def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin
     return found
 
 
-def _warn_of_replicas(program: Sequence[Operation], pins: Mapping[fx.Node, Pin], mesh: Mesh, beside: Beside) -> None:
+def _warn_of_replicas(
+    program: Sequence[Operation], pins: Mapping[fx.Node, Pin], mesh: Mesh, solved: SolvedAxes
+) -> None:
     """Say which weights of products could not be sharded, though nobody asked for that."""
     weights = set(weights_of_products(program))
     for axis in (axis for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1):
@@ -91,7 +93,7 @@ def _warn_of_replicas(program: Sequence[Operation], pins: Mapping[fx.Node, Pin],
             if op.node in weights
             and op.border is Border.INPUT
             and not (op.node in pins and pins[op.node].settles(axis))
-            and beside.result(op.values[0]).placement(axis) == REPLICATE
+            and solved.result(op.values[0]).placement(axis) == REPLICATE
         ]
         if whole:
             names = ", ".join(op.port.name for op in whole[:_NAMED] if op.port is not None)
@@ -105,11 +107,11 @@ def _warn_of_replicas(program: Sequence[Operation], pins: Mapping[fx.Node, Pin],
             )
 
 
-def _annotate(joint: JointGraph, program: Sequence[Operation], beside: Beside) -> None:
+def _annotate(joint: JointGraph, program: Sequence[Operation], solved: SolvedAxes) -> None:
     leaving: list[Layout] = []
     for number, operation in enumerate(program):
-        inputs = tuple(beside.operand(number, i, value) for i, value in enumerate(operation.operands))
-        outputs = tuple(None if value is None else beside.result(value) for value in operation.results)
+        inputs = tuple(solved.operand(number, i, value) for i, value in enumerate(operation.operands))
+        outputs = tuple(None if value is None else solved.result(value) for value in operation.results)
         if operation.node.op == "output":
             leaving += inputs
             node_meta.set_placed(operation.node, Placed(tuple(leaving), ()))
@@ -123,11 +125,11 @@ def _annotate(joint: JointGraph, program: Sequence[Operation], beside: Beside) -
             node_meta.set_placed(node, Placed((layout,), (layout,)))
 
 
-def _border(program: Sequence[Operation], beside: Beside) -> StageBorder:
+def _border(program: Sequence[Operation], solved: SolvedAxes) -> StageBorder:
     sides: dict[Border, dict[Port, Layout]] = {border: {} for border in Border}
     for number, operation in enumerate(program):
         if operation.border is not None and operation.port is not None:
             (value,) = operation.values
-            layout = beside.operand(number, 0, value) if operation.operands else beside.result(value)
+            layout = solved.operand(number, 0, value) if operation.operands else solved.result(value)
             sides[operation.border][operation.port] = layout
     return StageBorder(sides[Border.INPUT], sides[Border.OUTPUT], sides[Border.TANGENT], sides[Border.GRADIENT])

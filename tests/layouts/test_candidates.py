@@ -10,7 +10,7 @@ from fxpar.ir.layout import REPLICATE, Layout, Partial, Shard
 from fxpar.ir.stage import PortKind
 from fxpar.layouts.candidates import Candidates
 from fxpar.layouts.pins import Pin
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.rules.rule import Strategy
 from tests.layouts.laid_out import decomposed
 
@@ -29,10 +29,10 @@ class Fused(nn.Module):
 
 
 def found(
-    program: list[Operation], pins: dict[fx.Node, Pin] | None = None, parts: int = 2, beside: Beside | None = None
+    program: list[Operation], pins: dict[fx.Node, Pin] | None = None, parts: int = 2, solved: SolvedAxes | None = None
 ) -> dict[str, tuple[Strategy, ...]]:
     """The strategies over x by the name of the op or port."""
-    strategies = Candidates(program, "x", parts, pins or {}, set(), beside or Beside()).find()
+    strategies = Candidates(program, "x", parts, pins or {}, set(), solved or SolvedAxes()).find()
     names = [str(op.port) if op.port else op.node.name for op in program]
     return dict(zip(names, strategies, strict=True))
 
@@ -74,7 +74,7 @@ def test_inputs_are_replicated_and_results_are_never_partial() -> None:
 
 def test_a_gradient_has_the_candidates_of_its_parameter_and_may_be_partial() -> None:
     program = operations(decomposed(nn.Linear(8, 8, bias=False), torch.randn(6, 8)))
-    strategies = Candidates(program, "x", 2, {}, set(), Beside()).find()
+    strategies = Candidates(program, "x", 2, {}, set(), SolvedAxes()).find()
     placements = {
         op.border: {p for strategy in found for p in (*strategy.inputs, *strategy.outputs)}
         for op, found in zip(program, strategies, strict=True)
@@ -89,8 +89,8 @@ def test_an_axis_takes_what_another_has_left() -> None:
     relu = next(op for op in program if op.call is not None)
     (operand,), number = relu.operands, program.index(relu)
     by_y = Layout((8,), (("y", Shard(0, 2)),))
-    beside = Beside({Value(relu.node): by_y}, {(number, 0): by_y})
+    solved = SolvedAxes({Value(relu.node): by_y}, {(number, 0): by_y})
     assert operand.tensor.shape == (8,)
-    strategies = found(program, beside=beside)[relu.node.name]
+    strategies = found(program, solved=solved)[relu.node.name]
     assert Strategy((Shard(0, 2, 2),), (Shard(0, 2, 2),)) in strategies, "inside y's pieces"
     assert Strategy((Shard(0, 2),), (Shard(0, 2),)) not in strategies, "that digit is y's"

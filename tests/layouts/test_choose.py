@@ -11,7 +11,7 @@ from fxpar.costs.edge_prices import EdgePrices
 from fxpar.costs.prices import Prices
 from fxpar.ir.layout import REPLICATE, Partial, Placement, Shard
 from fxpar.layouts.choose import Axis, choose
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.rules.rule import Strategy
 from fxpar.world.mesh import Mesh
 from tests.layouts.laid_out import decomposed, prices
@@ -51,7 +51,7 @@ def picked(
     strategies = {"neg": [Strategy((REPLICATE,), (given,))], "sin": sin, "cos": cos}
     at_border = [free if op.operands else [Strategy((), (REPLICATE,))] for op in program]
     of_each = [strategies.get(op.node.name, ports) for op, ports in zip(program, at_border, strict=True)]
-    axis = Axis("x", 2, weighed, 1, Beside(), [1] * len(program), EdgePrices((), Mesh(x=2), weighed.network))
+    axis = Axis("x", 2, weighed, 1, SolvedAxes(), [1] * len(program), EdgePrices((), Mesh(x=2), weighed.network))
     chosen = choose(program, of_each, axis, immovable or set(), penalty_us=penalty_us)
     if chosen is None:
         return None

@@ -13,8 +13,8 @@ from fxpar.costs.edge_prices import EdgePrices
 from fxpar.ir.layout import REPLICATE, Shard
 from fxpar.ir.stage import Port, PortKind
 from fxpar.layouts.choose import Axis, choose
-from fxpar.layouts.layer_sharing import alike
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.layer_sharing import share_layers
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.rules.rule import Strategy
 from fxpar.world.mesh import Mesh
 from tests.layouts.laid_out import decomposed, lay_out, pins_of, prices
@@ -42,7 +42,7 @@ def program_of(num_layers: int) -> list[Operation]:
 
 
 def same_of(program: Sequence[Operation], strategies: Sequence[Sequence[Strategy]]) -> tuple[int, ...]:
-    return alike(program, strategies, frozenset(), Beside(), [1] * len(program))
+    return share_layers(program, strategies, frozenset(), SolvedAxes(), [1] * len(program))
 
 
 def weights(program: Sequence[Operation], border: Border) -> list[int]:
@@ -119,7 +119,7 @@ def test_layers_that_cannot_share_choose_each_on_its_own() -> None:
     port_in, port_out = [Strategy((), (REPLICATE,))], [Strategy((p,), ()) for p in (REPLICATE, ROWS, COLUMNS)]
     strategies = [turns if op.call else port_out if op.operands else port_in for op in program]
     assert len(set(same_of(program, strategies))) < len(program)
-    axis = Axis("x", 2, prices(), 1, Beside(), [1] * len(program), EdgePrices((), Mesh(x=2), prices().network))
+    axis = Axis("x", 2, prices(), 1, SolvedAxes(), [1] * len(program), EdgePrices((), Mesh(x=2), prices().network))
     chosen = choose(program, strategies, axis, {value for op in program for value in op.values})
     assert chosen is not None
     assert [k for k, op in zip(chosen, program, strict=True) if op.call] == [0, 1, 2] * 4

@@ -18,7 +18,7 @@ from fxpar.ir.stage import JointGraph
 from fxpar.layouts.border_prices import BorderPrices
 from fxpar.layouts.pins import Pins
 from fxpar.layouts.search import Search
-from fxpar.layouts.solved_axes import Beside
+from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.layouts.total_price import total_us
 from fxpar.world.mesh import Mesh
 from tests.layouts.laid_out import decomposed, lay_out, prices
@@ -28,11 +28,11 @@ MOVES_ALONE = replace(prices(latency_us=3.0, flops_per_us=1e30), memory_bytes_pe
 """Nothing but collectives costs anything."""
 
 
-def price_of(joint: JointGraph, beside: Beside | None, weighed: Prices) -> float:
+def price_of(joint: JointGraph, solved: SolvedAxes | None, weighed: Prices) -> float:
     """The total price of a choice, or of what the search finds."""
     program, mesh = operations(joint), Mesh(**SIZES)
     edges = EdgePrices((), mesh, weighed.network)
-    found = Beside.of(program, Search(program, {}, mesh, weighed, 1, edges).run()) if beside is None else beside
+    found = SolvedAxes.of(program, Search(program, {}, mesh, weighed, 1, edges).run()) if solved is None else solved
     border = BorderPrices(weighed, SIZES, 1, edges)
     return total_us(program, found, [1] * len(program), weighed, SIZES, border)
 
@@ -58,11 +58,11 @@ def test_what_is_whole_everywhere_costs_work_and_storage(joint: JointGraph) -> N
     """Nothing moves, so that the price is in proportion to that of memory."""
     stored = replace(MOVES_ALONE, stored_us_per_byte=2.0)
     weights = 3 * 32 * 64 + 64 + 32 + 64
-    assert price_of(joint, Beside(), MOVES_ALONE) == pytest.approx(0.0)
-    assert price_of(joint, Beside(), stored) == pytest.approx(2.0 * 4 * weights)
+    assert price_of(joint, SolvedAxes(), MOVES_ALONE) == pytest.approx(0.0)
+    assert price_of(joint, SolvedAxes(), stored) == pytest.approx(2.0 * 4 * weights)
 
 
 def test_what_the_backward_reads_of_the_forward_is_paid_once(joint: JointGraph) -> None:
     """Of each layer its input, and of each GELU its argument; the graph's own input is there anyway."""
     saved = replace(MOVES_ALONE, saved_us_per_byte=1.0)
-    assert price_of(joint, Beside(), saved) == pytest.approx(4 * 256 * (2 * 64 + 2 * 32))
+    assert price_of(joint, SolvedAxes(), saved) == pytest.approx(4 * 256 * (2 * 64 + 2 * 32))
