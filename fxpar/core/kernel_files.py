@@ -1,6 +1,6 @@
-"""Files in memory and descriptors of processes: csrc/kernel_files.cpp. Linux alone.
+"""Files in memory (memfd) and process descriptors (pidfd): csrc/kernel_files.cpp. Linux only.
 
-Python has functions for both, but not where it was built against the headers of an old kernel, as conda's is.
+Python has functions for both, but not if it was built against the headers of an old kernel, as conda's is.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fxpar.core.library import function
 
 
 def memory_file(name: str) -> int:
-    """A descriptor, not inherited, of a new empty file without a place on any disk; `name` is what /proc calls it.
+    """A descriptor, not inherited, of a new empty file in memory; `name` is its name in /proc.
 
     Raises:
-        OSError: the kernel has no memory for it, or none of this kind.
+        OSError: the kernel has no memory for it, or does not support such files.
     """
     return _descriptor(_memory_file()(name.encode()))
 
 
 def process_file(pid: int) -> int:
-    """A descriptor, not inherited, of a process; readable once that has ended.
+    """A descriptor, not inherited, of a process; it is readable once the process has ended.
 
     Raises:
         OSError: the process has ended, or the kernel is older than Linux 5.3.

@@ -1,4 +1,4 @@
-"""Random numbers by logical index: csrc/philox.cpp."""
+"""Random numbers by logical index, from a counter-based generator: csrc/philox.cpp."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def philox_block(counter: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
 def philox_uniform(
     shape: Sequence[int], strides: Sequence[int], offset: int, *, seed: int, step: int, op: int
 ) -> torch.Tensor:
-    """Draw the uniform numbers in [0, 1) that belong to a box of a logical tensor, on the CPU.
+    """Draw the uniform numbers in [0, 1) of a box of a logical tensor, on the CPU.
 
-    Element ``i`` of the float32 result, of shape `shape`, gets the number of logical index
-    ``offset + sum(i[d] * strides[d])``. Strides and offset count elements of the logical tensor, so a shard
-    draws exactly what the whole tensor would draw in its place.
-    `seed` counts modulo 2**64; `step` and `op` are below 2**32.
+    Element ``i`` of the float32 result, of shape `shape`, is the number of logical index
+    ``offset + sum(i[d] * strides[d])``. Strides and offset count elements of the logical tensor, so a shard has exactly
+    the numbers that the whole tensor has there. `seed` is taken modulo 2**64; `step` and `op` are below 2**32.
     """
     assert len(shape) == len(strides), f"{len(shape)} sizes but {len(strides)} strides"
     assert 0 <= step < 2**32 and 0 <= op < 2**32, f"step {step} and op {op} must fit in 32 bits"

@@ -1,4 +1,4 @@
-"""Scheduling what hosts give each other: csrc/reshard_search.cpp."""
+"""Schedule the transfers between hosts: csrc/reshard_search.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEARCHES = ("naive", "balance", "depth_first", "greedy", "best")
 """In the order of FxparSearch."""
 
 HostsByFlow: TypeAlias = Sequence[Sequence[int]]
-"""For every flow some hosts, as any numbers."""
+"""For every flow, some hosts; hosts are arbitrary integers."""
 
 
 def find_slots(
@@ -23,8 +23,8 @@ def find_slots(
 ) -> tuple[list[int], list[int]]:
     """The chosen sender of every flow, and its start in bytes; all three sequences have an item per flow.
 
-    The bytes of all flows, times the number of hosts, are at most 2**50. `search` is one of SEARCHES; `seed` counts
-    modulo 2**64.
+    The bytes of all flows, times the number of hosts, must be at most 2**50. `search` is one of SEARCHES; `seed` is
+    taken modulo 2**64.
     """
     hosts = _hosts(senders, receivers)
     chosen, starts = (c_int32 * len(num_bytes))(), (c_int64 * len(num_bytes))()
@@ -35,7 +35,7 @@ def find_slots(
 
 
 def find_bound(num_bytes: Sequence[int], senders: HostsByFlow, receivers: HostsByFlow) -> Fraction:
-    """The bytes that no order of any transfers can undercut. Arguments as for `find_slots`."""
+    """A lower bound of the makespan of any transfers, in bytes. Arguments as in `find_slots`."""
     bound = (c_int64 * 2)()
     flows = _flows(_hosts(senders, receivers), num_bytes, senders, receivers)
     status = _bound()(byref(flows), bound)
@@ -44,7 +44,7 @@ def find_bound(num_bytes: Sequence[int], senders: HostsByFlow, receivers: HostsB
 
 
 class _Flows(Structure):
-    """FxparFlows. It keeps the arrays alive that its pointers were set to."""
+    """FxparFlows. It holds references to the arrays that its pointers were set to."""
 
     _fields_ = (
         ("num_hosts", c_int32),
@@ -58,7 +58,7 @@ class _Flows(Structure):
 
 
 def _hosts(senders: HostsByFlow, receivers: HostsByFlow) -> list[int]:
-    """All hosts in ascending order; their positions are what the core knows them by."""
+    """All hosts in ascending order; the core identifies hosts by their positions in it."""
     return sorted({host for hosts in (*senders, *receivers) for host in hosts})
 
 

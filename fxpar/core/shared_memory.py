@@ -1,4 +1,4 @@
-"""Signals and heaps in memory that processes share: csrc/shared_memory.cpp. Linux alone."""
+"""Signals and heaps in shared memory: csrc/shared_memory.cpp. Linux only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from fxpar.core.library import function
 from fxpar.errors import SharedMemoryError
 
 SIGNAL_BYTES = 16
-_MAX_WAIT_S = 1e9  # what a count of nanoseconds in 64 bits certainly holds
+_MAX_WAIT_S = 1e9  # fits in 64 bits as a number of nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A 64-bit number that only grows, at an `address` of 16 bytes (zero at first), and that threads can wait for.
+    """A 64-bit number that only increases, and that threads of any process can wait for.
 
-    What was written before a value was set, in memory of any address, is seen by whoever saw that value.
-    The memory must stay mapped, and a signal, until every wait on it has returned.
+    It occupies 16 bytes at `address`, zero at first. Release and acquire: a thread that has read a value also sees all
+    writes to memory from before that value was set. The memory must stay mapped, and be used as a signal only, until
+    every wait on it has returned.
     """
 
     address: int
@@ -32,30 +33,30 @@ class Signal:
         return int(_signal_value()(self.address))
 
     def set(self, value: int) -> None:
-        """Set the value, and wake who waits; a call of the kernel only if anyone does."""
+        """Set the value, and wake all waiters; there is a system call only if there are waiters."""
         _signal_set()(self.address, value)
 
     def wait(self, at_least: int, timeout_s: float) -> bool:
-        """Sleep until the value is `at_least` or more; False: not so after `timeout_s`, or earlier on an interrupt.
+        """Sleep until the value is at least `at_least`; False after `timeout_s`, or on an interrupt before it.
 
-        The caller, where it still wants to wait, calls again: so handlers of interrupts get to run between.
+        To go on waiting, call it again: Python's signal handlers run between the calls.
         """
         timeout_ns = int(min(max(timeout_s, 0), _MAX_WAIT_S) * 1e9)
         return bool(_signal_wait()(self.address, at_least, timeout_ns))
 
 
 class Heap:
-    """Blocks of a sparse file of `capacity` bytes, as offsets into it. It never gives pages back to the kernel."""
+    """An allocator of blocks in a sparse file of `capacity` bytes, by offset; it never returns pages to the kernel."""
 
     def __init__(self, fd: int, capacity: int) -> None:
         self._heap = _heap_create()(fd, capacity)
         finalize(self, _heap_destroy(), self._heap).atexit = False  # threads may still use it
 
     def allocate(self, num_bytes: int) -> int:
-        """The offset of a new block: a multiple of 64 and never 0. The block holds whatever was left in it.
+        """The offset of a new block: a multiple of 64 and never 0. The content of the block is undefined.
 
         Raises:
-            SharedMemoryError: the capacity or the machine's memory does not suffice.
+            SharedMemoryError: the capacity or the machine's memory is exhausted.
         """
         offset: int = _heap_allocate()(self._heap, num_bytes, True)
         if offset < 0:
@@ -65,23 +66,23 @@ class Heap:
         return offset
 
     def reuse(self, num_bytes: int) -> int | None:
-        """Like `allocate`, but none where that would need more memory than is committed."""
+        """Like `allocate`, but None if that would need more memory than is committed."""
         offset: int = _heap_allocate()(self._heap, num_bytes, False)
         return offset if offset > 0 else None
 
     def free(self, offset: int) -> None:
-        """Let the block at `offset` be used again."""
+        """Let the block at `offset` be reused."""
         status = _heap_free()(self._heap, offset)
         assert status == 0, f"no block begins at {offset}"
 
     @property
     def committed_bytes(self) -> int:
-        """How much memory it has taken from the kernel; never less than before."""
+        """The memory that was taken from the kernel; it never decreases."""
         return self._usage()[0]
 
     @property
     def bytes_in_use(self) -> int:
-        """How much of it is in blocks handed out."""
+        """The memory of allocated blocks."""
         return self._usage()[1]
 
     def _usage(self) -> tuple[int, int]:

@@ -14,12 +14,12 @@ from fxpar.core.library import function
 
 
 def add_up(terms: Sequence[Tensor], out: Tensor) -> None:
-    """Let `out` be the sum of `terms`, one or more, in their order; halves are added up as floats.
+    """Write the sum of `terms`, one or more, to `out`, added in their order; 16-bit floats are summed in float32.
 
     Args:
-        terms: each of the shape of `out`, whatever its strides.
+        terms: each of the shape of `out`, with any strides.
     """
-    # The core goes by `out` alone, and would read past a smaller term.
+    # The core only knows the size of `out`, and would read past the end of a smaller term.
     assert all(term.shape == out.shape for term in terms), f"{[*map(_shape, terms)]} to a sum of shape {_shape(out)}"
     if all(map(_is_plain, (out, *terms))):
         addresses = (c_void_p * len(terms))(*(term.data_ptr() for term in terms))
@@ -33,13 +33,13 @@ def add_up(terms: Sequence[Tensor], out: Tensor) -> None:
 
 
 def total_of(out: Tensor) -> Tensor:
-    """Where to keep what is to become the sum `out`: `out` itself, or a tensor of its `total_dtype`."""
+    """The accumulator for the sum `out`: `out` itself, or a new tensor of its `total_dtype`."""
     dtype = total_dtype(out.dtype)
     return out if dtype == out.dtype else torch.empty_like(out, dtype=dtype)
 
 
 def total_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In what to keep sums: floats for halves, which would round at each term."""
+    """The dtype of accumulators: float32 for smaller floats, which would round at each term."""
     is_half = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
     return torch.float32 if is_half else dtype
 

@@ -1,1 +1,1 @@
-"""What machines can do: the clusters that people have, and their networks."""
+"""Data about machines: clusters with their rates and latencies, and networks."""

@@ -1,4 +1,4 @@
-"""Clusters: what the machines can do that a model is spread over, measured or as published, kept as JSON."""
+"""Clusters: rates, latencies and memory of the machines that a model runs on, measured or published, in JSON files."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _FOLDER = Path(__file__).parent / "clusters"
 
 
 USABLE_OF_GPU = 0.9
-"""The share of a GPU's memory that tensors may take. CUDA's context and kernels, the buffers of communicators,
-workspaces of matrix products and the gaps in what the allocator holds have the rest. An estimate: no GPU has confirmed
-it yet."""
+"""The share of a GPU's memory that tensors may take. The rest is for CUDA's context and kernels, buffers of
+communicators, workspaces of matrix products and fragmentation in the allocator. An estimate: no GPU has confirmed it
+yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Hosts of `ranks_per_host` ranks each, all alike.
+    """Identical hosts of `ranks_per_host` ranks each.
 
     Rates of links are for one direction; both can be used at once. A host has `interfaces_per_host` network interfaces,
-    which its ranks share evenly, and each of them sends `interface_bytes_per_us`. Inside a host every rank sends
-    `intra_bytes_per_us`, whatever the others do. A latency is what a message costs besides its bytes.
+    which its ranks share evenly, and each interface sends `interface_bytes_per_us`. Inside a host every rank sends
+    `intra_bytes_per_us`, independent of the others. A latency is the time of a message without its bytes.
 
     Args:
-        name: what people call it.
-        source: who says so: a publication, or how it was measured.
+        name: its usual name.
+        source: where the figures come from: a publication, or how they were measured.
         device_type: "cpu" or "cuda".
-        matmul_flops_per_us: by the name of a dtype, floating-point operations of a rank's matrix products; always with
-            "float32", which stands in for those that lack.
-        memory_bytes_per_us: what a rank reads and writes together.
-        memory_bytes: what a rank can hold.
-        reduce_scatter_factor: how many times the bytes of a ring the backend's reduce-scatter sends: 2 where it is an
-            all-reduce underneath.
+        matmul_flops_per_us: floating-point operations of a rank's matrix products by the name of a dtype; it must have
+            "float32", which is used for all dtypes that are missing.
+        memory_bytes_per_us: the memory bandwidth of a rank, reads and writes together.
+        memory_bytes: the memory of a rank.
+        reduce_scatter_factor: the bytes that the backend's reduce-scatter sends, relative to a ring: 2 if it is
+            implemented by an all-reduce.
 
     Raises:
-        InvalidClusterError: a figure is no number, or not positive.
+        InvalidClusterError: a figure is not a positive number.
     """
 
     name: str
@@ -66,22 +66,22 @@ class Cluster:
 
     @property
     def host_bytes_per_us(self) -> float:
-        """What all interfaces of a host send together."""
+        """The rate of all interfaces of a host together."""
         return self.interface_bytes_per_us * self.interfaces_per_host
 
     @property
     def usable_bytes(self) -> float:
-        """What of a rank's memory its tensors may take."""
+        """The part of a rank's memory that its tensors may take."""
         return self.memory_bytes * (USABLE_OF_GPU if self.device_type == "cuda" else 1.0)
 
     @property
     def network(self) -> Network:
-        """An interface, as transfers between stages use it: each comes from one rank."""
+        """One interface, for transfers between stages: each transfer is sent by one rank."""
         return Network(bytes_per_us=self.interface_bytes_per_us, chunk_us=self.inter_latency_us)
 
     @property
     def inside(self) -> Network:
-        """What connects two ranks of one host, as transfers between stages use it: on CPUs, memory that they share."""
+        """The link of two ranks of one host, for transfers between stages: on CPUs, shared memory."""
         if self.device_type == "cpu":
             return LOOPBACK
         return Network(bytes_per_us=self.intra_bytes_per_us, chunk_us=self.intra_latency_us)
@@ -97,7 +97,7 @@ class Cluster:
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
-        """Read a cluster that `save` wrote, or that a person did.
+        """Read a cluster from JSON, as `save` writes it.
 
         Raises:
             InvalidClusterError: the file cannot be read, or a figure is missing or impossible.
@@ -202,7 +202,7 @@ _BY_DEVICE = {"H200": "dgx-h200", "H100": "dgx-h100", "A100": "dgx-a100", "V100"
 
 @cache
 def default_cluster(device_type: str) -> Cluster:
-    """What is taken where nobody says better: a published host with GPUs of the same name, or a laptop."""
+    """The cluster that is used if none is given: a published one with GPUs of the same name, or "laptop" on CPUs."""
     if device_type != "cuda":
         return cluster_named("laptop")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""

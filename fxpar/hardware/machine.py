@@ -1,4 +1,4 @@
-"""The machine that this process runs on, in words."""
+"""A description of the machine that this process runs on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def describe_machine() -> str:
-    """The processor, its cores, and the versions that figures depend on."""
+    """The processor, its number of cores, and the versions of Python and torch."""
     processor = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()

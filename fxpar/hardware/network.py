@@ -1,4 +1,4 @@
-"""What the interface of a host can do, and into how many chunks that cuts a transfer."""
+"""The rate and message cost of a host's interface, and the number of chunks of a transfer that follows from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_CHUNKS = 256
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One interface per host: `bytes_per_us` in each direction, and `chunk_us` for every message besides."""
+    """One interface per host: `bytes_per_us` in each direction, and a cost of `chunk_us` for each message."""
 
     bytes_per_us: float
     chunk_us: float
@@ -20,7 +20,7 @@ class Network:
 
     @property
     def ahead_bytes(self) -> int:
-        """How much may be under way at once, so that an interface is busy while news of arrivals travels back."""
+        """How many bytes may be in flight, so that the interface stays busy until answers have come back."""
         return int(self.bytes_per_us * 20_000)
 
     def time_us(self, num_bytes: float) -> float:
@@ -28,14 +28,14 @@ class Network:
         return num_bytes / self.bytes_per_us
 
     def chunk_count(self, num_bytes: int, num_hops: int) -> int:
-        """Into how many chunks to cut what `num_hops` interfaces pass on, one after another.
+        """The number of chunks of a transfer that `num_hops` interfaces send, one after another.
 
-        With K chunks of t microseconds together a chain of A hops takes t (K + A - 1) / K (Zhuang et al., section 3.1),
-        and K chunks cost K `chunk_us` more. The sum is least at the K given here; small messages stay whole.
+        With K chunks of t microseconds together, a chain of A hops takes t (K + A - 1) / K (Zhuang et al., section
+        3.1), and K chunks cost K `chunk_us` more. The result is the K of the least sum; small messages are not split.
         """
         best = math.sqrt(max(num_hops - 1, 0) * self.time_us(num_bytes) / self.chunk_us)
         return max(1, min(MAX_CHUNKS, num_bytes, round(best)))
 
 
 LOOPBACK = Network(bytes_per_us=2e3, chunk_us=100.0)
-"""Of processes of one machine, over sockets."""
+"""The network of processes of one machine, over sockets."""

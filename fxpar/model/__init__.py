@@ -1,1 +1,1 @@
-"""What `distribute` does to a model: logical parameters, their shards, the plan, state dicts."""
+"""What `distribute` does to a model: logical parameters, shards, buffers, state dicts of model and optimizers."""

@@ -1,4 +1,4 @@
-"""What messages call the tensors that a forward is called with."""
+"""Names of a forward's tensor arguments, for error messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 
 def argument_names(cls: type[nn.Module], structure: pytree.TreeSpec) -> list[str]:
-    """The name of each leaf of (args, kwargs), which nest as in `structure`: "tokens", or "batch['image']" inside."""
+    """The name of each leaf of (args, kwargs), nested as in `structure`: "tokens", or "batch['image']" in a dict."""
     positions = list(range(structure.num_leaves))
     args, kwargs = pytree.tree_unflatten(positions, structure)
     _, *parameters = inspect.signature(cls.forward).parameters.values()

@@ -19,7 +19,7 @@ from fxpar.world.mesh import Mesh
 def split_dim(
     args: Sequence[Any], kwargs: Mapping[str, Any], batch_dims: Mapping[str | int, int | None]
 ) -> list[int | None]:
-    """The batch dim of each leaf of (args, kwargs), in pytree order; None for what all microbatches share.
+    """The batch dim of each leaf of (args, kwargs), in pytree order; None for leaves that all microbatches share.
 
     `batch_dims` overrides by position or keyword. Otherwise every tensor whose first dim has the size of the first
     tensor's first dim is split along it.
@@ -52,12 +52,12 @@ def _batch_size(keyed: Sequence[tuple[str | int, Any]], batch_dims: Mapping[str 
 def prepare_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], distribution: Distribution
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Check the arguments of one call, and turn DTensors into this rank's batch shard.
+    """Check the arguments of one call, and replace DTensors by this rank's batch shard.
 
-    Shapes are marked static: a new shape compiles anew, since layouts and transfer plans are made for fixed sizes.
+    Shapes are marked static: a new shape recompiles, since layouts and transfer plans are made for fixed sizes.
 
     Raises:
-        MicrobatchError: a batch that the microbatches do not divide.
+        MicrobatchError: the size of a batch is not divisible by the number of microbatches.
         InvalidOptionError: `batch_dims` names an argument that does not exist.
     """
     for key in distribution.batch_dims:
@@ -81,7 +81,7 @@ def prepare_arguments(
 
 
 def _localize(leaf: Any, dim: int | None, mesh: Mesh) -> Any:
-    """A DTensor is global: take this rank's shard of its batch."""
+    """This rank's shard of the batch, if `leaf` is a DTensor, which is global; any other leaf is local already."""
     if not isinstance(leaf, DTensor):
         return leaf
     wanted: list[Placement] = [

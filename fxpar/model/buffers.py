@@ -1,4 +1,4 @@
-"""Buffers that a forward changes belong to the stage that changes them; all others are the same on every rank."""
+"""Assign each buffer that a forward changes to the stage that changes it; all others are the same on every rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxpar.model.distribution import Distribution
 
 
 def assign_buffers(capture: Capture, stages: Sequence[PlannedStage], distribution: Distribution) -> None:
-    """Record which stage changes each buffer, and leave it out of the state dicts of all other pipe ranks.
+    """Record which stage changes each buffer, and leave the buffer out of the state dicts of all other pipe ranks.
 
-    A buffer that no capture has changed so far (a mask, a rotary table, running statistics while evaluating) is the
-    same on every rank: it stays in all state dicts, and is loaded by all, so that any stage may come to read it.
+    A buffer that no captured forward has changed so far (a mask, a rotary table, running statistics in evaluation) is
+    the same on every rank: all ranks save and load it, so that any stage may read it later.
 
     Raises:
         SharedBufferError: a stage reads or changes a buffer that another stage changes.
@@ -37,7 +37,7 @@ def assign_buffers(capture: Capture, stages: Sequence[PlannedStage], distributio
 
 
 def _names(capture: Capture, model: nn.Module) -> dict[Port, str]:
-    """The buffers' fully qualified names; of tensors that no module registered, Dynamo's."""
+    """The buffers' fully qualified names; for tensors that no module registered, Dynamo's names."""
     registered = {id(buffer): name for name, buffer in model.named_buffers()}
     return {port: registered.get(id(tensor), port.name) for port, tensor in capture.buffers.items()}
 

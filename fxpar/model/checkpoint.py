@@ -1,4 +1,4 @@
-"""State dicts under the original names: contiguous shards go out, and shards or whole tensors come back in."""
+"""State dicts under the original names: saved as contiguous shards, loaded from shards or whole tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fxpar.model.distribution import Distribution
 
 
 def install_state_dict_hooks(distribution: Distribution) -> None:
-    """Make `state_dict` and `load_state_dict` of the distributed model fit distributed checkpoints.
+    """Make `state_dict` and `load_state_dict` of the distributed model work with distributed checkpoints.
 
     A shard that starts inside its dim (q, k and v fused in one weight) is a strided shard, which
-    `torch.distributed.checkpoint` refuses; it goes out as contiguous shards instead. `load_state_dict` takes these,
-    or the whole tensors of a single-process checkpoint, whose entries for other stages are dropped.
+    `torch.distributed.checkpoint` refuses; `state_dict` returns contiguous shards instead. `load_state_dict` accepts
+    these, or the whole tensors of a single-process checkpoint, and drops entries of other stages.
     """
 
     def after_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -40,7 +40,7 @@ def install_state_dict_hooks(distribution: Distribution) -> None:
             state.pop(prefix + name, None)
 
     def after_load(module: nn.Module, incompatible: Any) -> None:
-        # Modules such as BatchNorm add entries that an older checkpoint lacks, whether or not they are to be loaded.
+        # Modules such as BatchNorm add entries that an older checkpoint lacks, also for buffers of other stages.
         unexpected = [key for key in incompatible.unexpected_keys if key not in distribution.foreign_buffers]
         incompatible.unexpected_keys[:] = unexpected
 

@@ -1,4 +1,4 @@
-"""Clip gradients by their norm over all stages and shards."""
+"""Clip gradients by their total norm over all stages and shards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fxpar.world.mesh import mesh_of_this_world
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """Scale the gradients of a distributed model in place so that their norm, over every rank, is at most `max_norm`.
+    """Scale the gradients of a distributed model in place so that their norm over all ranks is at most `max_norm`.
 
     Like `torch.nn.utils.clip_grad_norm_`, but each rank passes the parameters it holds, and all ranks must call it. One
-    all-reduce. Returns the norm before clipping, the same number on every rank.
+    all-reduce. Returns the norm before clipping, which is the same on every rank.
 
     Raises:
-        PeerLostError: another rank has ended, or died.
+        PeerLostError: another rank has ended.
     """
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
@@ -45,7 +45,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm
 
 
 def _device_of(held: Sequence[Tensor]) -> torch.device:
-    """Where this rank keeps its parameters; also of a rank that has none, and adds nothing to the norm."""
+    """The device of this rank's parameters, or of its mesh if it has none."""
     if held:
         return held[0].device
     mesh = mesh_of_this_world()

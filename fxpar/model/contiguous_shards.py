@@ -1,4 +1,4 @@
-"""DTensors as checkpoints hold them, in contiguous shards, and back as this rank holds its parameters."""
+"""Convert DTensors to the contiguous shards of checkpoints, and back to the placements of this rank's parameters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fxpar.world.mesh import Mesh
 
 
 def contiguous(tensor: DTensor) -> DTensor:
-    """`tensor`, or, where shards start inside a dim (q, k and v in one weight), a copy of it in contiguous shards.
+    """`tensor`, or a copy in contiguous shards if its shards start inside a dim (q, k and v in one weight).
 
-    `torch.distributed.checkpoint` refuses the former. A collective of the ranks of the tensor's mesh.
+    `torch.distributed.checkpoint` refuses such shards. A collective of the ranks of the tensor's mesh.
     """
     if not any(isinstance(placement, StridedShard) for placement in tensor.placements):
         return tensor
@@ -25,9 +25,9 @@ def contiguous(tensor: DTensor) -> DTensor:
 
 
 def placed_like(given: Tensor, held: DTensor, mesh: Mesh) -> DTensor:
-    """`given`, a whole tensor or a DTensor of the shape of `held`, in its own dtype and the placements of `held`.
+    """`given` with the placements of `held`, in its own dtype; it is a whole tensor or a DTensor of the same shape.
 
-    A collective of the ranks of the mesh of `given` where that is a DTensor with other placements.
+    If `given` is a DTensor with other placements, this is a collective of the ranks of its mesh.
     """
     if isinstance(given, DTensor):
         if given.placements == held.placements and given.device_mesh == held.device_mesh:

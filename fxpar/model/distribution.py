@@ -44,7 +44,7 @@ class LogicalParameter:
 
 
 def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
-    """Every parameter of `model` once, by its first name, with all the places that hold it."""
+    """Every parameter of `model` once, by its first name, with all modules and attributes that hold it."""
     homes: dict[int, list[tuple[nn.Module, str]]] = {}
     named: dict[str, nn.Parameter] = {}
     for path, module in model.named_modules():
@@ -63,15 +63,18 @@ def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
 class Distribution:
     """One distributed model.
 
-    `plan` is None while the model is being captured to make one; `planned` keeps the stages that were planned then, by
-    the signature of the capture, for a compile of the same program, and `localized` their local graphs, by the graphs
-    that they were made of: schedules differ in neither. `seed` and `num_steps`, the steps that ran with
-    grad, decide which random numbers a step draws. `placement` is the place of each stage on the pipe axis.
-    `num_compiles` counts the steps that were compiled; `arguments` is how those of the latest call nest.
-    `buffer_stages` says which stage changes a buffer, of those that a captured forward changes; `foreign_buffers` are
-    all names of those that stages of other pipe ranks change. `unset` are this rank's tensors that have had no values
-    since the model came from the meta device.
-    `has_warned_of_mixing`: as `fxpar.passes.decompose.batch_mixing` does once.
+    plan: None while the model is captured in order to make it.
+    placement: the coordinate of each stage on the pipe axis.
+    planned: the stages that were planned with `plan`, by the signature of the capture, for a compile of the same
+        program.
+    localized: local graphs, by the graphs that they were made from. Neither they nor `planned` depend on the schedule.
+    buffer_stages: the stage that changes a buffer, for all buffers that a captured forward changes.
+    foreign_buffers: all names of those that stages of other pipe ranks change.
+    unset: the names of this rank's tensors that have no values yet, for a model that was built on the meta device.
+    seed, num_steps: decide which random numbers a step draws; `num_steps` counts the steps with grad.
+    num_compiles: counts the steps that were compiled.
+    arguments: the pytree structure of the latest call's arguments.
+    has_warned_of_mixing: whether `fxpar.passes.decompose.batch_mixing` has given its warning.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Distribution:
         microbatches: int = 1,
         batch_dims: Mapping[str | int, int | None] | None = None,
     ) -> Distribution:
-        """That of `model` as it is, with hints as users give them to `distribute`.
+        """The distribution of `model` as it is, with hints as users pass them to `distribute`.
 
         Raises:
             HintNotFoundError, InvalidHintError: as `resolve_hints`.
@@ -124,7 +127,7 @@ class Distribution:
         return cls(model, mesh, hints, parameters, microbatches, batch_dims or {})
 
     def argument_name(self, position: int) -> str:
-        """What messages call the tensor at `position` among all leaves of the latest call's arguments."""
+        """The name in messages of the tensor at `position` among all leaves of the latest call's arguments."""
         if self.arguments is None:
             return f"argument {position}"
         return argument_names(type(self.model).mro()[1], self.arguments)[position]
@@ -141,7 +144,7 @@ class Distribution:
         return any(id(module._parameters.get(attribute)) in identities for module, attribute in homes)
 
     def own_parameters(self) -> dict[str, DTensor]:
-        """The parameters whose pieces this rank holds, as DTensors by name; found anew, as users may replace them."""
+        """This rank's parameters, as DTensors by name; looked up in each call, since users may replace them."""
         found: dict[str, DTensor] = {}
         for fqn, parameter in self.parameters.items():
             module, attribute = parameter.homes[0]
@@ -153,7 +156,7 @@ class Distribution:
 
 
 def whole_parameters(distribution: Distribution) -> dict[str, nn.Parameter]:
-    """The parameters of the model that was given to `distribute`, by name, until shards replace them."""
+    """The whole parameters of the model, by name, before `shard_parameters` replaces them."""
     found: dict[str, nn.Parameter] = {}
     for fqn, parameter in distribution.parameters.items():
         module, attribute = parameter.homes[0]
@@ -170,7 +173,7 @@ def all_distributions() -> list[Distribution]:
 
 def common_seed() -> int:
     """Rank 0's seed, so that every rank draws the same numbers."""
-    seeds = [torch.initial_seed() % 2**63]  # a tensor of int64 carries it; unseeded, torch draws one of 64 bits
+    seeds = [torch.initial_seed() % 2**63]  # it must fit in an int64 tensor; unseeded, torch draws 64 bits
     if dist.is_initialized() and dist.get_world_size() > 1:
         with naming_lost_peers("the seed of random numbers"):
             dist.broadcast_object_list(seeds, src=0)

@@ -1,4 +1,4 @@
-"""Make a model trace as the single-device program that it was written as, whatever its parameters are on this rank."""
+"""Make a distributed model trace as the single-device program that it was written as, with full-size parameters."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fxpar.world.mesh import num_batch_shards
 _MARK = "_fxpar_distributed"
 
 _TRAINED, _FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
-"""What stands in for all parameters: Dynamo would wrap and guard one of its own for each, which takes it long."""
+"""Two tensors that stand in for all parameters: Dynamo wraps and guards each tensor that it meets, which is slow."""
 
 
 def is_distributed(model: nn.Module) -> bool:
-    """Whether `model`, or a module inside it, went through `distribute`."""
+    """Whether `distribute` was called on `model`, or on a module inside it."""
     return any(hasattr(type(module), _MARK) for module in model.modules())
 
 
 def install(distribution: Distribution) -> None:
-    """Give each module of the model a subclass of its class, of the same name, whose parameters read as logical ones.
+    """Set the class of each module to a subclass of the same name, whose parameters read as logical ones in a trace.
 
-    The root's forward is wrapped with the markers of what enters and leaves; a hinted module's output is marked too.
+    The root's forward is wrapped in `enter` and `exit` markers; the output of a hinted module is marked, too.
     """
     ignore_logging_calls()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
@@ -86,7 +86,7 @@ def _hinted_forward(plain: Callable[..., Any], spec: Sequence[Any]) -> Callable[
 
 
 def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> FunctionType:
-    """The model's forward between markers: it takes this batch shard's batch and computes one microbatch."""
+    """The model's forward between markers: its inputs are those of a batch shard, and it computes one microbatch."""
     microbatches, handle, batch_dims = distribution.microbatches, distribution.handle, distribution.batch_dims
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -112,13 +112,13 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
 
 
 def _not_compiled(distribution: Distribution) -> NotCompiledError:
-    """Why the forward runs as plain Python."""
+    """The error to raise where the forward runs as plain Python."""
     num_compiles, limit = distribution.num_compiles, recompile_limit()
     return NotCompiledError() if num_compiles < limit else RecompileLimitError(num_compiles, limit)
 
 
 def _own_code(function: FunctionType, name: str) -> FunctionType:
-    """The same function under a code name of its own: Dynamo keeps its graphs, and what varies, by code."""
+    """A copy of the function with a code object and name of its own: Dynamo caches graphs by code object."""
     copy = FunctionType(
         function.__code__.replace(co_name=name),
         function.__globals__,
@@ -131,7 +131,7 @@ def _own_code(function: FunctionType, name: str) -> FunctionType:
 
 
 def _checked_call(distribution: Distribution) -> Callable[..., Any]:
-    """A call that checks and localises the arguments in plain Python, before Dynamo sees them."""
+    """A `__call__` that checks and localises the arguments in plain Python, before Dynamo sees them."""
     base = type(distribution.model).__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Find what a forward calls "loss" in what it returns."""
+"""Find the value named "loss" in the output of a forward."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NAME = "loss"
 
 
 def named_loss(output: Any) -> Any:
-    """The value under the key, or of the field, "loss" of `output`, or of what it contains; None if there is none.
+    """The value of the key or field "loss" in `output`, or in a value nested in it; None if there is none.
 
-    Dictionaries, named tuples, dataclasses and the outputs of Hugging Face models are searched, outer ones before those
-    that they contain. Dynamo traces this.
+    Dictionaries, named tuples, dataclasses and the outputs of Hugging Face models are searched, outer ones before
+    nested ones. Dynamo traces this function.
     """
     if isinstance(output, tuple) and hasattr(output, "_asdict"):
         output = output._asdict()

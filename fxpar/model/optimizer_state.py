@@ -1,4 +1,4 @@
-"""Optimizer states that checkpoints can hold: contiguous shards, under the parameters' names, whatever the mesh."""
+"""Optimizer state dicts for checkpoints, independent of the mesh: contiguous shards, under the parameters' names."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fxpar.model.distribution import Distribution, all_distributions
 
 @functools.cache
 def watch_optimizers() -> None:
-    """From now on, every optimizer of a distributed model's parameters saves and loads as `_Adopted` says.
+    """From now on, every optimizer of a distributed model's parameters saves and loads as described in `_Adopted`.
 
-    fxpar first hears of an optimizer when it makes a step. Before that it has no state; `get_state_dict` of
-    `torch.distributed.checkpoint` makes one, with gradients of zero, where there is none.
+    fxpar finds an optimizer in its first step. Before that it has no state; `get_state_dict` of
+    `torch.distributed.checkpoint` makes such a step, with gradients of zero, where there is no state.
     """
     known: WeakSet[Optimizer] = WeakSet()
 
@@ -44,13 +44,13 @@ def watch_optimizers() -> None:
 
 
 class _Adopted:
-    """What saving and loading an optimizer of a distributed model does besides what torch does.
+    """The hooks by which an optimizer of a distributed model saves and loads.
 
-    `state_dict()` has the format of `get_optimizer_state_dict`: names of parameters in place of their numbers, which
-    differ from stage to stage. `load_state_dict` takes that, too, and leaves out what belongs to other stages. Strided
-    shards go out as contiguous ones, and what comes in is placed as the parameters are. All this holds inside
-    `get_state_dict` and `set_state_dict` of `torch.distributed.checkpoint`, which then have the parameter groups of all
-    pipe ranks, since a checkpoint has one entry for them.
+    `state_dict()` has the format of `get_optimizer_state_dict`: names of parameters instead of their numbers, which
+    differ from stage to stage. `load_state_dict` accepts that, too, and leaves out what belongs to other stages.
+    Strided shards are saved as contiguous ones, and loaded values get the placements of the parameters. The same holds
+    inside `get_state_dict` and `set_state_dict` of `torch.distributed.checkpoint`; there, parameter groups name the
+    parameters of all pipe ranks, since a checkpoint has one entry for a group.
     """
 
     def __init__(self, optimizer: Optimizer, distribution: Distribution) -> None:
@@ -71,7 +71,10 @@ class _Adopted:
         return {**packed, "state": _renamed(packed["state"], names), "param_groups": groups}
 
     def _numbered(self, state_dict: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """A state dict by names, any of those of tied parameters, as one by numbers of this rank's parameters alone."""
+        """Convert a state dict by names to one by numbers, of this rank's parameters only.
+
+        A tied parameter may be under any of its names.
+        """
         parameters = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
         positions = {parameter: number for number, parameter in enumerate(parameters)}
         named = self._model().model.named_parameters(remove_duplicate=False)
@@ -91,7 +94,7 @@ class _Adopted:
         return {**state_dict, "state": state, "param_groups": groups}
 
     def _before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Number what has names, leave out other stages' parameters, and place everything as it is placed here."""
+        """Convert names to numbers, leave out other stages' parameters, and redistribute values to local placements."""
         self._check_groups(state_dict["param_groups"], optimizer.param_groups)
         if any(isinstance(name, str) for group in state_dict["param_groups"] for name in group["params"]):
             state_dict = self._numbered(state_dict, optimizer)
@@ -106,10 +109,10 @@ class _Adopted:
         return {**state_dict, "state": state, "param_groups": groups}
 
     def _check_groups(self, saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
-        """Check that there are as many groups, each with its hyperparameters.
+        """Check that the saved groups match the optimizer's in number, and have its hyperparameters.
 
         Raises:
-            OptimizerStateError: there are not.
+            OptimizerStateError: they do not.
         """
         remedy = "make the optimizer with the same groups of parameters, in the same order"
         if len(saved) != len(own):
@@ -123,7 +126,10 @@ class _Adopted:
                 raise OptimizerStateError(problem, remedy)
 
     def _placed(self, parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
-        """One parameter's state, placed as its state is now; where it has none, values of its shape as it is."""
+        """One parameter's state, with the placements of its current state.
+
+        Values of the parameter's shape get the placements of the parameter.
+        """
         if not isinstance(parameter, DTensor):
             return dict(values)
         now = self._live().state.get(parameter, {})
@@ -138,12 +144,12 @@ class _Adopted:
             return placed_like(value, now, self._model().mesh)
         if value.dim() == 0 or isinstance(value, DTensor) or value is not now:
             return value
-        # Loaded before the first step, from one process: what has not the parameter's shape is not sharded.
+        # Loaded before the first step, from a single-process checkpoint: what has another shape is replicated.
         replicated = [Replicate()] * parameter.device_mesh.ndim
         return DTensor.from_local(value.to(parameter.device), parameter.device_mesh, replicated, run_check=False)
 
     def _with_names_of_all_stages(self, groups: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], list[str]]]:
-        """Each group, with the names of its parameters on all pipe ranks in the order of the model; a collective."""
+        """Each group, with the names of its parameters on all pipe ranks in the model's order; a collective."""
         distribution, own = self._model(), self._names(self._live())
         names = [[own[number] for number in group["params"]] for group in groups]
         of_ranks = [names] * distribution.mesh.pipe
@@ -155,7 +161,7 @@ class _Adopted:
             yield group, sorted(found, key=lambda name: (order.get(name, len(order)), name))
 
     def _names(self, optimizer: Optimizer) -> list[str]:
-        """The names of the optimizer's parameters, in their order; a parameter of no distributed model has a number."""
+        """The names of the optimizer's parameters, in order; "parameter <number>" for those outside this model."""
         named = {id(parameter): name for name, parameter in self._model().own_parameters().items()}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return [named.get(id(parameter), f"parameter {number}") for number, parameter in enumerate(parameters)]
@@ -180,7 +186,7 @@ class _Adopted:
 
 
 class _StateDict:
-    """`optimizer.state_dict`; without the optimizer an equal that does not keep it alive."""
+    """Replaces `optimizer.state_dict`. Without the optimizer it only compares equal, and does not keep it alive."""
 
     def __init__(self, adopted: _Adopted, optimizer: Optimizer | None) -> None:
         self._adopted, self._optimizer = adopted, optimizer
@@ -197,9 +203,9 @@ class _StateDict:
 
 
 class _GroupOfAllStages(dict[str, Any]):
-    """A parameter group whose parameters, when they are named, are those of all stages.
+    """A parameter group in which setting "params" stores the names of the parameters of all stages.
 
-    torch's `get_optimizer_state_dict` replaces the numbers of a group's parameters by the names that this rank knows.
+    torch's `get_optimizer_state_dict` sets it to names, but only to those of this rank's parameters.
     """
 
     def __init__(self, group: Mapping[str, Any], names: list[str]) -> None:
@@ -210,11 +216,11 @@ class _GroupOfAllStages(dict[str, Any]):
         super().__setitem__(key, list(self._names) if key == "params" else value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # in a file it is an ordinary dict
+        return dict, (dict(self),)  # pickled as an ordinary dict
 
 
 def _renamed(state: Mapping[Any, Any], names: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The entries whose keys have a new name, under it."""
+    """The entries whose keys are in `names`, under their new names."""
     return {names[key]: values for key, values in state.items() if key in names}
 
 
@@ -223,5 +229,5 @@ def _contiguous_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_own_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A loaded group; `param_names`, which optimizers made of named parameters have, stay this rank's."""
+    """A loaded group with this rank's `param_names`, which optimizers made from named parameters have."""
     return {**given, "param_names": own["param_names"]} if "param_names" in own else dict(given)

@@ -1,4 +1,4 @@
-"""Replace a model's parameters by this rank's pieces, and initialise them where the model came without numbers."""
+"""Replace a model's parameters by this rank's shards, and initialise them if the model is on the meta device."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from fxpar.model.unset import is_unset, unset_like
 def shard_parameters(
     distribution: Distribution, on_meta: Mapping[str, nn.Module], init_weights: Callable[[nn.Module], None] | None
 ) -> None:
-    """Keep this rank's piece of its stage's parameters, as DTensors under their old names; drop the others.
+    """Keep this rank's shards of its stages' parameters, as DTensors under their old names; drop all others.
 
     Args:
-        on_meta: the modules that held meta tensors, by path: they are initialised, as far as they can be.
+        on_meta: the modules that held meta tensors, by path: they are initialised where that is possible.
+        init_weights: initialises a module; by default, its `reset_parameters`.
 
     Raises:
-        UninitializedModuleError: a module on the meta device has buffers that are neither initialised nor ever loaded.
+        UninitializedModuleError: a module on the meta device has buffers that are not initialised, and that no state
+            dict can load.
     """
     pipe, placement = distribution.mesh.coordinate["pipe"], distribution.placement
     foreign: dict[nn.Module, dict[str, nn.Parameter]] = {}
@@ -70,9 +72,10 @@ def _initialize(
     foreign: Mapping[str, nn.Parameter],
     init_weights: Callable[[nn.Module], None] | None,
 ) -> None:
-    """Initialise a module by `init_weights` or by itself; `foreign` are its parameters on the meta device as before.
+    """Initialise a module by `init_weights` or by its `reset_parameters`.
 
-    Those are there meanwhile: what initialises a bias looks at its weight, which another stage may hold.
+    `foreign` are the module's parameters on other stages. They are put back, on the meta device, while it runs: the
+    initialisation of a bias reads the shape of its weight, which another stage may hold.
     """
     initialize = init_weights or getattr(type(module), "reset_parameters", None)
     if initialize is None or not (any(True for _ in module.parameters(recurse=False)) or module._buffers):
@@ -87,7 +90,7 @@ def _initialize(
 
 
 def _note_unset(on_meta: Mapping[str, nn.Module], distribution: Distribution) -> None:
-    """Record what has no values yet and may be loaded.
+    """Record the tensors that have no values yet, but can be loaded.
 
     Raises:
         UninitializedModuleError: a module has buffers that cannot be loaded.
@@ -107,7 +110,10 @@ def _note_unset(on_meta: Mapping[str, nn.Module], distribution: Distribution) ->
 
 
 class _LogicalRandom(TorchDispatchMode):
-    """Inside, random fills of a DTensor draw by logical index: the same numbers on every mesh, and only this rank's."""
+    """A mode in which random fills of a DTensor draw by logical index: each rank draws its part of the same numbers.
+
+    So initial values do not depend on the mesh.
+    """
 
     def __init__(self, seed: int, path: str, coordinate: Mapping[str, int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,7 +126,7 @@ class _LogicalRandom(TorchDispatchMode):
         fill = _RANDOM_FILLS.get(func)
         if fill is None or not (isinstance(args[0], DTensor) or args[0].is_meta):
             return func(*args, **(kwargs or {}))
-        if not isinstance(args[0], DTensor):  # held by another stage, whose ranks draw as often
+        if not isinstance(args[0], DTensor):  # held by another stage: count its draws, so that streams agree
             fill(self._skip, *args[1:], **(kwargs or {}))
             return args[0]
         layout = layout_of(args[0])
@@ -146,7 +152,7 @@ def _uniform(draw: Callable[[], Tensor], low: float = 0.0, high: float = 1.0, ge
 
 
 def _normal(draw: Callable[[], Tensor], mean: float = 0.0, std: float = 1.0, *, generator: None = None) -> Tensor:
-    """Box and Muller's transform; 1 - u keeps the logarithm finite."""
+    """The Box-Muller transform; 1 - u keeps the logarithm finite."""
     radius = torch.sqrt(-2.0 * torch.log1p(-draw()))
     return radius * torch.cos(2.0 * math.pi * draw()) * std + mean
 

@@ -1,4 +1,4 @@
-"""Refuse the steps of optimizers that were made before `distribute`, of parameters that it replaced."""
+"""Refuse the steps of optimizers that were made before `distribute`, and hold parameters that it replaced."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fxpar.errors import StaleOptimizerError
 _NAMED = 3
 
 _replaced = WeakTensorKeyDictionary()
-"""The parameters that `distribute` replaced, as long as anything else holds them, with their names."""
+"""Replaced parameter -> name; weak, so that it keeps no parameter alive."""
 
 _checked: WeakSet[Optimizer] = WeakSet()
-"""The optimizers that hold none of them."""
+"""The optimizers that are known to hold no replaced parameter."""
 
 
 def refuse_stale_optimizers(replaced: Mapping[str, Tensor]) -> None:

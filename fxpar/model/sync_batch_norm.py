@@ -1,4 +1,4 @@
-"""`torch.nn.SyncBatchNorm` in a distributed model: statistics of a microbatch over all batch shards."""
+"""`torch.nn.SyncBatchNorm` in a distributed model: statistics of each microbatch over all batch shards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fxpar.errors import UnsupportedGraphError
 def synchronized_forward(module: nn.SyncBatchNorm, path: str, num_shards: int) -> Callable[..., Any]:
     """A forward for the class of `module` that traces to means over batch shards rather than to collectives.
 
-    torch's own one gathers over a process group that does not know the mesh, and refuses CPUs. Training, mean and
-    variance are those of one microbatch on all `num_shards` batch shards, which each have as many rows; evaluating, the
-    forward is the class's own.
+    torch's forward gathers over a process group that is independent of the mesh, and refuses CPUs. In training, mean
+    and variance are those of one microbatch on all `num_shards` batch shards, which have equally many rows. In
+    evaluation, this calls the class's own forward.
 
     Raises:
         UnsupportedGraphError: the module has a process group of its own.
@@ -36,7 +36,7 @@ def synchronized_forward(module: nn.SyncBatchNorm, path: str, num_shards: int) -
         per_channel = [1, -1] + [1] * (x.dim() - 2)
         mean: Tensor = torch.ops.fxpar.batch_mean(x.mean(dims))
         centered = x - mean.view(per_channel)
-        # Of what is centred already: a mean of squares would lose the variance of channels that are far from zero.
+        # Computed from centered values: E[x^2] - E[x]^2 would lose precision in channels with a large mean.
         variance: Tensor = torch.ops.fxpar.batch_mean(centered.square().mean(dims))
         if self.track_running_stats:
             _track(self, mean.detach(), variance.detach(), num_shards * (x.numel() // x.shape[1]))
@@ -49,12 +49,12 @@ def synchronized_forward(module: nn.SyncBatchNorm, path: str, num_shards: int) -
 
 
 def _track(module: nn.SyncBatchNorm, mean: Tensor, variance: Tensor, count: int) -> None:
-    """Move the running statistics towards those of `count` values per channel; the variance there is unbiased."""
+    """Update the running statistics with those of `count` values per channel; the running variance is unbiased."""
     assert module.num_batches_tracked is not None and module.running_mean is not None
     assert module.running_var is not None
     with torch.no_grad():
         module.num_batches_tracked.add_(1)
-        # Without a momentum, the average of all batches so far.
+        # Without a momentum, the running statistics are averages over all batches so far.
         factor = 1.0 / module.num_batches_tracked if module.momentum is None else module.momentum
         module.running_mean.copy_(module.running_mean * (1 - factor) + mean * factor)
         unbiased = variance * (count / max(count - 1, 1))

@@ -1,4 +1,4 @@
-"""Which tensors of a model that was built on the meta device have no values yet."""
+"""Find the tensors of a model built on the meta device that have no values yet."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fxpar.model.distribution import Distribution
 
 
 def unset_like(tensor: Tensor, shape: tuple[int, ...], device_type: str) -> Tensor:
-    """A tensor of `shape` whose content says that nobody has given it values.
+    """A tensor of `shape` filled with a marker (NaN, or the least integer), by which `is_unset` recognizes it.
 
-    It is found out by content, since checkpoints write in place where no hook hears of it.
+    The marker is in the content, since checkpoints write in place, where no hook is called.
     """
     unset = torch.empty(shape, dtype=tensor.dtype, device=device_type)
     marker = _marker(tensor.dtype)
@@ -24,7 +24,7 @@ def unset_like(tensor: Tensor, shape: tuple[int, ...], device_type: str) -> Tens
 
 
 def is_unset(tensor: Tensor) -> bool:
-    """Whether `tensor`, or this rank's piece of it, is as `unset_like` made it; False where its dtype cannot say."""
+    """Whether `tensor`, or this rank's piece of it, is as `unset_like` made it; False for dtypes without a marker."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     marker = _marker(local.dtype)
     if marker is None or local.numel() == 0:
@@ -40,7 +40,7 @@ def _marker(dtype: torch.dtype) -> float | int | None:
 
 
 def place_buffers(model: nn.Module, device_type: str) -> dict[str, nn.Module]:
-    """Put buffers on the real device, those from meta without values; the modules that held meta tensors, by path."""
+    """Move buffers to the device; those on meta become unset. Returns the modules that held meta tensors, by path."""
     found = {}
     moved: dict[Tensor, Tensor] = {}
     for path, module in model.named_modules():
@@ -58,7 +58,7 @@ def place_buffers(model: nn.Module, device_type: str) -> dict[str, nn.Module]:
 
 @never_compiled  # it runs before what Dynamo is to capture
 def check_loaded(distribution: Distribution) -> None:
-    """Check that all tensors that were left without values have some by now.
+    """Check that all tensors that were unset have values by now.
 
     Raises:
         NotLoadedError: names those that have none.

@@ -1,4 +1,4 @@
-"""What no schedule of a resharding's transfers can undercut (Zhuang et al., section 3)."""
+"""A lower bound of the makespan of a resharding's transfers (Zhuang et al., section 3)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fxpar.resharding.search import Flow, flow_columns
 
 
 def lower_bound(flows: Sequence[Flow]) -> Fraction:
-    """The least makespan to hope for, in bytes at the rate of a host's interface.
+    """The lower bound of the makespan, in bytes at the rate of a host's interface.
 
-    The greater of two: the most that one host must receive; and, over all sets of hosts, what only they can send,
-    divided by their number. The latter is exact for any number of sets: it is what the most loaded host sends when
-    flows are cut as finely as needed and balanced best, found as a parametric maximum flow. It bounds every way to
-    send, since what receivers send on is not counted: others could do that.
+    The greater of two numbers. The first is the most bytes that one host must receive. The second is the maximum, over
+    all sets of hosts, of the bytes that only they can send, divided by their number. The second is computed exactly, as
+    a parametric maximum flow: it is what the most loaded host sends if flows are split as finely as needed and balanced
+    best. It holds for every strategy, since it does not count what receivers forward: other hosts could forward that.
     """
     return find_bound(*flow_columns(flows))

@@ -19,7 +19,7 @@ ITEMSIZE = 4
 class End:
     """How a tensor is sharded over a mesh of (hosts, devices per host).
 
-    `spec` has for every dim the mesh axes that cut it, one after another: 0 is the hosts, 1 the devices of a host.
+    `spec` has for every dim the mesh axes that shard it, one after another: 0 is the hosts, 1 the devices of a host.
     """
 
     mesh: tuple[int, int]
@@ -31,7 +31,7 @@ class End:
         return math.prod(self.mesh)
 
     def tiles(self, shape: Sequence[int], ranks: Sequence[int]) -> dict[int, Tile]:
-        """What each of `ranks`, which count host by host, holds of a tensor of `shape`."""
+        """The tile of a tensor of `shape` on each of `ranks`, which are in the order of hosts."""
         places = product(*map(range, self.mesh))
         return {rank: self._tile(shape, place) for rank, place in zip(ranks, places, strict=True)}
 
@@ -48,7 +48,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor of int32 that goes from one mesh to another one of other hosts."""
+    """A tensor of int32 that moves from one mesh to a mesh of other hosts."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Crossing:
         return (*of_source, *of_destination)
 
     def tiles(self) -> tuple[Tiles, Tiles]:
-        """What the source's ranks hold, and what the destination's need."""
+        """The tiles that the source's ranks hold, and those that the destination's need."""
         first = self.source.num_ranks
         needed = self.destination.tiles(self.shape, range(first, first + self.destination.num_ranks))
         return self.source.tiles(self.shape, range(first)), needed
@@ -77,10 +77,10 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Case(Crossing):
-    """One that the paper measures.
+    """A crossing that the paper measures.
 
-    Units of `bound`, `naive` and `balance` are the bytes of the whole tensor: the lower bound, which the best schedule
-    reaches, and how long the paper's two simple algorithms take.
+    `bound` is the lower bound, which the best schedule reaches; `naive` and `balance` are the makespans of the paper's
+    two simple algorithms. Their unit is the bytes of the whole tensor.
     """
 
     bound: Fraction
@@ -89,7 +89,7 @@ class Case(Crossing):
 
 
 def _end(text: str, mesh: tuple[int, int]) -> End:
-    """Reads a spec as the paper writes it: RS01R replicates all dims but the second, cut by hosts, then devices."""
+    """Parse the paper's notation: RS01R replicates all dims but the second, which is sharded by hosts, then devices."""
     return End(mesh, tuple(tuple(map(int, dim[1:])) for dim in re.findall(r"R|S[01]+", text)))
 
 
@@ -99,7 +99,7 @@ def _case(number: int, shape: tuple[int, ...], source: End, destination: End, *t
 
 _SHAPE = (1024, 1024, 512)
 
-# The paper's Table 2. Its times are of real transfers; these are of its model (section 3).
+# The paper's Table 2. The times there are measured; those here follow from the paper's model (section 3).
 NINE_CASES = (
     #                                                                                     bound, naive, balance
     _case(1, _SHAPE, _end("S0RR", (2, 4)), _end("S0RR", (2, 4)), "1/2", "1/2", "1/2"),

@@ -1,4 +1,4 @@
-"""What joins the stages: the values that move between them, and the graph of a whole pipelined step."""
+"""The values that move between stages, and the graph of a whole pipelined step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fxpar.world.mesh import Mesh
 class Crossing:
     """A value that moves from the ranks of stage `source` to those of all `targets`, each with its own layout.
 
-    It is that of `port` or, if `is_gradient`, its gradient. Layouts are of what one batch shard has. `pipes` are the
-    places on the pipe axis of the source and of each target; by default stage s is at s. Targets at one place take
-    the value in one layout.
+    The value is that of `port` or, if `is_gradient`, its gradient. Layouts are those of one batch shard's value.
+    `pipes` are the pipe coordinates of the source and of each target; by default stage s is at s. Targets with the same
+    pipe coordinate have the same layout.
     """
 
     port: Port
@@ -45,50 +45,50 @@ class Crossing:
 
     @property
     def name(self) -> str:
-        """Says what is moved, for messages; unique in a pipeline."""
+        """A name for messages, unique in a pipeline."""
         what = "gradient" if self.is_gradient else "value"
         stages = f"stage{'s' if len(self.targets) > 1 else ''} {', '.join(map(str, self.targets))}"
         return f"the {what} of {self.port.kind.value} {self.port.name} from stage {self.source} to {stages}"
 
     @property
     def source_pipe(self) -> int:
-        """The place of its source on the pipe axis."""
+        """The pipe coordinate of the source."""
         return self.pipes[0]
 
     @property
     def target_pipes(self) -> tuple[int, ...]:
-        """The places of its targets on the pipe axis, each once."""
+        """The pipe coordinates of the targets, without repetitions."""
         return tuple(dict.fromkeys(self.pipes[1:]))
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing has to move: the source's ranks are those that need it, as it is."""
+        """Whether nothing has to move: source and targets have the same ranks and the same layout."""
         return self.target_pipes == (self.source_pipe,) and set(self.target_layouts) == {self.source_layout}
 
     @property
     def is_of_parameter(self) -> bool:
-        """Whether it is a tied parameter, or the gradient of one: these cross once per step."""
+        """Whether it is a tied parameter or the gradient of one, which cross once per step."""
         return self.port.kind is PortKind.PARAMETER
 
     @property
     def is_shared(self) -> bool:
-        """Whether all batch shards have the same value: they have the same parameters, and all else apart."""
+        """Whether all batch shards have the same value, as they do of parameters only."""
         return self.is_of_parameter and not self.is_gradient
 
     def held(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
-        """What the rank at `coordinate`, one of the source's, has to give.
+        """The tile that the rank at `coordinate`, one of the source's, holds.
 
-        Batch shards stand one after another along one more, leading dim: they move together, since they share their
-        hosts' interfaces. Of a shared value there is only one.
+        The tile has an additional leading dim, whose indices are the batch shards: they move by one plan, since they
+        share the interfaces of their hosts. Its size is 1 for a shared value.
         """
         return self._tile(self.source_layout, mesh, coordinate)
 
     def needed(self, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
-        """What the rank at `coordinate`, one of a target's, gets; dims as of `held`."""
+        """The tile that the rank at `coordinate`, one of a target's, needs; dims as in `held`."""
         return self._tile(self.target_layouts[self.pipes[1:].index(coordinate["pipe"])], mesh, coordinate)
 
     def planned(self, mesh: Mesh, network: Network, strategy: str = "broadcast", algorithm: str = "best") -> Reshard:
-        """How it moves, where a target asks for its pieces before later ones do; arguments as of `make_plan`.
+        """Plan its transfers; targets post their receives in the order of `targets`. Arguments as in `make_plan`.
 
         Raises:
             UnknownStrategyError, UnknownAlgorithmError: no such name.
@@ -120,12 +120,12 @@ _RESHARD = "fxpar_reshard"
 
 
 def reshard_of(node: fx.Node) -> Reshard | None:
-    """How the value that `node` moves between stages gets there; None where `node` moves none."""
+    """The reshard of the value that `node` moves between stages; None if `node` moves none."""
     return node.meta.get(_RESHARD)
 
 
 def set_reshard(node: fx.Node, planned: Reshard) -> None:
-    """Record how the value that `node` moves gets to its stages."""
+    """Record the reshard of the value that `node` moves between stages."""
     node.meta[_RESHARD] = planned
 
 
@@ -133,8 +133,8 @@ def set_reshard(node: fx.Node, planned: Reshard) -> None:
 class Pipeline:
     """The step of one microbatch, from stage to stage.
 
-    `module` calls the stages; all that crosses from one to another goes through one of `reshards`, which are in the
-    order in which it moves them. `edges` are the values that cross as schedules see them.
+    `module` calls the stages. `reshards` are all values that cross from one stage to another, in the order in which
+    `module` moves them. `edges` are the same values in the form that schedules use.
     """
 
     module: fx.GraphModule
@@ -146,10 +146,10 @@ class Pipeline:
 
 
 _POSTED_IN_GROUPS = 1
-"""The next is on its way while its predecessor is computed with; each more would hold buffers for nothing, since a
-group moves one value after another."""
+"""One value is in flight while the one before it is computed with; more would only hold buffers, since a process group
+moves one value after another."""
 
 
 def lookahead_on(mesh: Mesh) -> int | None:
-    """How many receives of an edge to post before they are waited for, as of `lower`."""
+    """How many receives of an edge to post ahead: the argument of `fxpar.schedule.program.lower`."""
     return _POSTED_IN_GROUPS if mesh.moves_in_groups else None

@@ -1,4 +1,4 @@
-"""The plan of a resharding: who sends what to whom, in which order, and how long that takes at best."""
+"""The plan of a resharding: what each rank sends to which others, in which order, and the predicted time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fxpar.resharding.units import UnitTask, unit_tasks
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Elements `start` to `stop` of a unit task's region on their way: from `path[0]` to the rank after it, and so on.
+    """A transfer of elements `start` to `stop` of a unit task's region along `path`, from each rank to the next.
 
-    `readers[i]` are the ranks that read them from the memory of `path[i]`, on its host. A path of one rank never leaves
-    its host. From `begin` to `end`, in bytes at the rate of a host's interface, the sender's interface is busy.
+    `readers[i]` are the ranks of the host of `path[i]` that read the elements from its memory. A path of one rank stays
+    inside its host. The sender's interface is busy from `begin` to `end`, in bytes at the rate of a host's interface.
     """
 
     task: int
@@ -42,17 +42,16 @@ class Relay:
 
     @property
     def num_hops(self) -> int:
-        """How many interfaces pass it on."""
+        """How many interfaces send it, one after another."""
         return len(self.path) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReshardPlan:
-    """How the tiles of one side become those of the other; the same on every rank that makes it.
+    """The transfers that make the destination's tiles from the source's; the same on every rank that makes it.
 
-    A host's interface is the bottleneck, full duplex; inside a host moving is free, and what a rank holds already it
-    merely copies. `bound_bytes` is what no order of any transfers can undercut: the most that one interface must
-    receive, or that a set of hosts must send. Relays are in the order in which they begin.
+    The model: a host's interface is the bottleneck, full duplex; transfers inside a host are free, and a rank copies
+    what it holds already. `bound_bytes` is the result of `lower_bound`. Relays are in the order in which they begin.
     """
 
     strategy: str
@@ -66,23 +65,24 @@ class ReshardPlan:
 
     @property
     def makespan_bytes(self) -> int:
-        """When the last relay has left its sender, in bytes at the rate of a host's interface."""
+        """When the last relay is sent, in bytes at the rate of a host's interface."""
         return max((relay.end for relay in self.relays), default=0)
 
     @property
     def ratio(self) -> float:
-        """The makespan over the bound; 1.0 where nothing passes between hosts."""
+        """The makespan over the bound; 1.0 if nothing moves between hosts."""
         return float(self.makespan_bytes / self.bound_bytes) if self.bound_bytes else 1.0
 
     @property
     def num_bytes(self) -> int:
-        """What passes between hosts, once per receiving interface."""
+        """The bytes that move between hosts, counted once per receiving interface."""
         return sum(relay.num_elements * relay.num_hops for relay in self.relays) * self.itemsize
 
     def time_us(self, network: Network) -> float:
-        """The predicted time on `network`: as planned, the last chunk's way along its chain, and all messages' cost.
+        """The predicted time on `network`, in microseconds.
 
-        Messages cost each interface that sends them; the busiest counts.
+        It is the planned end of the last relay, with the time of its last chunk along the chain, plus the cost of all
+        messages of the interface that sends most of them.
         """
         ends, messages = [0.0], Counter[int]()
         for relay in self.relays:
@@ -95,14 +95,14 @@ class ReshardPlan:
 
     @property
     def digest(self) -> str:
-        """Short, and equal for equal plans alone."""
+        """A short hash of the plan."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         return table(self)
 
     def timeline(self) -> str:
-        """An SVG document: what every host sends and receives, and when."""
+        """An SVG document that shows what every host sends and receives, and when."""
         return timeline(self)
 
 
@@ -118,14 +118,15 @@ def make_plan(
     network: Network = LOOPBACK,
     waves: Mapping[int, int] | None = None,
 ) -> ReshardPlan:
-    """Plan how `destination` gets its tiles from `source`, `itemsize` bytes an element.
+    """Plan the transfers from tiles `source` to tiles `destination`, with `itemsize` bytes per element.
 
     Args:
         hosts: the host of every rank.
         seed: of the randomised search.
-        network: by which transfers are cut into chunks.
-        waves: when receivers will ask for their tiles, if not all at once. A chain serves lower waves first, and only
-            receivers of one wave exchange parts, so that nobody depends on who asks later.
+        network: determines the numbers of chunks.
+        waves: the order in which ranks post their receives, if not all at once (default of each: 0). A chain serves
+            lower waves first, and only receivers of the same wave exchange parts, so that no rank depends on one that
+            posts later.
 
     Raises:
         UnknownStrategyError, UnknownAlgorithmError: no such name.
@@ -142,14 +143,14 @@ def make_plan(
 
 
 def whole_flow(task: UnitTask, itemsize: int, hosts: Sequence[int]) -> Flow:
-    """A task as what must pass between hosts at the least: once into every host that has no holder."""
+    """The least that must move between hosts for a task: its region once into every host where no rank holds it."""
     senders = {hosts[rank] for rank in task.senders}
     receivers = {hosts[rank] for rank in task.receivers} - senders
     return Flow(task.num_elements * itemsize, tuple(sorted(senders)), tuple(sorted(receivers)))
 
 
 class _Planner:
-    """Goes from tasks to what the search sees, and from what it found to relays."""
+    """Turns tasks to the flows that are searched, and the slots that were found to relays."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class _Planner:
         self._led: Counter[int] = Counter()
 
     def legs(self, carry: Strategy, *, in_waves: bool) -> Iterator[tuple[int, Leg]]:
-        """Task numbers with the legs that they take between hosts."""
+        """Task numbers with the legs between hosts that carry them out."""
         for number, task in enumerate(self._tasks):
             holding = self._wholes[number].senders
             needing = [rank for rank in task.receivers if self._hosts[rank] not in holding]
@@ -176,12 +177,12 @@ class _Planner:
                         yield number, leg
 
     def flow(self, number: int, leg: Leg) -> Flow:
-        """What the search sees of a leg."""
+        """The flow of a leg, for the search."""
         ring = {self._hosts[group[0]]: None for cut in leg.cuts for group in cut.ring}
         return Flow(leg.num_elements * self._itemsize, self._wholes[number].senders, tuple(ring))
 
     def inside_hosts(self, most: int | None) -> Iterator[Relay]:
-        """What receivers read from holders on their own host: all elements of each task, or so many at most."""
+        """The relays inside hosts, from holders to receivers: all elements of each task, or at most `most`."""
         for number, task in enumerate(self._tasks):
             holding = self._wholes[number].senders
             needing = [rank for rank in task.receivers if self._hosts[rank] in holding and rank not in task.senders]
@@ -202,17 +203,17 @@ class _Planner:
         path = (sender, *(group[0] for group in cut.ring))
         readers = ((), *(group[1:] for group in cut.ring))
         num_bytes = (cut.stop - cut.start) * self._itemsize
-        # Who reads a leader's memory is one more hop, if a quick one.
+        # Reading from a leader's memory counts as one more hop, although a fast one.
         hops = len(cut.ring) + any(readers)
         return Relay(number, cut.start, cut.stop, path, readers, begin, end, self._network.chunk_count(num_bytes, hops))
 
     def _by_wave(self, ranks: Sequence[int]) -> list[list[int]]:
-        """Receivers that ask together, the lowest wave first."""
+        """The receivers of each wave, the lowest wave first."""
         waves = sorted({self._waves.get(rank, 0) for rank in ranks})
         return [[rank for rank in ranks if self._waves.get(rank, 0) == wave] for wave in waves]
 
     def _groups(self, ranks: Sequence[int]) -> list[Group]:
-        """Receivers by host, those of the lowest wave first; the least busy of these leads its host."""
+        """Receivers by host, those of the lowest wave first; the least busy of these is the leader of its host."""
         ordered = sorted(ranks, key=lambda rank: (self._waves.get(rank, 0), rank))
         by_host: dict[int, list[int]] = {}
         for rank in ordered:
@@ -232,7 +233,7 @@ class _Planner:
 
 
 def _shares(leg: Leg, slot: Slot) -> Iterator[tuple[int, int]]:
-    """The part of a leg's slot that each of its cuts takes."""
+    """The begin and end of each of a leg's cuts within the leg's slot."""
     total = sum(cut.stop - cut.start for cut in leg.cuts)
     done = [slot.start]
     count = 0

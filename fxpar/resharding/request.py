@@ -1,4 +1,4 @@
-"""What `fxpar.reshard` is asked for, checked: a tensor, where it shall be, and how it shall get there."""
+"""Checked requests of `fxpar.reshard`: the tensor, its destination, and the strategy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fxpar.resharding.plan import ReshardPlan, make_plan
 from fxpar.resharding.tile import Tile, tiles_of_placements
 
 AxisSpec: TypeAlias = Sequence[str | Sequence[str] | None]
-"""For every dim of a tensor the mesh axis, or axes, that shard it."""
+"""The mesh axis, or axes, that shard each dim of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """By which strategy, in which order, over what network, and how long one message may take."""
+    """The strategy, the algorithm that orders transfers, the network, and how long one message may take."""
 
     strategy: str
     algorithm: str
@@ -35,7 +35,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A mesh, and how a tensor is sharded over it."""
+    """A mesh, and the placements of a tensor on it."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -46,7 +46,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What shall be moved where; hashable, and checked."""
+    """A tensor to move from source to destination; hashable, and checked."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -56,11 +56,11 @@ class Request:
 
     @property
     def holds(self) -> bool:
-        """Whether this rank has a piece to give."""
+        """Whether this rank holds a piece of the source."""
         return self.source.mesh.get_coordinate() is not None
 
     def facts(self) -> dict[str, str]:
-        """What every rank must ask for alike, by name."""
+        """Descriptions, by name, of all that must be the same on every rank."""
         return {
             "the shape": str(self.shape),
             "the dtype": str(self.dtype),
@@ -70,11 +70,11 @@ class Request:
         }
 
     def tiles(self, end: End) -> dict[int, Tile]:
-        """What each rank holds at one end."""
+        """The tile of each rank at one end."""
         return tiles_of_placements(self.shape, end.mesh, end.placements)
 
     def plan(self, hosts: tuple[int, ...]) -> ReshardPlan:
-        """The plan, made once."""
+        """The plan, cached."""
         return _plan(self, hosts)
 
 
@@ -94,7 +94,7 @@ def make_request(
     """The request to move `tensor` to `mesh`.
 
     Raises:
-        ReshardError: something does not fit.
+        ReshardError: the tensor, the meshes or the layout do not match.
     """
     if not isinstance(tensor, DTensor):
         raise ReshardError(

@@ -1,4 +1,4 @@
-"""Which host sends each transfer of a resharding, and when (Zhuang et al., section 3)."""
+"""Choose the sending host and the time of each transfer of a resharding (Zhuang et al., section 3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fxpar.core.search import SEARCHES, find_slots
 from fxpar.errors import UnknownAlgorithmError
 
 ALGORITHMS = SEARCHES
-"""The paper's four, and the better of the last two of them.
+"""The paper's four algorithms, and `best`, which combines the last two.
 
 - `naive`: in the given order, each from its lowest sender
 - `balance`: the longest first, from the sender that sends least so far
@@ -21,10 +21,10 @@ ALGORITHMS = SEARCHES
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What the search sees of a transfer: any of `senders` gives `num_bytes` to all of `receivers`.
+    """A transfer, for the search: one of `senders` sends `num_bytes` to all of `receivers`.
 
-    Both are hosts, of which none is named twice. Receivers form a chain in their order: every one but the last sends
-    on what it gets. A flow without receivers stays inside its host, and takes no time.
+    Both are hosts, all different. Receivers form a chain in their order: each forwards to the next what it receives. A
+    flow without receivers stays inside its host, and takes no time.
     """
 
     num_bytes: int
@@ -49,8 +49,8 @@ def search(flows: Sequence[Flow], algorithm: str = "best", *, seed: int = 0) -> 
     """Choose sender and time of every flow; one slot per flow, in the order of `flows`.
 
     A flow occupies the sending interface of its sender and of all receivers but the last, and the receiving interface
-    of every receiver; flows that share one do not overlap. The same on every machine, however long the search takes:
-    what bounds it is a count of steps. 16,384 flows are too many for depth-first search.
+    of every receiver; flows that share one do not overlap. The result is the same on every machine, since the search is
+    limited by a number of steps, not by time. 16,384 flows are too many for depth-first search.
 
     Args:
         algorithm: one of ALGORITHMS.
@@ -73,5 +73,5 @@ def makespan(slots: Iterable[Slot]) -> int:
 
 
 def flow_columns(flows: Sequence[Flow]) -> tuple[list[int], list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """The flows' sizes, senders and receivers, as the native core takes them."""
+    """The flows' sizes, senders and receivers, as arguments of the native core."""
     return [flow.num_bytes for flow in flows], [flow.senders for flow in flows], [flow.receivers for flow in flows]

@@ -1,4 +1,4 @@
-"""A resharding plan for people: as a table, and as a timeline of every host's interface."""
+"""Show a resharding plan as a table, and as a timeline of every host's interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH = 120
 
 
 def table(plan: ReshardPlan) -> str:
-    """What it comes to, then a line per relay, in the order in which they begin."""
+    """A summary, then a row per relay, in the order in which they begin."""
     columns = ("task", "region", "bytes", "way", "chunks", "begins", "ends")
     grid = Table(*columns, caption="2@1+3,4: rank 2 on host 1, from whose memory ranks 3 and 4 read")
     for relay in plan.relays:
@@ -38,12 +38,12 @@ def table(plan: ReshardPlan) -> str:
 
 
 def headline(plan: ReshardPlan) -> str:
-    """How a plan was made, and of how much."""
+    """The strategy, the algorithm and the number of unit tasks."""
     return f"{plan.strategy}, ordered by {plan.algorithm}: {len(plan.tasks)} unit tasks"
 
 
 def figures(plan: ReshardPlan) -> str:
-    """How much passes between hosts, how long that takes a host's interface, and how long it must take."""
+    """The bytes between hosts, the makespan and its lower bound."""
     return (
         f"{plan.num_bytes:,} bytes between hosts; makespan {plan.makespan_bytes:,}, "
         f"bound {float(plan.bound_bytes):,.0f} bytes at one interface, ratio {plan.ratio:.3f}"

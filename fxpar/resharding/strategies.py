@@ -1,14 +1,15 @@
-"""The strategies by which a unit task is carried out (Zhuang et al., section 3.1), each as a set of relays.
+"""The strategies to carry out a unit task (Zhuang et al., section 3.1), each as a set of relays.
 
-A relay passes elements from a sender to one leader per receiver host, one after another, in chunks; leaders share
-with the other receivers of their host. Time to move one slice, t on one interface, to A hosts of B devices:
+A relay sends elements from a sender to one leader per receiver host, one after another, in chunks; the other receivers
+of a host read from their leader's memory. Time to move one slice, which takes t on one interface, to A hosts of B
+devices:
 
     send_recv         every receiver is sent its own copy                                  A B t
     local_allgather   every host is sent one copy in B parts, which its devices exchange   A t
     global_allgather  one copy in A B parts, which all receivers exchange                  t + t (A - 1) / A
-    broadcast         one copy passes from host to host in K chunks                        t (K + A - 1) / K
+    broadcast         one copy is forwarded from host to host in K chunks                  t (K + A - 1) / K
 
-The paper bounds global_allgather by 2 t, with as many hosts as one likes.
+The paper bounds global_allgather by 2 t, for any number of hosts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TypeAlias
 from fxpar.errors import UnknownStrategyError
 
 SIGNAL = "signal"
-"""The strategy that delivers nothing but the news that something would have arrived."""
+"""The strategy that sends a single element, as a signal that the value would have arrived."""
 
 Group: TypeAlias = tuple[int, ...]
 """The receivers of one host, the leader first."""
@@ -29,7 +30,7 @@ Group: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The elements from `start` to before `stop` of a task's region, and the way they take: host after host."""
+    """Elements `start` to `stop` (exclusive) of a task's region, and the receiving hosts in the order of the chain."""
 
     start: int
     stop: int
@@ -38,23 +39,23 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """What one sender gives in one go: `num_elements` at its interface, in `cuts`, one after another."""
+    """A transfer from one sender, of `cuts` one after another; its interface is busy for `num_elements` elements."""
 
     num_elements: int
     cuts: tuple[Cut, ...]
 
 
 Strategy: TypeAlias = Callable[[int, Sequence[Group]], list[Leg]]
-"""From a region's number of elements and its receivers by host to the legs of its task."""
+"""Maps a region's number of elements and its receivers by host to the legs of its task."""
 
 
 def send_recv(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
-    """Every receiver for itself."""
+    """A copy for every receiver."""
     return [Leg(num_elements, (Cut(0, num_elements, ((rank,),)),)) for group in groups for rank in group]
 
 
 def local_allgather(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
-    """Every host for itself, each of its devices first with a part of its own."""
+    """A copy for every host, in parts: each device receives one part, and shares it with the host's others."""
     return [
         Leg(num_elements, tuple(Cut(*part, (_led_by(rank, group),)) for rank, part in _parts(num_elements, group)))
         for group in groups
@@ -62,10 +63,10 @@ def local_allgather(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
 
 
 def global_allgather(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
-    """All receivers together, each first with a part of its own, which then goes around the hosts."""
+    """One copy in parts: each receiver gets one part, which is then forwarded around the hosts."""
     everyone = [rank for group in groups for rank in group]
     cuts = [Cut(*part, _ring_from(rank, groups)) for rank, part in _parts(num_elements, everyone)]
-    # While the last part is sent, the others are on their way around; what is left is to pass on 1 - 1/A of it all.
+    # While the last part is sent, the others are being forwarded; what remains is to forward 1 - 1/A of the whole.
     return [Leg(num_elements + num_elements * (len(groups) - 1) // len(groups), tuple(cuts))]
 
 
@@ -75,9 +76,9 @@ def broadcast(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
 
 
 def signal(num_elements: int, groups: Sequence[Group]) -> list[Leg]:
-    """As broadcast, but of the first element alone: what a transfer costs that has no bytes to move.
+    """Like `broadcast`, but of the first element only: it costs what a transfer without bytes would.
 
-    What arrives is meaningless. It bounds from above how fast any strategy could be (Zhuang et al., section 5).
+    The received values are meaningless. No strategy can be faster than this (Zhuang et al., section 5).
     """
     return [Leg(1, (Cut(0, 1, tuple(groups)),))] if num_elements else []
 
@@ -88,10 +89,10 @@ STRATEGIES: Mapping[str, Strategy] = {
     "local_allgather": local_allgather,
     "global_allgather": global_allgather,
 }
-"""Those that deliver what they are asked to."""
+"""All strategies that deliver the whole value, by name."""
 
 EXCHANGING = frozenset({"local_allgather", "global_allgather"})
-"""Those in which each receiver depends on all the others of its leg."""
+"""The strategies in which each receiver depends on all others of its leg."""
 
 
 def strategy_named(name: str) -> Strategy:
@@ -107,7 +108,7 @@ def strategy_named(name: str) -> Strategy:
 
 
 def _parts(num_elements: int, ranks: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:
-    """Each rank's share of the elements, as even as can be; ranks without any are left out."""
+    """Each rank's share of the elements, as even as possible; ranks without any are left out."""
     bounds = [num_elements * i // len(ranks) for i in range(len(ranks) + 1)]
     shares = zip(ranks, pairwise(bounds), strict=True)
     return [(rank, share) for rank, share in shares if share[0] < share[1]]
@@ -118,6 +119,6 @@ def _led_by(rank: int, group: Group) -> Group:
 
 
 def _ring_from(rank: int, groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The hosts in order, starting at that of `rank`, who leads it."""
+    """The hosts in order, starting at that of `rank`, which is its leader."""
     (first,) = (number for number, group in enumerate(groups) if rank in group)
     return (_led_by(rank, groups[first]), *groups[first + 1 :], *groups[:first])

@@ -1,4 +1,4 @@
-"""Tiles: what each rank holds of a tensor, whatever sharding put it there."""
+"""Tiles: the part of a tensor that each rank holds, for any kind of sharding."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Slices: TypeAlias = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one rank holds of a tensor: the product of each dim's half-open intervals, which are in local order.
+    """The part of a tensor that one rank holds: the product of each dim's half-open intervals, in local order.
 
-    Intervals are ascending, apart from each other, and not empty; a dim of which nothing is held has none.
+    Intervals are ascending, not adjacent, and not empty; a dim of which nothing is held has none.
     """
 
     ranges: tuple[tuple[Interval, ...], ...]
@@ -42,11 +42,11 @@ class Tile:
         return math.prod(self.shape)
 
     def intersect(self, other: Tile) -> Tile:
-        """What both hold."""
+        """The part that both hold."""
         return Tile(tuple(_common(mine, theirs) for mine, theirs in zip(self.ranges, other.ranges, strict=True)))
 
     def parts(self, region: Tile) -> list[tuple[Slices, Slices]]:
-        """Where the parts of `region`, which this tile covers, lie in the local piece, and in the region's own."""
+        """The contiguous parts of `region`, which this tile covers: slices of the local piece, and of the region."""
         by_dim = [_runs(mine, theirs) for mine, theirs in zip(self.ranges, region.ranges, strict=True)]
         return [(tuple(here for here, _ in runs), tuple(there for _, there in runs)) for runs in product(*by_dim)]
 
@@ -56,18 +56,18 @@ class Tile:
 
 
 Tiles: TypeAlias = Mapping[int, Tile]
-"""Rank -> what it holds, for every rank that takes part."""
+"""Rank -> tile, for every rank that takes part."""
 
 
 def tile_of(layout: Layout, coordinate: Mapping[str, int]) -> Tile:
-    """What the rank at `coordinate` (mesh axis -> index) holds under `layout`, partial values left aside."""
+    """The tile of the rank at `coordinate` (mesh axis -> index) under `layout`; partial axes are ignored."""
     return Tile(tuple(_joined(layout.ranges(dim, coordinate)) for dim in range(len(layout.shape))))
 
 
 def tiles_of_placements(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> dict[int, Tile]:
-    """What each rank of `mesh` holds of a DTensor of `shape` without partial values.
+    """The tile of each rank of `mesh`, for a DTensor of `shape` without partial values.
 
-    The axes of the mesh cut one after another, each as torch.chunk does, as in DTensor.
+    As in DTensor, the axes of the mesh shard one after another, each as torch.chunk does.
     """
     tiles = {}
     for index in product(*map(range, mesh.shape)):
@@ -88,7 +88,7 @@ def _chunk(held: Sequence[Interval], place: int, count: int, leading: int) -> tu
 
 
 def _cut(held: Sequence[Interval], number: int, count: int) -> list[Interval]:
-    """Chunk `number` of `count` of what is held."""
+    """Chunk `number` of `count` of the intervals `held`."""
     width = -(-sum(stop - start for start, stop in held) // count)
     cut, position = [], 0
     for start, stop in held:
@@ -110,7 +110,7 @@ def _joined(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
 
 
 def _common(mine: Sequence[Interval], theirs: Sequence[Interval]) -> tuple[Interval, ...]:
-    """What lies in both; each side ascends, so one walk finds it."""
+    """The intersection; both arguments are ascending, so one pass finds it."""
     found = []
     i = j = 0
     while i < len(mine) and j < len(theirs):
@@ -125,7 +125,7 @@ def _common(mine: Sequence[Interval], theirs: Sequence[Interval]) -> tuple[Inter
 
 
 def _runs(mine: Sequence[Interval], theirs: Sequence[Interval]) -> list[tuple[slice, slice]]:
-    """The longest runs of `theirs` that are in one piece on both sides, as local slices of mine and of theirs."""
+    """The longest runs of `theirs` that are contiguous in both, as local slices of mine and of theirs."""
     offsets = list(accumulate((stop - start for start, stop in mine), initial=0))
     runs: list[tuple[slice, slice]] = []
     there = 0

@@ -1,4 +1,4 @@
-"""Unit tasks of cross-mesh resharding (Zhuang et al., section 3): what goes from which ranks to which."""
+"""Unit tasks of cross-mesh resharding (Zhuang et al., section 3): regions, with their senders and receivers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeAlias
 from fxpar.resharding.tile import Interval, Tile, Tiles
 
 _Rows: TypeAlias = tuple[tuple[Interval, ...], ...]
-"""What a tile holds of the first dim; of a scalar, nothing is said."""
+"""The intervals of a tile in the first dim; empty for a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitTask:
     """A region of the tensor that all of `receivers` need and all of `senders` hold; both are ranks, ascending.
 
-    A rank may be both. The region travels as a dense tensor of its own shape, in row-major order.
+    A rank may be both. The region is sent as a dense tensor of its own shape, in row-major order.
     """
 
     region: Tile
@@ -32,7 +32,7 @@ class UnitTask:
 def unit_tasks(source: Tiles, destination: Tiles) -> tuple[UnitTask, ...]:
     """One task per non-empty intersection of a destination tile with a source tile.
 
-    The paper's text has one per source slice; by its case 4, and by its lower bounds, it counts intersections.
+    The paper's text has one per source slice; its case 4 and its lower bounds imply that it counts intersections.
     """
     held = _holders(source)
     tasks = []
@@ -49,7 +49,7 @@ def unit_tasks(source: Tiles, destination: Tiles) -> tuple[UnitTask, ...]:
 
 
 def _near(rows: _Rows, tiles: Collection[Tile]) -> list[Tile]:
-    """The tiles that hold some of `rows`: of as many tiles as there are batch shards, each meets few."""
+    """The tiles that hold some of `rows`: with many batch shards, these are few of all tiles."""
     distinct = {tile.ranges[:1]: None for tile in tiles}
     meeting = {found for found in distinct if Tile(found).intersect(Tile(rows)).num_elements}
     return [tile for tile in tiles if tile.ranges[:1] in meeting]

@@ -1,1 +1,1 @@
-"""What runs a step: transport between stages, the executor, and what the user is handed."""
+"""What runs a step: transport between stages, the executor, and the callable and results that the user gets."""

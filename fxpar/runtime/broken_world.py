@@ -1,4 +1,4 @@
-"""A step that fails on one rank leaves the others amid it: nothing runs after it in the same world."""
+"""No step runs after a failed one in the same world: other ranks may still be in the middle of the failed step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fxpar.errors import BrokenWorldError
 
 @contextmanager
 def breaking_its_world() -> Iterator[None]:
-    """Inside is a step of several ranks, which may end in any error; none begins after one that did.
+    """Run a step of several ranks in this context; if it ends in any error, no later step begins.
 
-    Others may have sent, or still send, what the failed step would have received: the next would take it for its own.
+    Other ranks may have sent, or still send, messages of the failed step: the next step would receive them as its own.
 
     Raises:
         BrokenWorldError: an earlier step failed on this rank.
@@ -32,4 +32,4 @@ def breaking_its_world() -> Iterator[None]:
 
 
 _failures: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
-"""What ended the step that failed, by world."""
+"""The error that ended the failed step, by world."""

@@ -1,4 +1,4 @@
-"""Give all batch shards the buffers of the first one, once all microbatches of a step have changed them."""
+"""Broadcast the buffers of the first batch shard to all others, after all microbatches of a step have changed them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fxpar.world.mesh import Mesh
 
 
 class BufferBroadcast:
-    """A broadcast that starts when this is made; before it, every batch shard has changed buffers of its own.
+    """A broadcast that starts when this is made; before it, every batch shard has changed its own copy of the buffers.
 
-    Those of the first shard count, as with DistributedDataParallel: unlike an average, that has a meaning for counters,
-    queues and indices, too. All buffers go as one message, along one batch axis after the other.
+    The first shard's are kept, as with DistributedDataParallel: unlike an average, that is also meaningful for
+    counters, queues and indices. All buffers are one message, broadcast along one batch axis after the other.
 
     Args:
-        buffers: of this rank, to be written in place; the same ones, in one order, on all ranks of a batch axis.
+        buffers: of this rank, written in place; the same buffers, in the same order, on all ranks of a batch axis.
     """
 
     def __init__(self, buffers: Sequence[Tensor], mesh: Mesh) -> None:
@@ -30,7 +30,7 @@ class BufferBroadcast:
             self._work = self._begin(self._axes[0])
 
     def finish(self) -> None:
-        """Wait for the buffers of the first shard, and write them.
+        """Wait for the buffers of the first shard, and write them into this rank's.
 
         Raises:
             PeerLostError: another rank died.
@@ -42,7 +42,7 @@ class BufferBroadcast:
         if self._axes:
             pieces = self._bytes.split([buffer.nbytes for buffer in self._buffers])
             for buffer, piece in zip(self._buffers, pieces, strict=True):
-                # A view of other elements must start at a multiple of their size: the copy does.
+                # A view as a larger dtype must start at a multiple of its size: the clone does.
                 buffer.copy_(piece.clone().view(buffer.dtype).view(buffer.shape))
 
     def _begin(self, axis: str) -> dist.Work:

@@ -1,4 +1,4 @@
-"""When things happen: by the host's clock, or where a device computes what hosts only begin, by the device's."""
+"""Timestamps: from the host's clock, or from CUDA events where the host only launches what a device computes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 
 
 class Clock(Protocol):
-    """Notes moments now, and says later when they were."""
+    """Records timestamps, and converts them to times later."""
 
     def now(self) -> Any:
-        """This moment, as the clock notes it."""
+        """A timestamp of now."""
 
     def us(self, moment: Any) -> float:
-        """A moment in microseconds of the wall clock; it may wait for the device to have come there."""
+        """The timestamp in microseconds of the wall clock; this may wait until the device has reached it."""
 
 
 class HostClock:
-    """Moments at which this process did something."""
+    """Timestamps of this process."""
 
     def __init__(self) -> None:
         self._epoch_us = 1e6 * time.time() - 1e-3 * time.perf_counter_ns()
 
     def now(self) -> int:
-        """In nanoseconds of a clock that never goes back."""
+        """In nanoseconds of a monotonic clock."""
         return time.perf_counter_ns()
 
     def us(self, moment: int) -> float:
@@ -34,14 +34,14 @@ class HostClock:
 
 
 class CudaClock:
-    """Moments at which the current stream came to something. Making one waits for the device."""
+    """Timestamps at which the current stream reached a point. Making a clock synchronizes with the device."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()
         self._epoch_us, self._epoch = 1e6 * time.time(), self.now()
 
     def now(self) -> torch.cuda.Event:
-        """An event in the stream, which nothing waits for."""
+        """An event recorded in the stream; this does not wait."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -53,5 +53,5 @@ class CudaClock:
 
 
 def clock_of(device_type: str) -> Clock:
-    """By which to time what runs on devices of this type."""
+    """The clock that times what runs on devices of this type."""
     return CudaClock() if device_type == "cuda" else HostClock()

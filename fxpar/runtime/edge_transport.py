@@ -1,4 +1,4 @@
-"""The route of a value as one rank of a stage takes it: its batch shard's slice, into memory that is used again."""
+"""One rank's end of the route of a value between stages: it moves the rank's batch shard, into pooled memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fxpar.transport.routes import Move, open_routes
 from fxpar.world.mesh import Mesh
 
 _FIRST_TAG = 0
-"""Steps of one world use the same tags: no message of one is under way when the next begins."""
+"""Steps of one world use the same tags: no message of one is in flight when the next begins."""
 
 
 class EdgeTransport:
-    """A `route` that moves what all batch shards have, each a slice of its dim 0, which pieces come without.
+    """A `route` whose dim 0 is the batch shards, one index for each; pieces here are without that dim.
 
     Args:
-        piece: how what this rank receives lies in its memory; None if it only sends.
-        buffers: where that memory comes from.
-        keeps: whether this rank both sends and receives, and may need what it holds itself.
+        piece: shape and strides of what this rank receives; None if it only sends.
+        buffers: the pool that received pieces are allocated from.
+        keeps: whether this rank both sends and receives, and may need part of what it holds itself.
     """
 
     def __init__(self, route: Route, piece: Piece | None, buffers: Buffers, *, keeps: bool = False) -> None:
@@ -35,9 +35,9 @@ class EdgeTransport:
         self._receipts: dict[int, Any] = {}
 
     def send(self, value: Tensor, microbatch: int) -> Any:
-        """Begin to send this rank's piece, which must not change before `complete` of what this returns.
+        """Begin to send this rank's piece, which must not change before `complete` was called with the result.
 
-        A rank that keeps some of it has posted its receive.
+        With `keeps`, the receive of the microbatch must have been posted.
         """
         piece = value.unsqueeze(0)
         if not self._keeps:
@@ -47,7 +47,7 @@ class EdgeTransport:
         return shipment
 
     def post_receive(self, microbatch: int) -> Any:
-        """Begin to receive this rank's piece; `wait` for what this returns."""
+        """Begin to receive this rank's piece; pass the result to `wait`."""
         assert self._piece is not None, "this rank receives nothing"
         piece = self._piece.over(self._buffers.take(self._piece.num_bytes)).unsqueeze(0)
         if not self._keeps:
@@ -72,7 +72,7 @@ class EdgeTransport:
         self._route.complete(shipment)
 
     def finish(self) -> None:
-        """Wait until all that this rank passes on to others has left.
+        """Wait until all that this rank forwards to others is sent.
 
         Raises:
             PeerLostError: one of them has died, or took too long.
@@ -80,7 +80,7 @@ class EdgeTransport:
         self._route.finish()
 
     def forget(self) -> None:
-        """Keep nothing of a step that failed."""
+        """Drop the state that a failed step has left."""
         self._awaited.clear()
         self._receipts.clear()
 
@@ -98,10 +98,10 @@ def open_edge_transports(
     """The transports of this rank; a collective of all ranks, with the same `reshards` in the same order.
 
     Args:
-        microbatches: how many of them a step has; tied parameters and their gradients move once per step.
-        piece_of: how what this rank receives shall lie in its memory.
+        microbatches: how many a step has; tied parameters and their gradients move once per step.
+        piece_of: returns the shape and strides in which this rank receives a value.
         timeout: how long one message may take.
-        answered: as of `RelaySetup`, of what moves for each microbatch; tied parameters always are.
+        answered: as in `RelaySetup`, for what moves once per microbatch; tied parameters are always answered.
     """
     pipe = mesh.coordinate["pipe"]
     transports: list[tuple[Crossing, EdgeTransport | LocalTransport]] = [
@@ -128,7 +128,7 @@ def _move(reshard: Reshard, mesh: Mesh, microbatches: int, answered: bool) -> Mo
     held = crossing.held(mesh, at) if at["pipe"] == crossing.source_pipe else None
     needed = crossing.needed(mesh, at) if at["pipe"] in crossing.target_pipes else None
     side = Endpoint(crossing.name, mesh.rank, held, needed, crossing.dtype)
-    # A stage may ask for its microbatches long after another: who sends to both must not wait for one of them.
+    # Of several target stages, one may post its receives long after another: a sender must not wait for one of them.
     in_order = len(crossing.target_pipes) == 1
     if crossing.is_of_parameter:
         return Move(reshard.plan, side, 1, in_order)

@@ -1,4 +1,4 @@
-"""Run a rank's program for one step: computes, receives and sends, and the gradients that come of it."""
+"""Run a rank's program for one step: compute, receive, send, and reduce the gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
 
 Observe: TypeAlias = Callable[[Instruction, StepState, Callable[[], Any]], None]
-"""Runs an instruction, given as a call, and may take notes of it and of what is alive after it."""
+"""Runs an instruction by calling its last argument, and may record the instruction and what is alive after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class StepResult:
 
 
 class Executor:
-    """Interprets a program; everything that does not change between steps is bound when it is made.
+    """Interprets a program; everything that does not change between steps is bound in the constructor.
 
     Args:
         program: this rank's instructions.
         stages: the compiled stages that they run.
-        connections: what this rank exchanges with others.
-        microbatches: how many of them a step has.
+        connections: this rank's transports to and from others.
+        microbatches: how many a step has.
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
         loss: the loss, if there is one.
     """
@@ -99,7 +99,10 @@ class Executor:
 
     @property
     def gradient_sums(self) -> dict[str, list[str]]:
-        """What is added up over axes of the mesh, in order; by a name that all ranks of a group have for it."""
+        """Descriptions of the sums over axes of the mesh, in order, by a name that is the same on all ranks of a group.
+
+        Ranks compare these before the first step.
+        """
         of_axes: defaultdict[str, list[str]] = defaultdict(list)
         planned = [(f"stage {stage}", sums) for stage, plan in self._plans.items() for sums in plan.all_sums]
         planned += [("parameters of several stages", sums) for sums in self._shared_sums]
@@ -115,7 +118,7 @@ class Executor:
         inputs: Mapping[str, Tensor],
         observe: Observe | None = None,
     ) -> StepResult:
-        """Run one step on this rank's pieces; `inputs` are this batch shard's, whole.
+        """Run one step on this rank's pieces; `inputs` are those of this batch shard, not yet split.
 
         Raises:
             PeerLostError: another rank died.
@@ -135,7 +138,7 @@ class Executor:
                         observe(instruction, self._state, run)
                 return self._finish()
         finally:
-            self._clear()  # also of a step that failed, nothing is kept
+            self._clear()  # after a failed step, too
 
     def _clear(self) -> None:
         self._state = StepState({}, {}, {})
@@ -145,14 +148,15 @@ class Executor:
             transport.forget()
 
     def _finish(self) -> StepResult:
-        """What the step returns, once all that this rank sends or passes on has left."""
+        """The results of the step, after everything that this rank sends or forwards has been sent."""
         state = self._state
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)
         buffers = BufferBroadcast([state.buffers[name] for name in self._changed_buffers], self._mesh)
         gradients = self._finish_gradients()
         buffers.finish()
-        # Every rank has a part in the loss once it has received all that others sent, which may not answer.
+        # A rank joins the all-reduce of the loss after it has received everything. Where receives are not answered, the
+        # loss therefore tells that what this rank sent has arrived.
         mean = None if loss is None else loss.value()
         for transfer, shipment in state.sent.items():
             self._transport(transfer).complete(shipment)
@@ -228,7 +232,7 @@ class Executor:
                     del self._unread[key], self._state.values[key]
 
     def _reduce(self, runner: StageRunner) -> None:
-        """Begin to add up the stage's gradients over all that share its parameters.
+        """Begin to sum the stage's gradients over all ranks that share its parameters.
 
         Raises:
             PeerLostError: another rank died.
@@ -238,7 +242,7 @@ class Executor:
             self._reductions.append(StageReduction(sums, self._plans[runner.stage.index], self._mesh))
 
     def _finish_gradients(self) -> dict[str, Tensor]:
-        """Give back what was borrowed, add up its batch shards, and wait for all others."""
+        """Send gradients of tied parameters to their owners, sum them over batch shards, and wait for all others."""
         shared: dict[str, Tensor] = {}
         for reduction in self._reductions:
             reduction.scattered()

@@ -1,4 +1,4 @@
-"""Finish a step's gradients: reduce what is partial, once per step, in flat buckets that are planned before it."""
+"""Finish a step's gradients: all-reduce partial ones once per step, in flat buckets planned before the step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxpar.world.mesh import Mesh
 
 
 def own_memory(gradients: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
-    """The same gradients, each in memory that none of the `others` shares, so that it can be changed in place."""
+    """The gradients, each in a storage of its own, apart from all `others`, so that it can be changed in place."""
     taken = {other.untyped_storage().data_ptr() for other in others}
     owned = []
     for gradient in gradients:
@@ -35,13 +35,13 @@ def partial_axes(layout: Layout) -> tuple[str, ...]:
 
 
 def summed_over_z(layouts: Mapping[str, Layout]) -> set[str]:
-    """The gradients that are in shards over z, and so are sums over it."""
+    """The gradients that are sharded over z, and therefore already reduced over it."""
     return {name for name, layout in layouts.items() if isinstance(layout.placement("z"), Shard)}
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What is known of a gradient before any step: its layout, and this rank's piece of it."""
+    """What is known about a gradient before any step: its layout, and the size of this rank's piece."""
 
     name: str
     layout: Layout
@@ -63,7 +63,7 @@ class Gradient:
 class AxisSums:
     """Sums of gradients over one axis: an all-reduce for each bucket, in this order.
 
-    The ranks of a group add up whatever stands at the same place of a bucket, so all must have the same buckets.
+    An all-reduce adds elements at the same position of the flat bucket, so all ranks of a group need the same buckets.
     """
 
     axis: str
@@ -78,13 +78,13 @@ class AxisSums:
 
 
 def sums_of_partial(gradients: Sequence[Gradient], mesh: Mesh) -> list[AxisSums]:
-    """How gradients become whole that are partial sums over y and x."""
+    """The sums of those gradients that are partial over y or x."""
     wanted = {axis: [each for each in gradients if axis in partial_axes(each.layout)] for axis in ("y", "x")}
     return _sums(wanted, mesh)
 
 
 def sums_over_batch(gradients: Sequence[Gradient], mesh: Mesh) -> list[AxisSums]:
-    """How gradients are summed over the batch shards; those in shards over z are sums over it already."""
+    """The sums over batch shards; gradients that are sharded over z are already reduced over it."""
     whole = [each for each in gradients if not isinstance(each.layout.placement("z"), Shard)]
     return _sums({"data": gradients, "z": whole}, mesh)
 
@@ -107,9 +107,9 @@ def _buckets(gradients: Iterable[Gradient]) -> tuple[tuple[Gradient, ...], ...]:
 
 
 class AxisReductions:
-    """Sums over axes, one axis after another, on their way from when this is made; they take the place of `gradients`.
+    """All-reduces of `gradients` over one axis after another; those over the first axis start when this is made.
 
-    Along the second axis they go when they are finished along the first.
+    Those over the next axis start in `finish`, when the ones before are done.
     """
 
     def __init__(self, gradients: Mapping[str, Tensor], sums: Sequence[AxisSums], mesh: Mesh) -> None:
@@ -119,7 +119,7 @@ class AxisReductions:
             step.begin()
 
     def finish(self) -> dict[str, Tensor]:
-        """The sums, once the terms of all ranks are in.
+        """Wait for all sums, and return them.
 
         Raises:
             PeerLostError: another rank died.
@@ -132,7 +132,7 @@ class AxisReductions:
 
 
 class _AllReduce:
-    """Sums over one axis, bucket by bucket, in place of the terms."""
+    """All-reduces over one axis, bucket by bucket; the sums replace the terms in `gradients`."""
 
     def __init__(self, gradients: dict[str, Tensor], sums: AxisSums, mesh: Mesh) -> None:
         self._gradients, self._sums, self._group = gradients, sums, mesh.group(sums.axis)

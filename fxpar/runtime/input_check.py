@@ -1,4 +1,4 @@
-"""Compare the inputs of ranks that must be given the same: those of one batch shard."""
+"""Compare the inputs of the ranks of one batch shard, which must be the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PERIOD = 1024
 
 
 class InputCheck:
-    """Called with the inputs of each step: in some of them, all ranks compare checksums; in others, it does nothing.
+    """Called with the inputs of each step: in some steps, all ranks compare checksums; in others, it does nothing.
 
     Args:
         names: of the inputs, for messages.
@@ -32,11 +32,11 @@ class InputCheck:
         self._num_steps = 0
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> None:
-        """A collective of all ranks in the steps that `is_checked` names.
+        """A collective of all ranks in the steps for which `is_checked` returns True.
 
         Raises:
             InputMismatchError: names the arguments that differ, and the ranks.
-            PeerLostError: another rank has ended, or died.
+            PeerLostError: another rank has ended.
         """
         self._num_steps += 1
         if is_checked(self._num_steps):
@@ -46,7 +46,7 @@ class InputCheck:
 
 
 def input_check(capture: Capture, distribution: Distribution) -> InputCheck | None:
-    """What compares the inputs of ranks that share a batch shard, if there are such ranks."""
+    """The check for this model; None if no two ranks share a batch shard."""
     mesh = distribution.mesh
     if mesh.num_ranks == num_batch_shards(mesh):
         return None
@@ -57,13 +57,13 @@ def input_check(capture: Capture, distribution: Distribution) -> InputCheck | No
 def is_checked(step: int) -> bool:
     """Whether step number `step` of a compiled shape, counted from 1, compares: powers of 2, then every 1024th.
 
-    It depends on the number alone, so that all ranks decide alike.
+    It depends on the number alone, so that all ranks decide the same.
     """
     return step & (step - 1) == 0 or step % _PERIOD == 0
 
 
 def differences(of_ranks: list[dict[str, int]], mesh: Mesh) -> list[str]:
-    """For each argument that differs among ranks of a batch shard, what to say of it."""
+    """A message for each argument that differs among ranks of a batch shard."""
     by_shard: dict[int, list[int]] = {}
     for rank in range(mesh.num_ranks):
         by_shard.setdefault(mesh.batch_shard(mesh.coordinate_of(rank)), []).append(rank)
@@ -78,7 +78,7 @@ def differences(of_ranks: list[dict[str, int]], mesh: Mesh) -> list[str]:
 
 
 def checksum(value: Tensor) -> int:
-    """64 bits that depend on every byte of `value`, and on where it stands, but not on strides.
+    """64 bits that depend on every byte of `value` and on its position, but not on strides.
 
     The sum, over all words, of a hash of the word times a hash of its position.
     """
@@ -88,7 +88,7 @@ def checksum(value: Tensor) -> int:
 
 
 def _words(value: Tensor) -> Tensor:
-    """The bytes of `value` in the order of its elements, as int64, filled up with zeros."""
+    """The bytes of `value` in the order of its elements, as int64, padded with zeros."""
     flat = value.detach().reshape(-1).contiguous().view(torch.uint8)
     padded = flat.new_zeros(-(-flat.numel() // 8) * 8)
     padded[: flat.numel()] = flat
@@ -101,11 +101,11 @@ def _weighed(words: Tensor) -> Tensor:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """A bijection after which every bit depends on many: the constants of SplitMix64 (Steele et al., 2014)."""
+    """A bijective hash: every bit of the result depends on many; constants of SplitMix64 (Steele et al., 2014)."""
     words = _folded(words) * -0x40A7B892E31B1A47
     return _folded(words) * -0x6B2FB644ECCEEE15
 
 
 def _folded(words: Tensor) -> Tensor:
-    """Carry the upper half of each word to the lower, where sums and products never take it; a bijection."""
+    """XOR the upper half of each word into the lower, which sums and products never do; a bijection."""
     return words ^ ((words >> 32) & 0xFFFFFFFF)

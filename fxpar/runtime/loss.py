@@ -1,4 +1,4 @@
-"""The loss of a step: a mean over microbatches and batch shards that every rank has."""
+"""The loss of a step: the mean over microbatches and batch shards, on every rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxpar.world.mesh import Mesh, num_batch_shards
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Which of the results is the loss, and its dtype, which ranks that compute no part of it must know too."""
+    """Which of the results is the loss, and its dtype, which ranks that compute no part of it need as well."""
 
     position: int
     dtype: torch.dtype
@@ -23,13 +23,13 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class LossMean:
-    """A mean that is on its way from the last stage to all ranks."""
+    """A mean whose all-reduce, from the last stage to all ranks, is in flight."""
 
     total: Tensor
     work: dist.Work | None
 
     def value(self) -> Tensor:
-        """The mean, once all ranks have given their part.
+        """Wait for the mean, and return it.
 
         Raises:
             PeerLostError: another rank has died.
@@ -40,12 +40,12 @@ class LossMean:
 
 
 def loss_weight(mesh: Mesh, microbatches: int) -> float:
-    """What one microbatch's loss of one batch shard counts in the mean."""
+    """The weight of one microbatch's loss of one batch shard in the mean."""
     return 1.0 / (microbatches * num_batch_shards(mesh))
 
 
 def begin_mean(pieces: Sequence[Tensor], loss: Loss, mesh: Mesh, microbatches: int) -> LossMean:
-    """Begin to add up what all ranks have; `pieces` are this rank's losses by microbatch, none off the last stage."""
+    """Begin the sum over all ranks; `pieces` are this rank's losses by microbatch: none without the last stage."""
     total = torch.zeros((), dtype=loss.dtype, device=mesh.device_type)
     if pieces:
         copies = mesh.y * mesh.x  # these ranks hold copies of one loss

@@ -1,4 +1,4 @@
-"""Results that the model could differentiate, but that are not the loss of the step."""
+"""Results that require grad in the model, but are not the loss of the step: a backward through them is an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxpar.errors import NotTheLossError
 
 
 def refuse_backward(result: Tensor, name: str, loss: str) -> Tensor:
-    """`result`, which requires grad; a backward through it raises NotTheLossError with its name and the loss's."""
+    """`result` with requires_grad; a backward through it raises NotTheLossError with its name and the loss's."""
     refused: Tensor = _NoGradient.apply(  # type: ignore[no-untyped-call]
         result, name, loss, torch.zeros((), requires_grad=True)
     )

@@ -1,4 +1,4 @@
-"""Time the graphs of a stage by themselves, on made-up values."""
+"""Time the graphs of a stage in isolation, on made-up values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REPEATS = 5
 def profile_stage(stage: CompiledStage) -> dict[Kind, float]:
     """Microseconds of each kind of action that `stage` was compiled for; a collective of the ranks that share it.
 
-    Medians, after one run that is not counted. A backward takes no time where there is nothing to train.
+    Medians, after one run that is not counted. A stage without gradients has backwards of 0.
     """
     with torch.no_grad():
         times: dict[Kind, float] = {}
@@ -39,7 +39,7 @@ def profile_stage(stage: CompiledStage) -> dict[Kind, float]:
 
 
 def _made_up(pieces: Iterable[Tensor]) -> list[Tensor]:
-    """Small numbers of one sign: neither overflows nor subnormal numbers, which processors are slow at."""
+    """Small positive numbers, so that there are no overflows and no subnormal numbers, which are slow on CPUs."""
     return [_filled(Piece.like(piece).empty()) for piece in pieces]
 
 

@@ -1,4 +1,4 @@
-"""Take notes of a step as it runs: when everything began and ended, and what was kept for the backward."""
+"""Record a step as it runs: when each instruction began and ended, and the activation memory of backwards."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fxpar.schedule.timeline import SENDS, WAIT, Span, Timeline
 class Recorder:
     """Observes the step of one pipe rank.
 
-    `saved_peak_bytes` is the most memory that was held for backwards at once: that of distinct storages, without
-    parameters, gathered or not, buffers and inputs of the step.
+    `saved_peak_bytes` is the peak of the memory saved for backwards. Each storage counts once; parameters (gathered or
+    not), buffers and inputs of the step do not count.
     """
 
     def __init__(self, rank: int, device_type: str = "cpu") -> None:
@@ -27,7 +27,7 @@ class Recorder:
         self.saved_peak_bytes = 0
 
     def observe(self, instruction: Instruction, state: StepState, run: Callable[[], Any]) -> None:
-        """Run an instruction, and note it."""
+        """Run an instruction, and record it."""
         begin = self._clock.now()
         run()
         if isinstance(instruction, Compute | Wait | Send):
@@ -37,7 +37,7 @@ class Recorder:
 
     @property
     def timeline(self) -> Timeline:
-        """What was noted, by the wall clock; of sends, how long they kept the rank from computing."""
+        """What was recorded, in wall-clock time; the span of a send is how long it kept the rank from computing."""
         return Timeline(tuple(self._span(*noted) for noted in self._noted))
 
     def _span(self, instruction: Compute | Wait | Send, begin: Any, end: Any) -> Span:

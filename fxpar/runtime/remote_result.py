@@ -17,14 +17,14 @@ def _refuse(tensor: RemoteResult, *unused_args: Any, **unused: Any) -> Any:
     raise tensor._error()
 
 
-_refused: Any = _refuse  # whatever the signature of what it stands in for
+_refused: Any = _refuse  # Any, because it replaces methods of many signatures
 _METADATA_OPS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class RemoteResult(DTensor):
-    """A DTensor on the ranks of another stage: its shape, dtype, mesh and placements are known here, but no values.
+    """A DTensor on the ranks of another stage: this rank knows its shape, dtype, mesh and placements, but no values.
 
-    `fxpar.reshard` takes it like any other. Ops on it, and what would read its values, raise RemoteResultError.
+    `fxpar.reshard` accepts it like any other. Ops on it, and methods that read values, raise RemoteResultError.
     """
 
     _name: str
@@ -33,7 +33,7 @@ class RemoteResult(DTensor):
 
     @classmethod
     def of(cls, tensor: DTensor, name: str) -> RemoteResult:
-        """`tensor`, of which this rank holds no part, as a result that messages call `name`."""
+        """`tensor`, of which this rank holds no part, as a RemoteResult; error messages call it `name`."""
         remote = as_dtensor_subclass(cls, tensor)
         remote._name = name
         return remote

@@ -1,4 +1,4 @@
-"""Put the microbatches of a result together, as a DTensor on the last stage's ranks, or on those of every stage."""
+"""Join the microbatches of a result to a DTensor on the last stage's ranks, or on those of every stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fxpar.world.mesh import Mesh, num_batch_shards
 class ResultSpec:
     """A result of the forward: its layout for one microbatch, its dtype, and whether its dim 0 is the batch.
 
-    `requires_grad` is of the model as it was written. `name` is for messages.
+    `requires_grad` is that of the result in the single-device model. `name` is for messages.
     """
 
     layout: Layout
@@ -36,7 +36,7 @@ class ResultSpec:
 
 
 def result_specs(capture: Capture, border: StageBorder) -> list[ResultSpec]:
-    """The results of the forward, in their order; `border` is the last stage's."""
+    """The specs of the forward's results, in order; `border` is the last stage's."""
     specs = []
     for position, node in enumerate(capture.results):
         layout = border.outputs[Port(PortKind.RESULT, str(position))]
@@ -56,15 +56,16 @@ def gather_result(
     *,
     on_all_stages: bool = False,
 ) -> DTensor:
-    """The result of a step, from this rank's pieces, one per microbatch; None on the ranks of other stages.
+    """The result of a step as a DTensor.
 
-    With a batch dim, the microbatches and batch shards stand one after another along it. A floating-point scalar is
-    the mean over both; any other result without a batch dim is the last microbatch's.
+    A result with a batch dim is concatenated along it, over microbatches and batch shards. A floating-point scalar is
+    averaged over both. Any other result without a batch dim is that of the last microbatch.
 
     Args:
-        pipe: the place of its stage on the pipe axis.
-        on_all_stages: whether the ranks of each stage get it, as a DTensor on their own mesh, by a broadcast over the
-            pipe axis. Otherwise it is one on the ranks of its stage, and a RemoteResult on all others.
+        pieces: this rank's pieces, one per microbatch; None on the ranks of other stages.
+        pipe: the coordinate of the result's stage on the pipe axis.
+        on_all_stages: whether it is broadcast over the pipe axis, so that every rank gets a DTensor on the mesh of its
+            own stage. Otherwise it is a DTensor on the ranks of its stage, and a RemoteResult on all others.
 
     Raises:
         PeerLostError: another rank died.
@@ -84,7 +85,7 @@ def gather_result(
 
 
 def _broadcast(local: Tensor, shape: Sequence[int], pipe: int, name: str, mesh: Mesh) -> Tensor:
-    """What the rank at place `pipe` of the pipe axis has in `local`, on all ranks along that axis."""
+    """Broadcast `local` of the rank with pipe coordinate `pipe` to all ranks along that axis."""
     if mesh.coordinate["pipe"] != pipe:
         local = local.new_empty(shape)
     local = local.contiguous()
@@ -95,7 +96,7 @@ def _broadcast(local: Tensor, shape: Sequence[int], pipe: int, name: str, mesh: 
 
 
 def _stacked(layout: Layout, mesh: Mesh, count: int) -> Layout:
-    """The layout of `count` such values one after another along dim 0, which the batch shards divide first."""
+    """The layout of `count` such values concatenated along dim 0, which is sharded over the batch axes first."""
     stacked = Layout((count * layout.shape[0], *layout.shape[1:]))
     outer = 1
     for axis in mesh.batch_axes:
@@ -124,7 +125,7 @@ def _join(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh) -> Tensor:
 
 
 def _mesh_at(pipe: int, mesh: Mesh) -> DeviceMesh:
-    """The ranks at that place; a rank at another only knows them, and has no groups with them."""
+    """The mesh of the ranks with that pipe coordinate; on ranks with another, it has no process groups."""
     if mesh.coordinate["pipe"] == pipe:
         return mesh.stage_mesh
     assert mesh.device_mesh is not None, "the mesh was made without processes"

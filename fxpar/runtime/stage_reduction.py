@@ -1,4 +1,4 @@
-"""The gradients of one stage, from sums over its microbatches to what is handed to the user."""
+"""Reduce the gradients of one stage over the mesh, from sums over its microbatches to the final gradients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fxpar.world.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class GradientSums:
-    """Over which axes gradients that are there at one time are summed: where they are partial, then over the batch.
+    """The sums over mesh axes of gradients that are ready together: where they are partial, then over the batch.
 
-    `shared` are those that other stages have a part in, too: here they are only summed where they are partial.
+    `shared` are gradients that other stages contribute to: here they are only summed where they are partial.
     """
 
     of_partial: Sequence[AxisSums]
@@ -34,7 +34,7 @@ class GradientSums:
 
 @dataclass(frozen=True, slots=True)
 class ReductionPlan:
-    """What becomes of a stage's gradients: `direct` of most, `scattered` of those that are scattered over z first."""
+    """How a stage's gradients are reduced: `scattered` those that are reduce-scattered over z, `direct` all others."""
 
     stage: int
     direct: GradientSums
@@ -58,7 +58,7 @@ class ReductionPlan:
 
     @property
     def shared(self) -> list[Gradient]:
-        """The gradients that other stages have a part in."""
+        """The gradients that other stages contribute to."""
         return [*self.direct.shared, *self.scattered.shared]
 
     @property
@@ -68,14 +68,14 @@ class ReductionPlan:
 
 
 class StageReduction:
-    """The gradients of one stage on their way from sums over its microbatches to what all of them come to.
+    """The reductions of one stage's gradients, in flight.
 
-    What is to be scattered over z starts on its way when this is made; so does everything else that is not shared with
-    other stages, once it is not partial over y and x any more.
+    When this is made, the reduce-scatters over z start. The other gradients are reduced over y and x where they are
+    partial; then their sums over the batch start, except for gradients that are shared with other stages.
 
     Args:
-        sums: over the microbatches, by parameter.
-        plan: of the stage.
+        sums: the sums over microbatches, by parameter.
+        plan: that of the stage.
     """
 
     def __init__(self, sums: Mapping[str, Tensor], plan: ReductionPlan, mesh: Mesh) -> None:
@@ -87,7 +87,7 @@ class StageReduction:
         self._reduce({name: gradient for name, gradient in sums.items() if name not in names}, plan.direct)
 
     def scattered(self) -> None:
-        """Wait for what is scattered over z, and start the rest of its way.
+        """Wait for the reduce-scatters over z, and start the further reductions of their results.
 
         Raises:
             PeerLostError: another rank died.
@@ -96,7 +96,7 @@ class StageReduction:
             self._reduce(self._scattering.finish(), self._plan.scattered)
 
     def finish(self) -> dict[str, Tensor]:
-        """All that is not shared, once all shards of the batch are in. `scattered` must have been called.
+        """Wait for all gradients that are not shared, and return them. `scattered` must have been called.
 
         Raises:
             PeerLostError: another rank died.
@@ -110,7 +110,7 @@ class StageReduction:
 
 
 class _Scattering:
-    """Reduce-scatters over z that are under way."""
+    """Reduce-scatters over z, in flight."""
 
     def __init__(self, sums: Mapping[str, Tensor], reductions: CompiledReductions) -> None:
         self._reductions = reductions
@@ -125,7 +125,7 @@ class _Scattering:
 
 
 def _apart(pieces: Iterable[Tensor]) -> list[Tensor]:
-    """The same values, no two at one place: that may be where parameters have one gradient."""
+    """The same values, no two in the same memory: where parameters have the same gradient, they may be."""
     places = set[int]()
     found = []
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Run the graphs of one stage on what a step has at hand."""
+"""Run the graphs of one stage on the values of a step's state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StageRunner:
     """Everything about a stage that does not change between steps.
 
     Args:
-        returned: the edges whose gradients the stage sends back, also of those that it has none of.
-        loss_weight: what one microbatch's loss counts in the loss of the step.
+        returned: the edges whose gradients the stage sends back; zeros for those that it computes none for.
+        loss_weight: the weight of one microbatch's loss in the loss of the step.
     """
 
     def __init__(self, stage: CompiledStage, returned: Collection[str], loss_weight: float) -> None:
@@ -29,7 +29,7 @@ class StageRunner:
         self._leaving = [port.name for port in stage.outputs if port.kind is PortKind.EDGE]
         self._read = [port for port in stage.inputs if port.kind is PortKind.EDGE]
         self._returning = [port.name for port in self._read if port.name in returned]
-        # The source waits for a gradient from every reader, also from one whose results do not depend on the value.
+        # The source waits for a gradient from every reader, even from one whose results do not depend on the value.
         self._zeros = {
             port.name: Piece.like(piece).empty().zero_()
             for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)
@@ -47,11 +47,11 @@ class StageRunner:
 
     @property
     def edges_read(self) -> list[str]:
-        """The edges that the forward takes."""
+        """The edges that the forward has as inputs."""
         return [port.name for port in self._read]
 
     def gather(self, state: StepState) -> None:
-        """Start to gather the parameters that are gathered once per step; the graphs wait for them."""
+        """Start the all-gathers of parameters that are gathered once per step; the graphs wait for them."""
         gathers = self.stage.gathers
         if gathers is not None:
             given = gathers.run(*(state.parameters[name] for name in gathers.names))
@@ -62,7 +62,7 @@ class StageRunner:
         self._runs[kind](microbatch, state)
 
     def free(self, kind: Kind, microbatch: int, state: StepState) -> None:
-        """Forget what leaves with a message, which has it, and what was kept for this action."""
+        """Drop the values that were sent (the message holds them), and what was saved for this action."""
         if kind == "F":
             for edge in self._leaving:
                 del state.leaving[edge, microbatch]
@@ -108,7 +108,7 @@ class StageRunner:
         gradients = dict(zip(stage.gradients, made, strict=True))
         returning = [gradients.pop(port) for port in stage.gradients if port.kind is PortKind.EDGE]
         self._return(returning, microbatch, state)
-        # A gradient may be a tangent as it came, which another stage of this rank may still use.
+        # A gradient may be one of the tangents themselves, which another stage of this rank may still use.
         self._accumulate(list(gradients.values()), [*returning, *tangents], state)
 
     def _input_gradients(self, microbatch: int, state: StepState) -> None:
@@ -126,7 +126,7 @@ class StageRunner:
         self._accumulate(stage.split.weights(*kept), kept, state)
 
     def _nothing_to_train(self, microbatch: int, state: StepState) -> None:
-        """The backward of a stage without gradients: those that wait for one of an edge get zeros."""
+        """The backward of a stage without gradients: stages that wait for the gradient of an edge get zeros."""
         self._return((), microbatch, state)
         self._accumulate((), (), state)
 
@@ -145,7 +145,7 @@ class StageRunner:
         return [self._tangent(port, microbatch, state) for port in self.stage.tangents]
 
     def _tangent(self, port: Port, microbatch: int, state: StepState) -> Tensor:
-        """Of the loss, its weight in the mean; of an edge, the sum of what every stage that uses it sends back."""
+        """For the loss, its weight in the mean; for an edge, the sum of the gradients that its readers send back."""
         if port.kind is PortKind.RESULT:
             loss = state.results[int(port.name)][microbatch]
             return torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)

@@ -1,4 +1,4 @@
-"""The callable that `torch.compile` returns: one whole step of a distributed model."""
+"""The callable that the backend returns to `torch.compile`: one whole step of a distributed model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fxpar.world.mesh import batch_rank
 
 
 class Step:
-    """Runs the schedule, and hands its results and gradients to the user as if it were the model's forward."""
+    """Runs the schedule, and returns results and loss as the model's forward would."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Step:
         self._anchor = torch.zeros((), requires_grad=True)
 
     def __call__(self, *args: Tensor) -> tuple[Tensor | None, ...]:
-        """Run a step on Dynamo's arguments; the results of the forward, in its order."""
+        """Run a step on Dynamo's arguments; returns the results of the forward, in its order."""
         held = self._distribution.own_parameters()
         parameters = {name: parameter.to_local().detach() for name, parameter in held.items()}
         buffers = {name: args[position] for name, position in self._buffers.items()}
@@ -79,7 +79,7 @@ class Step:
 
     @property
     def _speaks_for_its_stage(self) -> bool:
-        """Whether it is the first of the ranks that share a place on the pipe axis, and so do the same."""
+        """Whether it is the first of the ranks with the same pipe coordinate, which run the same instructions."""
         return not any(place for axis, place in self._distribution.mesh.coordinate.items() if axis != "pipe")
 
     def _record(
@@ -94,7 +94,7 @@ class Step:
         return done
 
     def _draw(self) -> Tensor:
-        """The random state of this step; it moves on with every step that trains."""
+        """The random state of this step; it advances with every training step."""
         distribution = self._distribution
         first = batch_rank(distribution.mesh) * distribution.microbatches
         number, microbatches = distribution.num_steps, distribution.microbatches
@@ -103,7 +103,7 @@ class Step:
         return state
 
     def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Tensor:
-        """A result other than the loss, which nothing can be differentiated through."""
+        """A result other than the loss; it cannot be differentiated."""
         held_by, on_all_stages = self._distribution.placement[-1], self._results_on_all_stages
         spec, mesh, microbatches = self._results[position], self._distribution.mesh, self._distribution.microbatches
         with torch.no_grad():
@@ -115,7 +115,7 @@ class Step:
 
 
 class _Gradients:
-    """A step's finished gradients, until `.backward()` fetches them once."""
+    """A step's finished gradients, held until `.backward()` takes them, once."""
 
     def __init__(self, local: Mapping[str, Tensor], leaves: Mapping[str, Tensor], distribution: Distribution) -> None:
         self._local: Mapping[str, Tensor] | None = local
@@ -129,7 +129,7 @@ class _Gradients:
                 "backward through this loss ran already: a step's gradients are returned once; run the step again"
             )
         local, self._local = self._local, None
-        # On a GPU, to look at the factor would be to wait for all that the step has begun.
+        # On a GPU, reading the factor would wait for all kernels of the step.
         if factor.device.type != "cpu" or factor.item() != 1.0:
             torch._foreach_mul_([local[name] for name in self._names], factor)
         planned = self._distribution.final_plan.parameters
@@ -138,7 +138,7 @@ class _Gradients:
 
 
 class _HandOver(torch.autograd.Function):
-    """Ties the loss to the parameters: the gradients are ready before `.backward()` asks for them."""
+    """Connects the loss to the parameters in autograd: its backward returns gradients that are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: _Gradients, anchor: Tensor, *leaves: Tensor) -> Tensor:

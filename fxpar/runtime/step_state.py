@@ -15,11 +15,17 @@ from fxpar.schedule import Transfer
 class StepState:
     """Values by edge and microbatch, or by stage and microbatch.
 
-    parameters, buffers: of this rank, with what it borrowed. inputs: of each microbatch.
-    gathered: what the graphs of a stage take instead of its parameters, for those that are gathered once per step.
-    values: of edges that stages of this rank read. gradients: of edges that they make, one from each reader so far.
-    leaving: values that they make. returning: gradients that they made of what they read, by edge, stage, microbatch.
-    saved: what forwards keep for backwards. carried: what input gradients keep for weight gradients.
+    parameters, buffers: of this rank, including tied parameters received from their owners.
+    inputs: one tensor per microbatch.
+    gathered: by stage, the gathered parameters that its graphs take instead of shards, if gathered once per step.
+    posted, sent: handles of receives and sends in flight.
+    values: of edges that stages of this rank read.
+    gradients: of edges that stages of this rank compute, one from each reader so far.
+    leaving: values of edges that stages of this rank compute.
+    returning: gradients of edges that stages of this rank read, by edge, stage and microbatch.
+    saved: what forwards save for backwards.
+    carried: what the graphs of input gradients save for those of weight gradients.
+    results: of the forward, by position and microbatch.
     sums: of the gradients of each stage's parameters, over the microbatches so far.
     """
 

@@ -1,4 +1,4 @@
-"""Tied parameters, which several stages use: one of them owns each, and sends it to the others once per step."""
+"""Tied parameters, which several stages use: one stage owns each, and sends it to the others once per step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fxpar.world.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class TiedTransport:
-    """How one tied parameter gets from its owner to its other users, and gradients back, seen from a rank of either.
+    """The transports of one tied parameter, on a rank of its owner or of another user.
 
-    `layout` is how its owner stores it, in `dtype`. `value` takes it to all users. `gradients` are what this rank sends
-    or gets: a user has one, if it has a gradient, and the owner has those of all users.
+    `layout` and `dtype` are those in which its owner stores it. `value` moves it to all users. `gradients` move
+    gradients to the owner: a user has one transport if it has a gradient, and the owner has those of all users.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TiedParameters:
 
     @classmethod
     def of(cls, transports: Sequence[tuple[Crossing, EdgeTransport | LocalTransport]], mesh: Mesh) -> TiedParameters:
-        """Those of which parameters and their gradients cross by `transports`."""
+        """The tied parameters of `transports`, which move parameters and their gradients."""
         pipe = mesh.coordinate["pipe"]
         gradients: defaultdict[Port, list[EdgeTransport | LocalTransport]] = defaultdict(list)
         for crossing, transport in transports:
@@ -60,11 +60,11 @@ class TiedParameters:
 
     @property
     def names(self) -> set[str]:
-        """Of the parameters."""
+        """The names of the parameters."""
         return {each.name for each in self._tied}
 
     def settled(self, own: Mapping[str, Gradient], mesh: Mesh) -> list[Gradient]:
-        """What `reduce` leaves of gradients that are `own` at first, by name; in the order of their names."""
+        """The gradients that this rank has after `reduce`, if it had `own` before; sorted by name."""
         sent = {each.name for each in self._tied if each.gradients and not each.is_owner}
         received = {
             each.name: Gradient.of(each.name, each.layout, each.dtype, mesh)
@@ -75,7 +75,7 @@ class TiedParameters:
         return [left[name] for name in sorted(left)]
 
     def exchange(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Send what this rank owns of `parameters` to other users; returns the pieces that it receives, by name.
+        """Send those of `parameters` that this rank owns to their users; returns the pieces that it receives, by name.
 
         Raises:
             PeerLostError: another rank died.
@@ -88,7 +88,7 @@ class TiedParameters:
         return received
 
     def reduce(self, gradients: dict[str, Tensor]) -> None:
-        """Send users' gradients to the owner, who adds them to its own; none is partial any more.
+        """Send the users' gradients to the owner, which adds them to its own, in place; no gradient may be partial.
 
         Raises:
             PeerLostError: another rank died.
@@ -103,7 +103,7 @@ class TiedParameters:
             transport.complete(shipment)
 
     def finish(self) -> None:
-        """Wait until all that this rank passes on to other users has left.
+        """Wait until all that this rank forwards to other users is sent.
 
         Raises:
             PeerLostError: another rank died.

@@ -1,4 +1,4 @@
-"""What a user finds where a forward keeps a tensor on an object, such as the cache of keys and values of a decoder."""
+"""Stand-ins for tensors that a forward stores on an object, such as the key-value cache of a decoder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fxpar.errors import UnavailableTensorError
 
 
 class UnavailableTensor:
-    """Stands for a tensor that no rank has whole, and that nobody may need: it says so when it is used.
+    """A stand-in for a tensor that no rank has whole; any use raises UnavailableTensorError.
 
     Args:
-        where: the source line that keeps it.
+        where: the source line that stores it.
     """
 
     def __init__(self, where: str) -> None:
@@ -25,7 +25,7 @@ class UnavailableTensor:
         raise UnavailableTensorError(self._where)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # what copy, pickle and others ask every object for
+        if name.startswith("_"):  # copy, pickle and others look these up on every object
             raise AttributeError(name)
         self._refuse()
 
@@ -41,7 +41,7 @@ class UnavailableTensor:
 
 
 def _unavailable(arguments: Any) -> Iterator[UnavailableTensor]:
-    """Those among nested arguments."""
+    """The stand-ins among nested arguments."""
     if isinstance(arguments, UnavailableTensor):
         yield arguments
     elif isinstance(arguments, Mapping):
@@ -52,10 +52,10 @@ def _unavailable(arguments: Any) -> Iterator[UnavailableTensor]:
 
 
 def with_unavailable(step: Callable[..., Sequence[Any]], kept: Mapping[int, str]) -> Callable[..., Sequence[Any]]:
-    """`step`, whose results are all that leaves a forward but what that keeps on objects.
+    """`step`, with stand-ins inserted for the tensors that the forward stores on objects, which `step` does not return.
 
     Args:
-        kept: for the positions of the latter in what is to be returned, the source lines.
+        kept: by position among all that is to be returned, the source line that stores the tensor.
     """
     unavailable = {position: UnavailableTensor(where) for position, where in sorted(kept.items())}
 

@@ -1,4 +1,4 @@
-"""Connect the stages: this rank's transports of all that crosses between them."""
+"""Connect the stages: open this rank's transports of all values that cross between stages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fxpar.world.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """What a rank exchanges with other stages.
+    """A rank's transports to and from other stages.
 
-    traffic: by edge, source and target stages, what this rank moves it with: the edge's value if the source makes it,
-        its gradient if the source reads it.
+    traffic: transports by edge, source and target stages: of the edge's value if the source computes it, of its
+        gradient if the source reads it.
     tied: parameters of this rank that other stages use, too.
-    buffers: the memory into which all of that arrives.
+    buffers: the pool from which received values are allocated.
     """
 
     traffic: Mapping[tuple[str, int, tuple[int, ...]], EdgeTransport | LocalTransport]
@@ -46,7 +46,7 @@ def connect(
 
     Args:
         timeout: how long one message may take.
-        answered: as of `RelaySetup`. A step with a loss needs no answers: in the end all ranks wait for it.
+        answered: as in `RelaySetup`. A step with a loss needs no answers: in the end all ranks wait for the loss.
     """
     buffers = Buffers(torch.device(mesh.device_type))
 
@@ -62,7 +62,7 @@ def connect(
 
 
 def _piece(crossing: Crossing, own: Sequence[CompiledStage], mesh: Mesh) -> Piece:
-    """How what this rank receives lies in its memory: as its first stage that uses it was compiled for."""
+    """The shape and strides in which this rank receives: those that its first stage that uses it was compiled for."""
     expected: dict[Port, Tensor] = {}
     for stage in own:
         if stage.index not in crossing.targets:
@@ -72,7 +72,7 @@ def _piece(crossing: Crossing, own: Sequence[CompiledStage], mesh: Mesh) -> Piec
         else:
             expected = stage.held_pieces | expected
     _, *shape = crossing.needed(mesh, mesh.coordinate).shape
-    if crossing.port not in expected:  # the gradient of a parameter that its owner lends but does not use
+    if crossing.port not in expected:  # the gradient of a tied parameter that its owner stores but does not use
         return Piece.like(torch.empty(shape, dtype=crossing.dtype, device=mesh.device_type))
     piece = Piece.like(expected[crossing.port])
     planned = f"{tuple(shape)} and {crossing.dtype}"

@@ -1,1 +1,1 @@
-"""How bytes move between ranks: channels of shared memory, relays and groups of gloo or NCCL."""
+"""How bytes move between ranks: shared memory within a host, gloo messages between hosts, NCCL process groups."""

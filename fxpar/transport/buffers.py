@@ -1,4 +1,4 @@
-"""Memory for what is under way, used again as soon as nobody holds it, so that steps allocate nothing."""
+"""A pool of buffers for messages, reused once no tensor views them, so that steps after the first allocate none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxpar._torch import is_shared
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """How a rank's piece of a value lies in its memory."""
+    """Shape, strides, dtype and device of a rank's piece of a value."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -23,23 +23,23 @@ class Piece:
 
     @classmethod
     def like(cls, tensor: Tensor) -> Piece:
-        """The memory of a real or fake tensor."""
+        """That of a real or fake tensor."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     @property
     def num_bytes(self) -> int:
-        """What one takes; a piece of strides larger than its shape needs has gaps."""
+        """The bytes from its first element to its last, with gaps if it is not dense."""
         if 0 in self.shape:
             return 0
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         return (last + 1) * self.dtype.itemsize
 
     def over(self, memory: Tensor) -> Tensor:
-        """The piece in `memory`, bytes."""
+        """The piece as a view of the uint8 tensor `memory`."""
         return memory[: self.num_bytes].view(self.dtype).as_strided(self.shape, self.stride)
 
     def empty(self) -> Tensor:
-        """New memory for one."""
+        """A new, uninitialized tensor."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
@@ -52,17 +52,17 @@ class Buffers:
         self._lock = Lock()
 
     def take(self, num_bytes: int) -> Tensor:
-        """`num_bytes` bytes that nobody else holds, with whatever is in them."""
-        with self._lock:  # between looking whether a buffer is free and holding it
+        """`num_bytes` bytes that no other tensor views, with any content."""
+        with self._lock:  # a buffer that is found free must not be taken twice
             buffers = self._by_size[num_bytes]
             for buffer in buffers:
                 if not is_shared(buffer):
                     return buffer[:]
-            # Not empty: what a signal does not fill must not be numbers that processors are slow at.
+            # Not empty: strategy `signal` leaves most of it unwritten, and subnormal numbers would slow CPUs.
             buffers.append(torch.zeros(num_bytes, dtype=torch.uint8, device=self.device))
             return buffers[-1][:]
 
     @property
     def num_bytes(self) -> int:
-        """All that was ever allocated."""
+        """The bytes of all buffers, free or not."""
         return sum(size * len(buffers) for size, buffers in self._by_size.items())

@@ -1,7 +1,7 @@
-"""Messages from a rank to others of its host, in order, through its shared memory; the writer never waits.
+"""Messages from one rank to others of its host, in order, through shared memory; the writer never waits.
 
-A channel is a linked list in the writer's segment: a descriptor of each message says where its bytes lie, how many are
-ready, and where the next descriptor is. So any number of messages may be on their way.
+A channel is a linked list in the writer's shared-memory segment: the descriptor of each message says where its bytes
+are, how many are ready, and where the next descriptor is. So any number of messages can be in flight.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fxpar.core.shared_memory import SIGNAL_BYTES
 from fxpar.errors import PeerLostError, PlanMismatchError
 from fxpar.transport.shared_segment import OwnSegment, PeerSegment, Segment, share_memory
 
-_CELL_BYTES = 64  # a cache line, so that what different ranks write lies apart
-_FAILED = 2**64 - 1  # ready bytes of a message whose rest will never come
+_CELL_BYTES = 64  # a cache line, so that different ranks never write to the same one
+_FAILED = 2**64 - 1  # stands for the number of ready bytes, if the rest of the message will never come
 
 
 class _Cell(ctypes.Structure):
-    """A descriptor as it lies in memory."""
+    """The memory layout of a descriptor."""
 
     block: int
     num_bytes: int
@@ -39,7 +39,7 @@ class _Cell(ctypes.Structure):
 
 
 class _Descriptor:
-    """A link of the list: the signals `ready` (bytes) and `next` (an offset), and the message's place and size."""
+    """A node of the list: signals `ready` (in bytes) and `next` (an offset), and the message's offset and size."""
 
     def __init__(self, segment: Segment, offset: int) -> None:
         self.offset = offset
@@ -50,9 +50,10 @@ class _Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlace:
-    """Where a channel is in its writer's segment, a cell each: the link to the first message, and signals.
+    """The offsets of a channel's cells in its writer's segment.
 
-    released: for each reader, how many messages, from the first on, it has released.
+    first: the head of the list, which links to the first message.
+    released: for each reader, a signal that counts the messages, from the first on, that it has released.
     """
 
     first: int
@@ -60,21 +61,21 @@ class ChannelPlace:
 
 
 class Message:
-    """A message being written: `buffer`, uint8 (num_bytes,), is what the readers see as far as it is published.
+    """A message being written: readers see the published part of `buffer`, uint8 (num_bytes,).
 
-    One thread at a time may publish it, and it may be another than the one that began it.
+    Only one thread at a time may publish it; it need not be the thread that began it.
     """
 
     def __init__(self, number: int, buffer: Tensor, descriptor: _Descriptor, previous: int) -> None:
         self.number = number
         self.buffer = buffer
         self.descriptor = descriptor
-        self.previous = previous  # the offset of the descriptor before
+        self.previous = previous  # the offset of the previous descriptor
         self.num_published = 0
         self.is_over = buffer.numel() == 0
 
     def publish(self, num_bytes: int) -> None:
-        """Let the readers have the first `num_bytes`, which must not change any more."""
+        """Let the readers see the first `num_bytes`, which must not change afterwards."""
         assert self.num_published <= num_bytes <= self.buffer.numel(), (
             f"message {self.number} of {self.buffer.numel()} bytes: {num_bytes} published after {self.num_published}"
         )
@@ -84,7 +85,7 @@ class Message:
             self.is_over = num_bytes == self.buffer.numel()  # last: now others may free the descriptor
 
     def fail(self) -> None:
-        """Tell the readers that what is not published yet will never come; nothing, if all is."""
+        """Tell the readers that the rest of the message will never come; does nothing if all is published."""
         if not self.is_over:
             self.descriptor.ready.set(_FAILED)
             self.is_over = True
@@ -97,7 +98,7 @@ def _zeroed_cell(segment: OwnSegment) -> int:
 
 
 class ChannelWriter:
-    """The end of a channel that begins messages; from any thread."""
+    """The writer's end of a channel; thread-safe."""
 
     def __init__(self, name: str, segment: OwnSegment, readers: Sequence[PeerSegment]) -> None:
         assert readers, f"{name} has no readers"
@@ -111,11 +112,11 @@ class ChannelWriter:
         self._outstanding: deque[Message] = deque()
 
     def begin(self, num_bytes: int) -> Message:
-        """A new message, in memory that earlier messages have left. Never waits, whatever the readers do.
+        """A new message, where possible in memory of released ones. Never waits for readers.
 
         Raises:
             PeerLostError: a reader ended before it had released what was sent.
-            SharedMemoryError: the readers lag behind so far that memory is exhausted.
+            SharedMemoryError: the readers are so far behind that memory is exhausted.
         """
         with self._segment.lock:
             self._reclaim()
@@ -133,12 +134,12 @@ class ChannelWriter:
             return message
 
     def _reclaim(self) -> None:
-        """Free what all readers have released; under the segment's lock."""
+        """Free the messages that all readers have released; called under the segment's lock."""
         num_released = min(released.value for released in self._released)
         while self._outstanding and self._outstanding[0].number < num_released and self._outstanding[0].is_over:
             message = self._outstanding.popleft()
             self._segment.free(message.descriptor.cell.block)
-            if message.previous != self.place.first:  # the readers found this message, so they are past the link to it
+            if message.previous != self.place.first:  # the readers found this message, so none follows the link to it
                 self._segment.free(message.previous)
         if not self._outstanding:
             self._segment.reclaimers.discard(self._reclaim)
@@ -153,7 +154,7 @@ class ChannelWriter:
 
 
 class ChannelReader:
-    """The end of a channel that its reader number `index` has; from any thread."""
+    """The end of a channel of reader number `index`; thread-safe."""
 
     def __init__(self, name: str, writer: PeerSegment, place: ChannelPlace, index: int) -> None:
         self.name = name
@@ -169,9 +170,9 @@ class ChannelReader:
         self._found: dict[int, _Descriptor] = {}
 
     def receive(self, num_bytes: int) -> Arrival:
-        """The next message, which the plan says has `num_bytes`. It is waited for later; several may be, in any order.
+        """A handle of the next message, which has `num_bytes` by the plan.
 
-        Every message must be received and released.
+        Several handles may be open; they may be waited for in any order. Every message must be received and released.
         """
         with self._lock:
             arrival = Arrival(self, self._num_received, num_bytes)
@@ -179,9 +180,13 @@ class ChannelReader:
             return arrival
 
     def find(self, number: int, awaited: str, deadline: float) -> _Descriptor:
-        """The descriptor of a message that was not released yet, once it has begun; raises as `PeerSegment.wait`."""
+        """Wait until a message has begun, and return its descriptor; raises as `PeerSegment.wait`.
+
+        The message must not have been released.
+        """
         while number not in self._found:
-            # One thread at a time: a link is freed once a message behind it is released, so none may still wait for it.
+            # One thread at a time: a descriptor is freed once the message after it is released, so no other thread may
+            # be waiting for its `next`.
             if not self._following.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 raise PeerLostError(awaited, self.writer.rank, "another thread waits for a message before it")
             try:
@@ -199,7 +204,7 @@ class ChannelReader:
         self._num_found += 1
 
     def release(self, number: int) -> None:
-        """Give message `number` back; the writer hears of it when those before it are, too."""
+        """Release message `number`; the writer is told once all messages before it are released, too."""
         with self._lock:
             found = self._found.pop(number, None)
             assert found is not None, f"message {number} of {self.name} was released before, or never waited for"
@@ -212,17 +217,17 @@ class ChannelReader:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message to be read, of `num_bytes`. Not to be released while another thread waits for it."""
+    """A message of `num_bytes` to be read. It must not be released while another thread waits for it."""
 
     channel: ChannelReader
     number: int
     num_bytes: int
 
     def wait(self, num_bytes: int, timeout_s: float) -> Tensor:
-        """The first `num_bytes`, once they are ready: uint8 (num_bytes,), the shared memory itself, until `release`.
+        """Wait for the first `num_bytes`: a view of the shared memory, uint8 (num_bytes,), valid until `release`.
 
         Raises:
-            PeerLostError: the writer has ended or given up, or they were not there after `timeout_s`.
+            PeerLostError: the writer has ended or failed, or they were not ready after `timeout_s`.
             PlanMismatchError: the writer's message has another size.
         """
         assert num_bytes <= self.num_bytes, f"{num_bytes} of {self.num_bytes} bytes"
@@ -240,13 +245,13 @@ class Arrival:
         return writer.bytes_at(cell.block, num_bytes)
 
     def release(self) -> None:
-        """Give the memory back, which may then change; it must have been waited for."""
+        """Let the writer reuse the memory; the message must have been waited for."""
         self.channel.release(self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelRequest:
-    """A channel to open: its name, unique among all, and the ranks at its ends, all of one host."""
+    """A channel to open: its unique name, its writer and readers (ranks of one host)."""
 
     name: str
     writer: int
@@ -262,9 +267,9 @@ class Channels:
 
 
 def open_channels(requests: Sequence[ChannelRequest], group: dist.ProcessGroup | None = None) -> Channels:
-    """This rank's ends of the channels; a collective, unless none are requested, with the same requests on every rank.
+    """This rank's ends of the channels. A collective, with the same requests on every rank, unless there are none.
 
-    A cell per channel and reader stays taken as long as the segments last.
+    The cells of a channel are never freed: one, and one more per reader.
 
     Raises:
         SharedMemoryError, PeerLostError: as `share_memory`.

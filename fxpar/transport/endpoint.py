@@ -1,4 +1,4 @@
-"""One rank's part in a value that is moved."""
+"""What one rank sends and receives of a value that moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxpar.transport.packing import packed, unpack
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What rank `rank` holds of the value called `name` (None: nothing), and what it needs of it."""
+    """The tile of value `name` that rank `rank` holds, and the tile that it needs; None if there is none."""
 
     name: str
     rank: int
@@ -25,7 +25,7 @@ class Endpoint:
     dtype: torch.dtype
 
     def tile_to_send(self, value: Tensor) -> Tile:
-        """The tile that `value` holds, as planned: a transport would deliver another size without a word.
+        """The tile that `value` holds, after a check: the transports would send a wrong size without an error.
 
         Raises:
             ReshardError: the piece is not of the planned shape or dtype.
@@ -39,12 +39,12 @@ class Endpoint:
         return self.held
 
     def tile_to_receive(self) -> Tile:
-        """The tile that this rank needs, of a value that it does need."""
+        """The tile that this rank needs; it must need one."""
         assert self.needed is not None, f"{self.name}: rank {self.rank} receives nothing"
         return self.needed
 
     def keep(self, plan: ReshardPlan, value: Tensor, piece: Tensor, buffers: Buffers) -> None:
-        """Copy to `piece`, which this rank needs, what it holds itself in `value`."""
+        """Copy from `value`, which this rank holds, the parts of `piece` that it needs."""
         held = self.tile_to_send(value)
         for task in plan.tasks:
             if self.rank in task.senders and self.rank in task.receivers:

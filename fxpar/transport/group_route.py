@@ -1,11 +1,11 @@
-"""Carry out a resharding plan by collectives: each relay is a broadcast on the group of the ranks that take part.
+"""Execute a resharding plan by collectives: each relay is a broadcast in the process group of its ranks.
 
-For NCCL, whose broadcast is a chunked ring of its own, and which moves data inside a host on faster links than shared
-memory. Chunks and hops of the plan are left to it; senders, receivers and order are the plan's.
+For NCCL, whose broadcast is a chunked ring of its own, and whose links inside a host are faster than shared memory.
+NCCL decides on chunks and hops; senders, receivers and order are those of the plan.
 
-What NCCL does, and so what is proved of programs that use it: a group is a queue in order on each rank, and a
-collective is over when all members have come to it. A receive that is posted is at the head of its queue, or behind
-others from the same sender, which were sent earlier; so posting it early keeps nothing else waiting.
+The model of NCCL that the checks of programs assume: a group is an ordered queue on each rank, and a collective ends
+when all members have reached it. A posted receive is at the head of its queue, or behind receives from the same sender,
+which were sent earlier; so a receive that is posted early delays nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fxpar.transport.sender_groups import SenderGroup, sender_group
 
 @dataclass(slots=True)
 class GroupReceipt:
-    """A receive that has begun."""
+    """The handle of a receive that has begun."""
 
     value: Tensor
     landings: dict[int, Landing] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class GroupReceipt:
 
 @dataclass(slots=True)
 class GroupShipment:
-    """A send that has begun; it keeps alive what is being sent."""
+    """The handle of a send that has begun; it keeps alive what is being sent."""
 
     works: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
 
 class GroupRoute:
-    """As `RelayRoute`, with `groups` in place of messages and shared memory."""
+    """A `Route` like `RelayRoute`, with broadcasts in `groups` instead of messages and shared memory."""
 
     def __init__(
         self, plan: ReshardPlan, endpoint: Endpoint, groups: Mapping[SenderGroup, dist.ProcessGroup], buffers: Buffers
@@ -53,7 +53,7 @@ class GroupRoute:
         self._received = [relay for relay in self._own if relay.path[0] != rank]
 
     def send(self, value: Tensor, microbatch: int) -> GroupShipment:
-        """Begin to send this rank's piece, which must not change before all is complete.
+        """Begin to send this rank's piece, which must not change before `complete`.
 
         Raises:
             ReshardError: the piece is not of the planned shape or dtype; nothing is sent.
@@ -64,20 +64,20 @@ class GroupRoute:
         return shipment
 
     def post_receive(self, value: Tensor, microbatch: int) -> GroupReceipt:
-        """Begin to receive this rank's piece into `value`, whose memory nobody else may use until it is there."""
+        """Begin to receive this rank's piece into `value`, which nothing else may use until `wait` returns."""
         receipt = GroupReceipt(value)
         for relay in self._received:
             self._receive(relay, receipt)
         return receipt
 
     def exchange(self, value: Tensor, into: Tensor, microbatch: int) -> tuple[GroupShipment, GroupReceipt]:
-        """Begin to send this rank's piece and to receive another, with what this rank keeps.
+        """Begin to send this rank's piece and to receive another, and copy the part that this rank has already.
 
-        In the order of the plan, which all ranks have in common: so even where all groups share one queue, of ranks
-        that send to each other none waits for another.
+        Sends and receives are in the order of the plan, which is the same on all ranks: so ranks that send to each
+        other do not deadlock, even where all groups share one queue.
 
         Raises:
-            ReshardError: as of `send`.
+            ReshardError: as in `send`.
         """
         shipment, receipt = GroupShipment(), GroupReceipt(into)
         loads = iter(self._loads(value))
@@ -101,7 +101,7 @@ class GroupRoute:
         return receipt.value
 
     def complete(self, shipment: GroupShipment) -> None:
-        """Wait until the others have all of `shipment`.
+        """Wait until the receivers have all of `shipment`.
 
         Raises:
             PeerLostError: one of them has died, or took too long.
@@ -111,10 +111,10 @@ class GroupRoute:
         shipment.works.clear()
 
     def finish(self) -> None:
-        """Nothing: a collective leaves no one to pass anything on."""
+        """Do nothing: with collectives, no rank forwards anything."""
 
     def _loads(self, value: Tensor) -> list[tuple[Relay, Tensor]]:
-        """What this rank sends of `value`, by relay."""
+        """The bytes of `value` that this rank sends, by relay."""
         held = self._endpoint.tile_to_send(value)
         memories = packed_relays(self._sent, self._plan.tasks, value, held, self._buffers)
         return list(zip(self._sent, memories, strict=True))

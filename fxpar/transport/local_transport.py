@@ -1,4 +1,4 @@
-"""Between stages of one rank, values stay where they are."""
+"""The transport between two stages of one rank: the tensor itself is passed on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fxpar.transport.buffers import Piece
 
 
 class LocalTransport:
-    """Stands where an `EdgeTransport` does, between stages of one rank that hold a value alike.
+    """Takes the place of an `EdgeTransport` between stages of one rank that have the same layout of a value.
 
     Args:
-        piece: how the receiving stage expects the value to lie in memory; it is copied only if it lies otherwise.
+        piece: the strides that the receiving stage expects; a value with other strides is copied.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -19,24 +19,24 @@ class LocalTransport:
         self._values: dict[int, Tensor] = {}
 
     def send(self, value: Tensor, microbatch: int) -> None:
-        """Let `wait` have the value."""
+        """Store the value for `wait`."""
         self._values[microbatch] = value
 
     def post_receive(self, microbatch: int) -> int:
-        """What `wait` knows the value by."""
+        """The receipt to pass to `wait`."""
         return microbatch
 
     def wait(self, receipt: int) -> Tensor:
-        """The value."""
+        """The value, with the expected strides."""
         value = self._values.pop(receipt)
         return value if value.stride() == self._piece.stride else self._piece.empty().copy_(value)
 
     def complete(self, shipment: None) -> None:
-        """Nothing: there is nothing under way."""
+        """Do nothing: nothing is in flight."""
 
     def finish(self) -> None:
-        """Nothing: there is no one to pass anything on to."""
+        """Do nothing: nothing is forwarded."""
 
     def forget(self) -> None:
-        """Let go of what a step that failed has left."""
+        """Drop the values that a failed step has left."""
         self._values.clear()

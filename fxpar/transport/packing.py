@@ -1,4 +1,4 @@
-"""Regions of a tile as dense bytes, as they travel."""
+"""Pack regions of a tile to the dense bytes that are sent, and unpack them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxpar.transport.buffers import Buffers
 
 
 def as_bytes(dense: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
+    """A contiguous tensor as a flat uint8 view."""
     return dense.view(-1).view(torch.uint8)
 
 
@@ -26,14 +26,14 @@ def pack(piece: Tensor, held: Tile, region: Tile, memory: Tensor) -> None:
 
 
 def unpack(memory: Tensor, needed: Tile, region: Tile, piece: Tensor) -> None:
-    """Write the bytes of `region` to their places in `piece`, which holds the tile `needed`."""
+    """Write the bytes of `region` to their positions in `piece`, which holds the tile `needed`."""
     dense = memory.view(piece.dtype).view(region.shape)
     for here, there in needed.parts(region):
         piece[here].copy_(dense[there])
 
 
 def packed(piece: Tensor, held: Tile, region: Tile, buffers: Buffers) -> Tensor:
-    """The bytes of `region` of a piece: its own memory where that is all of it, in order."""
+    """The bytes of `region` of a piece; a view of the piece, without a copy, if the region is all of it."""
     if region == held and piece.is_contiguous():
         return as_bytes(piece)
     memory = buffers.take(region.num_elements * piece.itemsize)
@@ -44,7 +44,7 @@ def packed(piece: Tensor, held: Tile, region: Tile, buffers: Buffers) -> Tensor:
 def packed_relays(
     relays: Sequence[Relay], tasks: Sequence[UnitTask], piece: Tensor, held: Tile, buffers: Buffers
 ) -> list[Tensor]:
-    """The bytes that each of `relays` takes of a piece; relays of one of `tasks` share its region, packed once."""
+    """The bytes of a piece for each of `relays`; relays of the same task share its region, which is packed once."""
     regions: dict[int, Tensor] = {}
     memories = []
     for relay in relays:
@@ -55,7 +55,7 @@ def packed_relays(
 
 
 class Landing:
-    """Where the region of one task arrives on a rank that needs it, in one relay or in several."""
+    """The memory that the region of one task is received into, by one or several relays, and its unpacking."""
 
     def __init__(self, task: UnitTask, needed: Tile, piece: Tensor, buffers: Buffers) -> None:
         self._task, self._needed, self._piece = task, needed, piece
@@ -65,13 +65,13 @@ class Landing:
         self._missing = task.num_elements
 
     def memory(self, relay: Relay) -> Tensor:
-        """Bytes that the elements of `relay` may be received into."""
+        """The bytes to receive the elements of `relay` into."""
         if self._memory is None:
             self._memory = self._buffers.take(self._task.num_elements * self._piece.itemsize)
         return self._memory[relay.start * self._piece.itemsize : relay.stop * self._piece.itemsize]
 
     def deliver(self, relay: Relay, arrived: Tensor) -> None:
-        """Take the elements of `relay`, which are in `arrived`; with the last of them, the piece has the region."""
+        """Take the elements of `relay` from `arrived`; after the last relay, the region is written to the piece."""
         self._missing -= relay.num_elements
         if relay.num_elements == self._task.num_elements and not self._is_direct:
             unpack(arrived, self._needed, self._task.region, self._piece)

@@ -1,4 +1,4 @@
-"""Receive what a rank needs of a value, and pass it on along the relays that it is part of."""
+"""Receive what a rank needs of a value, and forward it along the relays that the rank is part of."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fxpar.transport.worker import Worker
 
 @dataclass(slots=True)
 class _Inflow:
-    """A relay that this rank receives over the network into `memory`, by messages that are `posted` with a `tag`.
+    """A relay that this rank receives over the network into `memory`, by the receives `posted` with `tag`.
 
-    In `message`, others of this host read it.
+    Other ranks of this host read it from `message`.
     """
 
     number: int
@@ -36,7 +36,7 @@ class _Inflow:
 
 @dataclass(slots=True)
 class Receipt:
-    """A receive that has been posted."""
+    """The handle of a receive that has been posted."""
 
     value: Tensor
     microbatch: int
@@ -48,7 +48,7 @@ class Receipt:
 
 
 class RelayReceiver:
-    """One rank's receives of one value."""
+    """One rank's receives of one value, and what it forwards."""
 
     def __init__(self, setup: RelaySetup) -> None:
         plan, endpoint, order = setup.plan, setup.endpoint, setup.order
@@ -65,7 +65,7 @@ class RelayReceiver:
         self._passed_on: list[Shipment] = []
 
     def post(self, value: Tensor, microbatch: int) -> Receipt:
-        """As `Route.post_receive`.
+        """See `Route.post_receive`.
 
         Raises:
             PeerLostError: a sender has died.
@@ -81,7 +81,7 @@ class RelayReceiver:
         return receipt
 
     def wait(self, receipt: Receipt) -> Tensor:
-        """As `Route.wait`.
+        """See `Route.wait`.
 
         Raises:
             PeerLostError: a sender has died, or took too long.
@@ -97,7 +97,7 @@ class RelayReceiver:
         return receipt.value
 
     def finish(self) -> None:
-        """As `Route.finish`.
+        """See `Route.finish`.
 
         Raises:
             PeerLostError: a receiver has died, or took too long.
@@ -127,7 +127,7 @@ class RelayReceiver:
         return _Inflow(number, relay, landing, memory, message, tag, posted)
 
     def _take_in(self, receipt: Receipt) -> None:
-        """Take what arrives, and pass it on; who reads it here learns when nothing more will come."""
+        """Receive and forward all relays; if that fails, tell the readers on this host that the rest will not come."""
         try:
             for inflow in receipt.inflows:
                 self._take_in_one(inflow, receipt)
@@ -147,7 +147,7 @@ class RelayReceiver:
             if following is not None:
                 messages.send(passing, chunk, following, onward)
             if inflow.message is not None:
-                # A copy, for readers may be done with theirs before it has left for the next host.
+                # A copy, because the readers may release theirs before it is sent to the next host.
                 inflow.message.buffer[arrived : arrived + len(chunk)].copy_(chunk)
                 inflow.message.publish(arrived + len(chunk))
             arrived += len(chunk)
@@ -160,6 +160,6 @@ class RelayReceiver:
 
 
 def _neighbours(relay: Relay, rank: int) -> tuple[int, int | None]:
-    """Who sends a relay to `rank`, one of its leaders, and to whom that passes it on."""
+    """The ranks before and after `rank` on the path of a relay; None after the last."""
     place = relay.path.index(rank)
     return relay.path[place - 1], relay.path[place + 1] if place + 1 < len(relay.path) else None

@@ -1,6 +1,6 @@
-"""Carry out a resharding plan: chunks passed from host to host as messages, memory shared inside hosts.
+"""Execute a resharding plan: chunks are forwarded from host to host as messages, and shared in memory inside hosts.
 
-Receives are posted ahead, and what is passed on to others is passed on by a thread beside the one that computes.
+Receives are posted ahead. A thread forwards chunks concurrently with the computation.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fxpar.transport.route_messages import Shipment
 
 
 class RelayRoute:
-    """The route of one value to those who need it; every rank makes it with the same plan, and takes its own part.
+    """The route of one value to the ranks that need it; every rank makes it with the same plan.
 
-    A route carries one value per microbatch, and many at a time; they arrive in the order in which they were sent.
+    A route carries one value per microbatch; several may be in flight, and arrive in the order in which they were sent.
     """
 
     def __init__(self, setup: RelaySetup) -> None:
         self._setup, self._sender, self._receiver = setup, RelaySender(setup), RelayReceiver(setup)
 
     def send(self, value: Tensor, microbatch: int) -> Shipment:
-        """Begin to send this rank's piece, which must not change before all is complete.
+        """Begin to send this rank's piece, which must not change before `complete`.
 
         Raises:
             ReshardError: the piece is not of the planned shape or dtype; nothing is sent.
@@ -31,7 +31,7 @@ class RelayRoute:
         return self._sender.send(value, microbatch)
 
     def post_receive(self, value: Tensor, microbatch: int) -> Receipt:
-        """Begin to receive this rank's piece into `value`, whose memory nobody else may use until it is there.
+        """Begin to receive this rank's piece into `value`, which nothing else may use until `wait` returns.
 
         Raises:
             PeerLostError: a sender has died.
@@ -47,10 +47,10 @@ class RelayRoute:
         return self._receiver.wait(receipt)
 
     def exchange(self, value: Tensor, into: Tensor, microbatch: int) -> tuple[Shipment, Receipt]:
-        """Begin to send this rank's piece and to receive another, with what this rank keeps.
+        """Begin to send this rank's piece and to receive another, and copy the part that this rank has already.
 
         Raises:
-            ReshardError: as of `send`.
+            ReshardError: as in `send`.
             PeerLostError: a sender has died.
         """
         receipt = self.post_receive(into, microbatch)  # first: gloo is twice as fast where receives are posted
@@ -67,7 +67,7 @@ class RelayRoute:
         self._setup.messages.complete_shipment(shipment)
 
     def finish(self) -> None:
-        """Wait until all that this rank passes on to others has left.
+        """Wait until all that this rank forwards to others is sent.
 
         Raises:
             PeerLostError: one of them has died, or took too long.

@@ -1,4 +1,4 @@
-"""Send what a rank holds of a value along the relays that begin with it."""
+"""Send what a rank holds of a value along the relays that start at it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RelaySender:
         self._worker = Worker(f"send {endpoint.name}")
 
     def send(self, value: Tensor, microbatch: int) -> Shipment:
-        """As `Route.send`.
+        """See `Route.send`.
 
         Raises:
             ReshardError: the piece is not of the planned shape or dtype; nothing is sent.
@@ -65,9 +65,9 @@ class RelaySender:
                 self._messages.send(shipment, chunk, relay.path[1], tag)
 
     def _ship_in_order(self, loads: Sequence[tuple[int, Relay, Tensor]], tag: int, shipment: Shipment) -> None:
-        """Send each relay when all that come before it on this host have arrived, or nearly so.
+        """Send each relay after the relays before it in the host's send order have arrived, or nearly so.
 
-        Nobody waits in a circle: before a rank waits for another's relay, it has told of its own earlier ones.
+        This cannot deadlock: before a rank waits for the relay of another, it has reported its own earlier ones.
         """
         heard: set[int] = set()
         for load in loads:
@@ -83,7 +83,7 @@ class RelaySender:
         self._tell_next(shipment, len(self._plan.relays))
 
     def _tell_next(self, shipment: Shipment, last: int) -> None:
-        """Wait for this rank's relays up to number `last`, and tell who waits for them on this host."""
+        """Wait until this rank's relays up to number `last` have arrived, and tell the ranks that wait for them."""
         for number in [number for number in shipment.order if number <= last]:
             work, peer, _ = shipment.order.pop(number)
             self._messages.complete(work, peer)

@@ -1,4 +1,4 @@
-"""What a relay route is made of, on each rank."""
+"""What a relay route needs on each rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fxpar.transport.send_order import SendOrder
 
 @dataclass(frozen=True, slots=True)
 class RouteChannels:
-    """By relay, the channel in which this rank lets others of its host read, and the one in which it reads.
+    """By relay, the channel in which this rank writes for others of its host, and the one that it reads.
 
-    In the order channel of a relay, its sender tells others of its host that their turn has come.
+    In the order channel of a relay, its sender tells other ranks of its host that they may send.
     """
 
     writers: dict[int, ChannelWriter] = field(default_factory=dict)
@@ -29,15 +29,15 @@ class RouteChannels:
 class RelaySetup:
     """What the sender and the receiver of one route share.
 
-    plan: made alike on every rank.
-    endpoint: this rank's part of the value.
-    channels: through the memory of this host.
-    buffers: where the memory of messages comes from.
-    messages: by which the value goes between hosts.
-    order: whose turn it is, where the ranks of a host serve several peers one after another, as planned. For that they
-        wait for each other, so it must not be where one peer may post its receive long after another.
-    answered: whether receivers answer when they have all. If not, what was sent must be known to have arrived before it
-        is completed: while gloo writes, it does not notice that a peer has died.
+    plan: the same on every rank.
+    endpoint: the tiles that this rank holds and needs.
+    channels: to and from other ranks of this host, through shared memory.
+    buffers: the pool for the memory of messages.
+    messages: the value's messages between hosts.
+    order: the send order, where the ranks of a host send to several peers one after another. They wait for each other,
+        so it must be empty if one peer may post its receive long after another.
+    answered: whether receivers acknowledge that they have everything. If not, the caller must know by other means that
+        a send has arrived before it calls `complete`: gloo does not notice that a peer has died while it writes.
     """
 
     plan: ReshardPlan

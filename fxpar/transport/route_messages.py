@@ -1,4 +1,4 @@
-"""The messages of one route over the network: their tags, posting them, and waiting for them."""
+"""The messages of one route over the network: tags, sends, receives, and waiting for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from fxpar.errors import PeerLostError
 
 TAG_KINDS = 5
-"""A microbatch has a tag for what is sent, one for what is passed on, one for the answers to each, one for order."""
+"""Tags per microbatch: for sends, for forwarded chunks, for the answers to each of these, and for the send order."""
 
 ANSWER = torch.zeros(1, dtype=torch.uint8)
-"""What a rank sends back that has received all of a relay, or so much that the next has its turn."""
+"""What a rank sends back when it has received all of a relay, or so much that the next relay may be sent."""
 
 
 def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timedelta | None = None) -> None:
-    """Wait for `work`, which moves `name` from or to `peer`, or among all.
+    """Wait for `work`, which moves `name` from or to `peer`, or is a collective.
 
     Raises:
         PeerLostError: a rank that takes part has died, or took longer than `timeout`.
@@ -35,11 +35,11 @@ def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timed
 
 @dataclass(slots=True)
 class Shipment:
-    """A send that has begun; it keeps alive what is being sent.
+    """The handle of a send that has begun; it keeps alive what is being sent.
 
-    `acknowledged` are receives of what peers answer when they have all of it. When a peer dies, gloo lets receives
-    fail at once, but not what it was writing. `order` are receives of what peers answer, by relay, when the next may
-    have its turn. `shipped` is done when a thread has begun all sends.
+    `acknowledged` are receives of the answers that peers send when they have everything. They are needed because, when
+    a peer dies, gloo's receives fail at once, but its sends do not. `order` are receives of the answers, by relay, that
+    the next relay may be sent. `shipped` is done when a thread has begun all sends.
     """
 
     acknowledged: deque[tuple[dist.Work, int, Tensor]] = field(default_factory=deque)
@@ -50,7 +50,7 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class RouteMessages:
-    """Those of the route of the value `name`, whose tags begin at `tag`: of each kind it has `num_tags`."""
+    """The messages of the route of value `name`; its tags begin at `tag`, with `num_tags` of each kind."""
 
     name: str
     tag: int
@@ -58,14 +58,14 @@ class RouteMessages:
     timeout: timedelta
 
     def tag_of(self, microbatch: int, *, passed_on: bool) -> int:
-        """The tag of messages; that of their answers is `num_tags` further on.
+        """The tag of messages; the tag of their answers is greater by `num_tags`.
 
-        A rank passes on what others sent beside its own sends, in no order with them: so these have other tags.
+        A rank forwards chunks concurrently with its own sends, in no fixed order: so these have different tags.
         """
         return self.tag + 2 * passed_on * self.num_tags + microbatch % self.num_tags
 
     def order_tag(self, microbatch: int) -> int:
-        """The tag by which a peer tells that the next relay has its turn."""
+        """The tag of the answer that the next relay may be sent."""
         return self.tag + 4 * self.num_tags + microbatch % self.num_tags
 
     def send(self, shipment: Shipment, chunk: Tensor, peer: int, tag: int) -> None:
@@ -127,7 +127,7 @@ class RouteMessages:
 
 
 def chunks(memory: Tensor, count: int) -> Iterator[Tensor]:
-    """`memory`, bytes, in `count` pieces that differ by a byte at most; of few bytes, some are empty."""
+    """The uint8 tensor `memory` in `count` chunks whose sizes differ by one byte at most; some may be empty."""
     size = len(memory)
     for number in range(count):
         yield memory[size * number // count : size * (number + 1) // count]

@@ -1,4 +1,4 @@
-"""Open the routes of all values that a program moves, together: what shared memory needs is agreed upon once."""
+"""Open the routes of all values that a program moves, in one call: their channels are opened by one collective."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from fxpar.world.mesh import moves_in_groups
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value that is moved once per microbatch, by a plan that is the same on every rank; `endpoint` is this rank's.
+    """A value that moves once per microbatch, by a plan that is the same on every rank; `endpoint` is this rank's.
 
-    The names of all endpoints differ. `in_order` and `answered` are as of `RelaySetup`.
+    The names of endpoints are unique. `in_order` is whether `RelaySetup.order` is used; `answered` is that of
+    `RelaySetup`.
     """
 
     plan: ReshardPlan
@@ -38,8 +39,8 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     """The routes of `moves`; a collective of all ranks, with the same moves in the same order.
 
     Args:
-        buffers: of the device on which values lie.
-        first_tag: of the messages; `TAG_KINDS` from there on are taken for each microbatch of each move.
+        buffers: the pool of the device that values are on.
+        first_tag: the first tag of messages; each microbatch of each move takes `TAG_KINDS` tags.
         timeout: how long one message may take.
     """
     if moves_in_groups(buffers.device.type):
@@ -58,7 +59,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
 
 
 def _requests(move: Move) -> Iterator[tuple[int, ChannelRequest]]:
-    """For each relay, the channels in which its leaders let others of their hosts read."""
+    """For each relay, the channels in which its leaders write for other ranks of their hosts."""
     for number, relay in enumerate(move.plan.relays):
         for writer, readers in zip(relay.path, relay.readers, strict=True):
             if readers:
@@ -80,7 +81,7 @@ def _order_requests(move: Move, order: SendOrder) -> Iterator[tuple[int, Channel
 
 
 def _channels(move: Move, order: SendOrder, channels: Channels) -> RouteChannels:
-    """This rank's channels of a move, by relay: of each relay it has one at most, and one of its turn."""
+    """This rank's channels of a move: at most one per relay, and at most one order channel."""
     found = RouteChannels()
     for requests, writers, readers in (
         (_requests(move), found.writers, found.readers),

@@ -1,4 +1,4 @@
-"""Whose turn it is to use a host's interface: ranks of one host send one after another, as their plan says."""
+"""The order in which ranks of one host use its network interface: one after another, as in the resharding plan."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fxpar.resharding.plan import ReshardPlan
 
 @dataclass(frozen=True)
 class SendOrder:
-    """For relays by their number in the plan, the one that must have arrived `before`, but for `ahead_bytes` at most.
+    """By relay number, the relay that must have arrived `before` it, except for its last `ahead_bytes`.
 
-    Relays that nothing keeps waiting are not there.
+    Relays that wait for none are left out.
     """
 
     before: Mapping[int, int]
@@ -23,7 +23,7 @@ class SendOrder:
 
     @classmethod
     def of(cls, plan: ReshardPlan) -> SendOrder:
-        """By the order in which each host sends, where it sends to several peers or from several ranks."""
+        """The order of each host's sends in the plan, where it sends to several peers or from several ranks."""
         sequences: dict[int, list[int]] = {}
         for number, relay in enumerate(plan.relays):
             if relay.num_hops:
@@ -44,18 +44,22 @@ class SendOrder:
         return self._after.get(number, ())
 
     def concern(self, number: int) -> bool:
-        """Whether relay `number` waits for another, or another for it."""
+        """Whether relay `number` waits for another relay, or another relay waits for it."""
         return number in self.before or number in self._after
 
     def bytes_until_next(self, number: int, num_bytes: int) -> int | None:
-        """How many of a relay's bytes have arrived when the next may have its turn; None if nothing waits for it."""
+        """How many bytes of a relay must have arrived before the next may be sent; None if no relay waits for it."""
         if number not in self._after:
             return None
         return num_bytes - self.ahead_bytes if num_bytes > self.ahead_bytes else num_bytes
 
 
 def _before(plan: ReshardPlan, numbers: Sequence[int], ahead: int) -> Iterator[tuple[int, int]]:
-    """Each relay of a host's sequence with the last that is long, or that ends `ahead` bytes before it starts."""
+    """Each relay of a host's sequence, and the one to wait for.
+
+    That is the last one before it that is longer than `ahead` bytes, or that ends at least `ahead` bytes before its
+    start.
+    """
     sizes = [plan.relays[number].num_elements * plan.itemsize for number in numbers]
     ends = list(accumulate(sizes))
     last = -1

@@ -1,4 +1,4 @@
-"""Process groups in which one rank sends to others, made and connected before anything is sent in them."""
+"""Process groups in which one rank sends to the others, created and connected before the first send."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fxpar.resharding.plan import Relay, ReshardPlan
 
 SenderGroup: TypeAlias = tuple[int, tuple[int, ...]]
-"""Who sends, and all members, in ascending order."""
+"""The sender, and all members in ascending order."""
 
 
 def sender_group(relay: Relay) -> SenderGroup:
@@ -27,11 +27,12 @@ def connect_senders(
 ) -> Mapping[SenderGroup, dist.ProcessGroup]:
     """The groups of all relays of `plans`; a collective of all ranks, with the same arguments but for the device index.
 
-    A group is a queue on each of its ranks. With one sender each, it is enough that every receiver takes what a sender
-    returns in the order in which it is sent, whatever flows the other way: so all that has one sender and the same
-    members shares a group, for as long as the world exists. NCCL connects a group in its first collective, which keeps
-    the CPU until all members have come to it. With receives of several groups posted, ranks would come to these in
-    different orders, and never meet: so here each new group has its first collective, in one order on all ranks.
+    A group is a queue on each of its ranks. With one sender per group, it is enough that every receiver receives in the
+    order in which the sender sends, independent of sends in the other direction. So all values with the same sender and
+    the same members share a group, for as long as the world exists. NCCL connects a group in its first collective,
+    which blocks the CPU until all members have called it. If the first collectives were receives posted in several
+    groups, ranks would call them in different orders, and deadlock. So each new group runs its first collective here,
+    in the same order on all ranks.
 
     Args:
         timeout: how long one collective may take.
@@ -46,7 +47,7 @@ def connect_senders(
         if dist.get_rank() in members:
             probe = torch.zeros(1, dtype=torch.uint8, device=device)
             dist.broadcast(probe, sender, known[(sender, members), timeout])
-            probe.cpu()  # waits for the device, where `broadcast` has only put it into a stream
+            probe.cpu()  # waits for the device: `broadcast` has only been queued in a stream
     return {group: known[group, timeout] for group in wanted}
 
 

@@ -1,4 +1,4 @@
-"""Each rank's segment of memory, mapped by all ranks of its host, and the watch over those that fill it."""
+"""Each rank's shared-memory segment, mapped by all ranks of its host, with a check that its process is alive."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from fxpar.world.lost_peers import naming_lost_peers
 T = TypeVar("T")
 P = TypeVar("P")
 
-# Virtual: a segment never moves as it grows, and takes memory only for what was allocated.
+# Virtual size: a segment never moves as it grows, and takes physical memory only for what was allocated.
 SEGMENT_BYTES = 64 << 30
-# How long a waiter sleeps before it looks whether its peer lives, and lets Python handle interrupts.
+# How long a waiter sleeps before it checks whether its peer is alive, and lets Python handle interrupts.
 _LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """A segment as other processes of its host find it."""
+    """What other processes of the host need to map a segment."""
 
     file: OpenFile
     num_bytes: int
 
 
 class Segment:
-    """A rank's shared memory as this process sees it. Places in it are offsets, the same in every process."""
+    """A rank's shared memory, mapped in this process. Positions are offsets, which are the same in every process."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         try:
@@ -51,20 +51,20 @@ class Segment:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def bytes_at(self, offset: int, num_bytes: int) -> Tensor:
-        """The memory at `offset` itself as uint8 (num_bytes,). It stays mapped as long as such a tensor exists."""
+        """A view of the memory at `offset`, uint8 (num_bytes,). The segment stays mapped while such a tensor exists."""
         if num_bytes == 0:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=num_bytes, offset=offset)
 
     def signal_at(self, offset: int) -> Signal:
-        """The signal at `offset`; to be used only while the segment itself is kept."""
+        """The signal at `offset`; valid only while the segment object is alive."""
         return Signal(self.address + offset)
 
 
 class OwnSegment(Segment):
     """This rank's segment. Its file has no name, so that nothing is left of it when its processes have ended.
 
-    lock: guards what the users of the segment keep about their blocks; no one waits for another rank under it.
+    lock: guards the records that users of the segment have of their blocks; never held while waiting for another rank.
     reclaimers: called, under `lock`, to free blocks before more memory is taken from the kernel.
     """
 
@@ -79,7 +79,7 @@ class OwnSegment(Segment):
         self.found_at = SegmentFile(OpenFile.of(fd), num_bytes)
 
     def allocate(self, num_bytes: int) -> int:
-        """The offset of a new block: a multiple of 64, never 0. The block holds whatever was left in it.
+        """The offset of a new block: a multiple of 64, never 0. The content of the block is undefined.
 
         Raises:
             SharedMemoryError: the segment or the machine has no such memory left.
@@ -93,7 +93,7 @@ class OwnSegment(Segment):
             return self.heap.allocate(num_bytes)
 
     def free(self, offset: int) -> None:
-        """Let the block at `offset` be used again; nobody may touch it any more."""
+        """Let the block at `offset` be reused; no process may access it any more."""
         self.heap.free(offset)
 
 
@@ -118,16 +118,16 @@ class PeerSegment(Segment):
             os.close(fd)
 
     def is_alive(self) -> bool:
-        """Whether the rank's process still runs; one that has ended but was not reaped does not."""
+        """Whether the rank's process still runs; a zombie does not."""
         poll = select.poll()
         poll.register(self._process, select.POLLIN)
         return not poll.poll(0)
 
     def wait(self, signal: Signal, at_least: int, awaited: str, deadline: float) -> None:
-        """Sleep until `signal`, which this rank sets, is `at_least` or more; until `deadline` by time.monotonic().
+        """Sleep until `signal`, which that rank sets, is `at_least` or more, or `deadline` (by time.monotonic()).
 
         Raises:
-            PeerLostError: the rank's process has ended, or the time is over; it names what was `awaited`.
+            PeerLostError: the rank's process has ended, or the deadline has passed; it names what was `awaited`.
         """
         while not signal.wait(at_least, min(_LOOK_EVERY_S, deadline - time.monotonic())):
             if not self.is_alive() and signal.value < at_least:  # it may have set it before it ended
@@ -138,7 +138,7 @@ class PeerSegment(Segment):
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """What the rank `rank` shares: its own segment, and those of the other ranks of its host."""
+    """The segment of rank `rank`, and those of the other ranks of its host."""
 
     rank: int
     own: OwnSegment
@@ -146,12 +146,12 @@ class SharedMemory:
 
 
 def share_memory(group: dist.ProcessGroup | None = None) -> SharedMemory:
-    """This rank's segment and its host's others, by rank in `group` (default: all ranks).
+    """This rank's segment and those of the other ranks of its host, by rank in `group` (default: all ranks).
 
-    A collective the first time, remembered afterwards.
+    A collective in the first call with a group; later calls return the same segments.
 
     Raises:
-        SharedMemoryError: so much address space cannot be had.
+        SharedMemoryError: a rank has not enough address space.
         PeerLostError: a rank of this host has ended.
     """
     group = group or dist.group.WORLD
@@ -175,10 +175,12 @@ def _share(group: dist.ProcessGroup) -> SharedMemory:
 def allocate_together(
     allocate: Callable[[], T], place_of: Callable[[T], P], group: dist.ProcessGroup
 ) -> tuple[T, list[P]]:
-    """The result of `allocate`, and its place on each rank of `group`; a collective that fails on all ranks or none.
+    """This rank's result of `allocate`, and `place_of` the result of each rank; a collective.
+
+    It fails on all ranks of `group` or on none.
 
     Raises:
-        SharedMemoryError: a rank has no such memory left; the others do not wait for it.
+        SharedMemoryError: `allocate` failed on a rank.
         PeerLostError: a rank has ended.
     """
     own: T | SharedMemoryError

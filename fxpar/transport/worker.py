@@ -1,4 +1,4 @@
-"""A thread that works through what it is given in order, beside the thread that computes."""
+"""A thread that runs jobs in order, concurrently with the thread that computes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _Jobs: TypeAlias = "SimpleQueue[tuple[Callable[[], None], Future[None]] | None]"
 
 
 class Worker:
-    """Its thread starts with its first job, and ends with it or with the process, which it never keeps alive."""
+    """Its daemon thread starts with the first job, and ends when the worker is collected or the process ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: _Jobs = SimpleQueue()
         self._has_started = False
-        self._starting = Lock()  # two threads would work out of order
+        self._starting = Lock()  # two threads would run jobs out of order
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
-        """Run `job` after all that was submitted before; its error is the future's."""
+        """Run `job` after all that were submitted before; the future has its error."""
         with self._starting:
             if not self._has_started:
                 Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
@@ -41,7 +41,7 @@ def _work(jobs: _Jobs) -> None:
             job()
         except BaseException as error:
             failure = error
-        del given, job  # who waits for it may use again what it held
+        del given, job  # before the future is done: its waiter may reuse the buffers that the job held
         if failure is None:
             future.set_result(None)
         else:

@@ -1,1 +1,1 @@
-"""The processes of a run: the mesh, hosts, starting ranks, and what ranks must agree on."""
+"""The processes of a run: the mesh, hosts, starting ranks, and checks that ranks agree."""

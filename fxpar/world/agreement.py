@@ -1,4 +1,4 @@
-"""Compare what the ranks derived, before the first collective: a difference is an error, not a hang."""
+"""Compare what ranks derived, before the first collective of a step: a difference is an error, not a hang."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_collectives(started: Mapping[str, Sequence[str]]) -> None:
     """Check that all ranks that run a graph start the same collectives in the same order; a collective of all ranks.
 
     Args:
-        started: for each of this rank's graphs, by a name that other ranks have for their form of it, its collectives.
+        started: the collectives of each of this rank's graphs, by a name that is the same on all ranks that run it.
 
     Raises:
         PlanMismatchError: names the first collective that differs.
@@ -56,7 +56,7 @@ def check_collectives(started: Mapping[str, Sequence[str]]) -> None:
 
 
 def _first_difference(graph: str, started: Mapping[int, Sequence[str]]) -> str:
-    """What to tell of ranks that start different collectives in `graph`."""
+    """The message about ranks that start different collectives in `graph`."""
     of_positions = enumerate(zip_longest(*started.values(), fillvalue="none"))
     position, found = next((position, found) for position, found in of_positions if len(set(found)) > 1)
     first, *others = zip(started, found, strict=True)
@@ -73,10 +73,10 @@ def _digest(text: str) -> str:
 
 
 def of_all_ranks(own: T) -> list[T]:
-    """What every rank has; a collective of all ranks.
+    """All-gather `own`, which is pickled, over all ranks.
 
     Raises:
-        PeerLostError: another rank has ended, or died.
+        PeerLostError: another rank has ended.
     """
     of_ranks = [own] * dist.get_world_size()
     if len(of_ranks) == 1:

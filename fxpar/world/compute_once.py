@@ -1,4 +1,4 @@
-"""What every rank would derive alike is derived by one of them: by the first that asks."""
+"""Compute once, on the first rank that asks, what would be the same on all ranks; the others get the result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NO_ANSWER = b""
 
 
 def once(question: str, derive: Callable[[], T]) -> T:
-    """What `derive` returns to all ranks of the world that ask the same `question`, while only the first derives it.
+    """The result of `derive`, which only the first rank that asks the same `question` calls, for all ranks.
 
-    This is no collective: ranks may ask in any order, and what only some of them ask. A rank derives for itself what
-    the first failed to derive, and so fails alike, or did not within the time that the world's store waits for.
+    This is not a collective: ranks may ask in any order, and not all need to ask. If `derive` fails on the first rank,
+    or takes longer than the timeout of the world's store, each other rank calls it itself (and fails the same).
 
     Args:
-        question: all that the answer depends on.
-        derive: returns the answer, which can be pickled.
+        question: everything that the answer depends on.
+        derive: returns the answer, which must be picklable.
     """
     store = world_store()
     if store is None:

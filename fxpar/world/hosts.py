@@ -1,4 +1,4 @@
-"""Which ranks share a host: a machine whose ranks can map each other's memory, with a network interface of its own."""
+"""Find which ranks share a host: its ranks can map each other's memory, and share a network interface."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fxpar.environment import host_name
 
 
 def host_identity() -> str:
-    """A name that the ranks of this host have in common, and those of no other host.
+    """A name that is the same for all ranks of this host, and for no others.
 
-    It is the kernel's boot with the network namespace, or what FXPAR_HOST says. Containers of one kernel with
-    networks of their own are hosts of their own.
+    It is the kernel's boot id with the network namespace, or the value of FXPAR_HOST. Containers of one kernel that
+    have their own network namespaces are different hosts.
     """
     named = host_name()
     if named is not None:
@@ -34,7 +34,7 @@ def host_identity() -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file that the process `pid` holds open as `fd`, as another process can find it; `inode` proves it the same."""
+    """A file that process `pid` has open as `fd`, for others to open; they check `inode`, to open the same file."""
 
     pid: int
     fd: int
@@ -42,14 +42,14 @@ class OpenFile:
 
     @classmethod
     def of(cls, fd: int) -> OpenFile:
-        """What to tell others about this process's `fd`, which must stay open until they have opened it."""
+        """The record of this process's `fd`, which must stay open until others have opened it."""
         return cls(os.getpid(), fd, _inode(os.fstat(fd)))
 
     def watch(self) -> int:
-        """A descriptor for the process itself, readable once it has ended. Right if `open` succeeds afterwards.
+        """A descriptor of the process, readable once it has ended. It is the right process if a later `open` succeeds.
 
         Raises:
-            OSError: the process has ended, or is not seen here.
+            OSError: the process has ended, or is not visible from here.
         """
         return process_file(self.pid)
 
@@ -57,10 +57,10 @@ class OpenFile:
         """A descriptor of this process for the same file, to read and write.
 
         Raises:
-            OSError: this process may not, or the other has ended; or `pid` means another process here.
+            OSError: this process has no permission, or the other has ended, or `pid` is another process here.
         """
         path = f"/proc/{self.pid}/fd/{self.fd}"
-        # Looked at before it is opened: in another pid namespace it may be anything.
+        # Checked before it is opened: in another pid namespace it may be any file.
         if _inode(os.stat(path)) != self.inode:
             raise FileNotFoundError(f"{path} is another file")
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -82,8 +82,8 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 def discover_hosts(group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
     """The host of each rank of `group` (default: all ranks), numbered in order of their first ranks.
 
-    Ranks count as one host where they have the same `host_identity` and can open each other's files, as shared memory
-    needs. A collective the first time, remembered afterwards.
+    Ranks are on one host if they have the same `host_identity` and can open each other's files, as shared memory
+    requires. A collective in the first call with a group; later calls return the same result.
     """
     group = group or dist.group.WORLD
     assert group is not None, "the default process group must exist"
@@ -110,12 +110,12 @@ def _discover(group: dist.ProcessGroup) -> tuple[int, ...]:
     reached_by = [reached] * num_ranks
     dist.all_gather_object(reached_by, reached, group)
     if probe is not None:
-        os.close(probe)  # every rank has looked: it has sent what it found
+        os.close(probe)  # all ranks have tried to open it: the second all-gather is done
     return group_hosts(reached_by)
 
 
 def group_hosts(reached_by: Sequence[set[int]]) -> tuple[int, ...]:
-    """The host of each rank: it joins the first host whose ranks all reach it, and it them.
+    """The host of each rank: a rank joins the first host where it and all members can reach each other.
 
     reached_by: for each rank, the ranks whose memory it can open.
     """

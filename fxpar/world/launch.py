@@ -1,4 +1,4 @@
-"""Start ranks on this machine, without a launcher: a function runs in several processes and its results come back."""
+"""Start ranks on this machine, without a launcher: run a function in several processes, and return its results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fxpar.world.rank_servers import RankServers, serve
 
 T = TypeVar("T")
 
-# Modules that ranks find imported; what heavier work imports can be added before the first call of `run_ranks`.
+# Modules that ranks have already imported; a caller may add others before the first call of `run_ranks`.
 PRELOADED = ["fxpar.backend"]
 
-# How long ranks that have returned their results may take to end.
+# How long ranks may take to exit after they have returned their results.
 _ENDING_S = 10.0
 
 
@@ -45,7 +45,7 @@ def join_world() -> torch.device:
 
     A rank that dies of a fault, such as a corrupt heap, prints the stacks of all its threads.
     """
-    faulthandler.enable(sys.__stderr__ or sys.stderr)  # whatever a notebook or a test has put in its place
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # a notebook or a test may have replaced sys.stderr
     if not dist.is_torchelastic_launched():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,16 +69,16 @@ def run_ranks(
 ) -> list[T]:
     """Run `work(*args)` in `num_ranks` processes that form a gloo process group; returns what each rank returned.
 
-    `work` is a function of an importable module; it, its arguments and its results travel pickled. Each process has one
+    `work` is a function of an importable module; it, its arguments and its results are pickled. Each process has one
     thread and the caller's folder, search path and standard streams. It sets `environment`, and calls `enter(rank)`,
-    which may bring it to another place, before it joins the group. The processes are forked from servers that have
-    imported torch once, one for each rank, so they start in a moment, and each has a hash seed of its own. None
-    outlives the call. Ranks that are `doomed` are to end without a result, as if they had crashed, and none is given
-    for them.
+    which may for instance enter a network namespace, before it joins the group. The processes are forked from servers,
+    one for each rank, which have imported torch already: so they start fast, and each has a hash seed of its own. None
+    outlives the call. Ranks in `doomed` are expected to end without a result, as if they had crashed; the returned list
+    leaves them out.
 
     Raises:
-        RankFailedError: a rank raised, ended early, or was not done after `timeout_s`. One that runs out of time, or
-            dies of a fault such as a corrupt heap, prints the stacks of all its threads.
+        RankFailedError: a rank raised, ended early, or was not done after `timeout_s`. A rank that times out, or dies
+            of a fault such as a corrupt heap, prints the stacks of all its threads.
     """
     job = pickle.dumps((work, args, environment or {}, enter))
     with ExitStack() as running:
@@ -94,7 +94,7 @@ def run_ranks(
             running.callback(_kill, processes[-1])
         results = _collect(lines, processes, doomed)
         for line in lines:
-            line.close()  # each rank waits for this, so that none leaves while others still talk to it
+            line.close()  # each rank waits for this, so that none exits while others still communicate with it
         _await_end(processes)
     return results
 
@@ -111,7 +111,7 @@ def _rank_servers() -> RankServers:
 
 
 _servers: list[RankServers] = []
-"""What this process forks ranks from, once it does."""
+"""The servers that this process forks ranks from; empty before the first."""
 
 
 def _process_of(rank: int, line: Connection) -> int:
@@ -123,8 +123,8 @@ def _process_of(rank: int, line: Connection) -> int:
 
 
 def run_rank(line: Connection) -> None:
-    """Be the rank that `run_ranks` describes over `line`, in a process of its own."""
-    gc.freeze()  # what the server made lives as long as this process: collections would only copy its shared pages
+    """The main function of a forked process: run as the rank that `run_ranks` describes over `line`."""
+    gc.freeze()  # objects of the server live as long as this process: collections would only copy its shared pages
     line.send(os.getpid())
     folder, sys.path[:], timeout_s, group = line.recv()
     job = line.recv_bytes()
@@ -151,12 +151,12 @@ def run_rank(line: Connection) -> None:
 
 
 def serve_ranks() -> None:
-    """Be a server of `RankServers` whose processes are ranks."""
+    """The main function of the servers of `RankServers`: fork processes that are ranks."""
     serve(run_rank)
 
 
 def _end_with_caller(line: Connection, is_done: Event) -> None:
-    """Wait until the caller closes `line`, if only because it was killed; a rank that is not done then ends at once."""
+    """Wait until the caller closes `line`, or was killed; if this rank is not done then, it exits at once."""
     with suppress(EOFError, OSError):
         line.recv_bytes()
     if not is_done.is_set():
@@ -164,7 +164,7 @@ def _end_with_caller(line: Connection, is_done: Event) -> None:
 
 
 def _collect(lines: Sequence[Connection], processes: Sequence[int], doomed: Collection[int]) -> list[Any]:
-    """What each rank returned that is not doomed; the first failure ends the wait."""
+    """The results of all ranks that are not doomed; the first failure raises, without waiting for other ranks."""
     results: dict[int, Any] = {}
     expected = [rank for rank in range(len(lines)) if rank not in doomed]
     while len(results) < len(expected):
@@ -196,7 +196,7 @@ def _runs(process: int) -> bool:
 
 
 def _kill(process: int) -> None:
-    """End a process, and wait for that."""
+    """Kill a process, and wait until it has ended."""
     while _runs(process):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

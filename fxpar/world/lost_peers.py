@@ -1,4 +1,4 @@
-"""Tell what was being communicated when a connection to another rank broke, or what it is that takes long."""
+"""Say in errors what was being communicated when a connection broke, and in warnings what takes long."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fxpar.errors import PeerLostError
 
 @contextmanager
 def naming_lost_peers(value: str) -> Iterator[None]:
-    """Inside, an error of c10d that says that a connection broke becomes a PeerLostError; any other error stays.
+    """A context in which c10d's errors about a broken connection become a PeerLostError; other errors do not change.
 
     Args:
         value: what is being communicated.
 
     Raises:
-        PeerLostError: another rank died, ended, or took too long.
+        PeerLostError: another rank ended, or took too long.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def naming_lost_peers(value: str) -> Iterator[None]:
 
 @contextmanager
 def warning_of_a_long_wait(awaited: str, after_s: float = 60.0) -> Iterator[None]:
-    """Inside, a wait of `after_s` seconds is warned of once, with what is `awaited`; it goes on."""
+    """A context that warns once, with what is `awaited`, if it lasts longer than `after_s` seconds, and goes on."""
     timer = Timer(after_s, warnings.warn, [f"has waited {after_s:g} s for {awaited}"])
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""The mesh: which rank has which place on the axes pipe, data, z, y and x."""
+"""The mesh: the coordinates of ranks on the axes pipe, data, z, y and x."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from fxpar.world.hosts import discover_hosts
 from fxpar.world.lost_peers import naming_lost_peers
 
 STAGE_AXES = ("data", "y", "x", "z")
-"""Axes of a stage's parameter mesh. z comes last, so that gathering it gives contiguous pieces."""
+"""Axes of a stage's parameter mesh. z comes last, so that an all-gather over it concatenates contiguous pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """Sizes of the five axes, this process's rank, and the host of every rank (default: all are on one).
 
-    Ranks count with x fastest, then y, z, data and pipe. `cluster` says what ranks and hosts can do, if that is known.
+    x varies fastest with the rank, then y, z, data and pipe. `cluster` has the rates and latencies of the machines, if
+    they are known.
 
     Raises:
-        InvalidMeshError: a size is not a positive integer, or there is not a host for each rank.
+        InvalidMeshError: a size is not a positive integer, or the number of hosts is not that of ranks.
     """
 
     pipe: int = 1
@@ -75,7 +76,7 @@ class Mesh:
 
     @property
     def coordinate(self) -> dict[str, int]:
-        """This process's place."""
+        """Axis -> index of this process."""
         return self.coordinate_of(self.rank)
 
     def rank_at(self, coordinate: Mapping[str, int]) -> int:
@@ -97,7 +98,7 @@ class Mesh:
         return ("data", "z")
 
     def batch_shard(self, coordinate: Mapping[str, int]) -> int:
-        """Which of the local batches the rank at `coordinate` has, counted with z fastest."""
+        """The index of the batch shard that the rank at `coordinate` has; z varies fastest."""
         place = 0
         for axis in self.batch_axes:
             place = place * self.sizes[axis] + coordinate[axis]
@@ -110,18 +111,18 @@ class Mesh:
 
     @property
     def moves_in_groups(self) -> bool:
-        """Whether stages exchange values by collectives of process groups, as NCCL has them.
+        """Whether stages exchange values by collectives in process groups, as over NCCL.
 
-        Otherwise they do by gloo's messages, and through memory that a host's ranks share.
+        Otherwise they use gloo's messages between hosts, and shared memory within a host.
         """
         if dist.is_initialized() and dist.get_backend() != "fake":
             return moves_in_groups(self.device_type)
-        # Nothing moves: it is planned for what the cluster has, or for what the devices are.
+        # Nothing is sent, only planned: the type of device is the cluster's, if there is one.
         return (self.device_type if self.cluster is None else self.cluster.device_type) != "cpu"
 
     @property
     def stage_axes(self) -> tuple[str, ...]:
-        """The axes of `stage_mesh`: those of `STAGE_AXES` with several ranks, since DTensor pays for every axis."""
+        """The axes of `stage_mesh`: those of `STAGE_AXES` with several ranks, since each axis costs DTensor time."""
         return tuple(axis for axis in STAGE_AXES if self.sizes[axis] > 1) or STAGE_AXES[:1]
 
     @property
@@ -185,11 +186,11 @@ def init_mesh(
 
 
 _latest: list[Mesh] = []
-"""The mesh that `init_mesh` made last."""
+"""The mesh of the latest call of `init_mesh`; empty before the first."""
 
 
 def mesh_of_this_world() -> Mesh | None:
-    """The mesh that `init_mesh` made last of the processes that are running, if it did."""
+    """The mesh of the latest call of `init_mesh`, if it fits the current world."""
     for mesh in _latest:
         if dist.is_initialized() and dist.get_world_size() == mesh.num_ranks:
             return mesh
@@ -203,17 +204,17 @@ def make_device_mesh(shape: Mesh, device_type: str) -> DeviceMesh:
 
 
 def _prepare_cuda() -> None:
-    """Choose what CUDA and NCCL read once, where the user has not."""
-    # As many hardware queues as there can be: streams that share one, as more than 8 do by default, wait for each
-    # other, and a receive that is posted may stand before the send that it waits for.
+    """Set environment variables that CUDA and NCCL read once, unless the user has set them."""
+    # The maximum number of hardware queues. By default there are 8, and streams that share one wait for each other: a
+    # posted receive could be queued in front of the send that it waits for.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    # Groups are connected by one small collective each: without this, that of a large one may be connected later, when
-    # other ranks are busy with receives.
+    # Groups are connected by one small collective each. Without this, NCCL may make the connections for large
+    # collectives later, when other ranks are busy with receives.
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
 def _connect_axes(device_mesh: DeviceMesh) -> None:
-    """Run the first collective of each axis' group, which keeps the CPU until all members have come to it."""
+    """Run the first collective of each axis' group: over NCCL, it blocks the CPU until all members have called it."""
     for group in device_mesh.get_all_groups():
         probe = torch.zeros(1, device=device_mesh.device_type)
         dist.all_reduce(probe, group=group)
@@ -233,16 +234,16 @@ def _init_process_group(device_type: str) -> None:
 
 
 def moves_in_groups(device_type: str) -> bool:
-    """As `Mesh.moves_in_groups`, for values on devices of this type in the world as it is."""
+    """`Mesh.moves_in_groups` for values on devices of this type, by the backend of the current world."""
     backends = dict(backend.split(":") for backend in dist.get_backend_config().split(","))
     return backends.get(device_type) not in ("gloo", "fake")
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """How many different local batches there are: `num_replicas` of a DistributedSampler."""
+    """The number of batch shards: `num_replicas` of a DistributedSampler."""
     return math.prod(mesh.sizes[axis] for axis in mesh.batch_axes)
 
 
 def batch_rank(mesh: Mesh) -> int:
-    """Which of the local batches this process reads: `rank` of a DistributedSampler."""
+    """The index of the batch shard that this process reads: `rank` of a DistributedSampler."""
     return mesh.batch_shard(mesh.coordinate)

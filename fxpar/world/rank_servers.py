@@ -1,7 +1,7 @@
-"""Processes that have imported what ranks need and are forked into them: one per rank, each with its own hash seed.
+"""Servers that have imported what ranks need, and fork into ranks: one server per rank, each with its own hash seed.
 
-Ranks that a launcher starts order sets and hashes each in its own way. Ranks forked from one process would all do so
-in the same way, and hide whatever depends on it.
+Each rank of a launcher has its own order of sets. Ranks forked from one process would all have the same order, and hide
+bugs that depend on it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _STANDARD_STREAMS = (0, 1, 2)
 _SERVE = "from fxpar.world.launch import serve_ranks; serve_ranks()"
 
 _NOTED_S = 5.0
-"""How long a server may take to see that a process has ended; on busy processors it waits for its turn."""
+"""How long a server may take to record that a process has ended; it is slow where the CPUs are busy."""
 
 
 class RankServers:
-    """The servers that live in `folder`, by rank; each is started when it is first asked for a process.
+    """The servers of all ranks, with their sockets in `folder`; each is started when a process is first asked of it.
 
     Several processes may use the servers of one folder. They end with the process that owns it.
     """
@@ -49,18 +49,18 @@ class RankServers:
         folder = Path(tempfile.mkdtemp(prefix="fxpar-ranks-"))
         owner = socket.socket(socket.AF_UNIX)
         owner.bind(str(folder / _OWNER))
-        owner.listen(128)  # servers connect, and see by the end of the connection that this process has ended
+        owner.listen(128)  # servers connect, and the connection closes when this process ends
         atexit.register(_remove, folder, owner, os.getpid())
         return cls(folder)
 
     def fork(self, rank: int, preload: Sequence[str]) -> Connection:
-        """A connection to a new process that does the work of `serve`; it has this process's standard streams.
+        """A connection to a new process, which calls the function passed to `serve`, with this process's streams.
 
         Args:
             preload: the modules that a server imports when it starts.
 
         Raises:
-            ConnectionError: the server has ended, for a reason that it has printed.
+            ConnectionError: the server has ended; it has printed why.
         """
         address = self.folder / f"rank{rank}"
         with open(self.folder / f"rank{rank}.lock", "w") as lock:
@@ -84,13 +84,13 @@ class RankServers:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
 
     def note_of(self, process: int) -> Path:
-        """Where the server of a process writes down how it ended."""
+        """The file in which the server of a process records how it ended."""
         return self.folder / f"end-of-{process}"
 
     def _start(self, rank: int, address: Path, preload: Sequence[str]) -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(address))
-            listener.listen(128)  # from here on others may connect; the server accepts when it is ready
+            listener.listen(128)  # from now on clients may connect; the server accepts when it is ready
             told = json.dumps([listener.fileno(), str(self.folder / _OWNER), list(preload), sys.path])
             seeded = os.environ | {"PYTHONHASHSEED": str(rank + 1)}
             process = subprocess.Popen(
@@ -106,9 +106,9 @@ def _remove(folder: Path, owner: socket.socket, pid: int) -> None:
 
 
 def serve(work: Callable[[Connection], None]) -> None:
-    """Fork a process that does `work` for each connection, until the owner has ended.
+    """Fork a process that calls `work` for each connection, until the owner has ended.
 
-    It is what the fresh interpreters run that `RankServers` starts.
+    This runs in the interpreters that `RankServers` starts.
     """
     listening, owner_address, preload, sys.path[:] = json.loads(sys.argv[1])
     listener, owner = socket.socket(fileno=listening), socket.socket(socket.AF_UNIX)
@@ -116,7 +116,7 @@ def serve(work: Callable[[Connection], None]) -> None:
     for module in preload:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, lambda *_: _note_ends(Path(owner_address).parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the owner's, whose end is waited for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles interrupts; the server ends with it
     while owner not in select.select([listener, owner], [], [])[0]:
         line, _ = listener.accept()
         if os.fork() == 0:
@@ -127,7 +127,7 @@ def serve(work: Callable[[Connection], None]) -> None:
 
 
 def _note_ends(folder: Path) -> None:
-    """Write down how each child ended, for `RankServers.end_of`."""
+    """Record how each child ended, for `RankServers.end_of`."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             process, status = ended
@@ -138,7 +138,7 @@ def _note_ends(folder: Path) -> None:
 
 
 def _work(line: socket.socket, work: Callable[[Connection], None]) -> None:
-    """Do `work` in a process just forked, and end it without what is left to do at the end of an interpreter."""
+    """Call `work` in a process just forked, and exit without the interpreter's cleanup."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
