@@ -1,4 +1,4 @@
-"""Search layouts on one rank, for all that would find the same: a deep model's search takes its processor seconds."""
+"""Search layouts on one rank, for all ranks that would find the same: for a deep model it takes seconds of CPU time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from fxpar.costs.dataflow import Operation
 from fxpar.ir import node_meta
 from fxpar.layouts.pins import Pin
 from fxpar.layouts.search import Chosen, Search
-from fxpar.world.compute_once import once
+from fxpar.world.compute_once import compute_once
 
 
 def search_once(search: Search) -> Chosen:
-    """As `search.run()`, which one rank calls of all that search the same."""
-    return once(_question(search), search.run) if search.sizes else search.run()
+    """The result of `search.run()`, which only one of the ranks with the same search calls."""
+    return compute_once(_question(search), search.run) if search.sizes else search.run()
 
 
 def _question(search: Search) -> str:
-    """All that the search depends on."""
+    """All that the search depends on, as text."""
     given = (str(search.mesh), search.mesh.hosts, search.prices, search.microbatches, search.edges.given)
     operations = [_described(operation, search.pins.get(operation.node)) for operation in search.program]
     return "\n".join(["layouts", *map(str, given), *operations])

@@ -24,7 +24,7 @@ AxisSpec: TypeAlias = Sequence[str | Sequence[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ReshardOptions:
     """The strategy, the algorithm that orders transfers, the network, and how long one message may take."""
 
     strategy: str
@@ -52,7 +52,7 @@ class Request:
     dtype: torch.dtype
     source: End
     destination: End
-    how: How
+    how: ReshardOptions
 
     @property
     def holds(self) -> bool:
@@ -89,7 +89,7 @@ def make_request(
     tensor: DTensor,
     mesh: DeviceMesh,
     layout: Sequence[Placement] | AxisSpec,
-    how: How,
+    how: ReshardOptions,
 ) -> Request:
     """The request to move `tensor` to `mesh`.
 

@@ -13,7 +13,7 @@ from fxpar.transport.buffers import Buffers, Piece
 from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.local_transport import LocalTransport
 from fxpar.transport.route import Route
-from fxpar.transport.routes import Move, open_routes
+from fxpar.transport.routes import RouteSpec, open_routes
 from fxpar.world.mesh import Mesh
 
 _FIRST_TAG = 0
@@ -26,21 +26,23 @@ class EdgeTransport:
     Args:
         piece: shape and strides of what this rank receives; None if it only sends.
         buffers: the pool that received pieces are allocated from.
-        keeps: whether this rank both sends and receives, and may need part of what it holds itself.
+        sends_and_receives: whether this rank both sends and receives, and may need part of what it holds itself.
     """
 
-    def __init__(self, route: Route, piece: Piece | None, buffers: Buffers, *, keeps: bool = False) -> None:
-        self._route, self._piece, self._buffers, self._keeps = route, piece, buffers, keeps
+    def __init__(
+        self, route: Route, piece: Piece | None, buffers: Buffers, *, sends_and_receives: bool = False
+    ) -> None:
+        self._route, self._piece, self._buffers, self._sends_and_receives = route, piece, buffers, sends_and_receives
         self._awaited: dict[int, Tensor] = {}
         self._receipts: dict[int, Any] = {}
 
     def send(self, value: Tensor, microbatch: int) -> Any:
         """Begin to send this rank's piece, which must not change before `complete` was called with the result.
 
-        With `keeps`, the receive of the microbatch must have been posted.
+        With `sends_and_receives`, the receive of the microbatch must have been posted.
         """
         piece = value.unsqueeze(0)
-        if not self._keeps:
+        if not self._sends_and_receives:
             return self._route.send(piece, microbatch)
         into = self._awaited.pop(microbatch)
         shipment, self._receipts[microbatch] = self._route.exchange(piece, into, microbatch)
@@ -50,7 +52,7 @@ class EdgeTransport:
         """Begin to receive this rank's piece; pass the result to `wait`."""
         assert self._piece is not None, "this rank receives nothing"
         piece = self._piece.over(self._buffers.take(self._piece.num_bytes)).unsqueeze(0)
-        if not self._keeps:
+        if not self._sends_and_receives:
             return self._route.post_receive(piece, microbatch)
         self._awaited[microbatch] = piece
         return microbatch
@@ -61,7 +63,7 @@ class EdgeTransport:
         Raises:
             PeerLostError: a sender has died, or took too long.
         """
-        return self._route.wait(self._receipts.pop(receipt) if self._keeps else receipt).squeeze(0)
+        return self._route.wait(self._receipts.pop(receipt) if self._sends_and_receives else receipt).squeeze(0)
 
     def complete(self, shipment: Any) -> None:
         """Wait until the next ranks have all of a shipment.
@@ -119,17 +121,17 @@ def open_edge_transports(
         sends, receives = pipe == crossing.source_pipe, pipe in crossing.target_pipes
         if sends or receives:
             piece = piece_of(crossing) if receives else None
-            transports.append((crossing, EdgeTransport(route, piece, buffers, keeps=sends and receives)))
+            transports.append((crossing, EdgeTransport(route, piece, buffers, sends_and_receives=sends and receives)))
     return transports
 
 
-def _move(reshard: Reshard, mesh: Mesh, microbatches: int, answered: bool) -> Move:
+def _move(reshard: Reshard, mesh: Mesh, microbatches: int, answered: bool) -> RouteSpec:
     crossing, at = reshard.crossing, mesh.coordinate
     held = crossing.held(mesh, at) if at["pipe"] == crossing.source_pipe else None
     needed = crossing.needed(mesh, at) if at["pipe"] in crossing.target_pipes else None
-    side = Endpoint(crossing.name, mesh.rank, held, needed, crossing.dtype)
+    endpoint = Endpoint(crossing.name, mesh.rank, held, needed, crossing.dtype)
     # Of several target stages, one may post its receives long after another: a sender must not wait for one of them.
     in_order = len(crossing.target_pipes) == 1
     if crossing.is_of_parameter:
-        return Move(reshard.plan, side, 1, in_order)
-    return Move(reshard.plan, side, microbatches, in_order, answered)
+        return RouteSpec(reshard.plan, endpoint, 1, in_order)
+    return RouteSpec(reshard.plan, endpoint, microbatches, in_order, answered)

@@ -63,7 +63,7 @@ class Step:
             self._check_inputs(inputs)
         inputs[RANDOM_STATE.name] = self._draw()
         with torch.no_grad():
-            if self._timeline is not None and self._speaks_for_its_stage:
+            if self._timeline is not None and self._is_stage_leader:
                 done = self._record(self._timeline, (parameters, buffers, inputs))
             else:
                 done = self._executor.run(parameters, buffers, inputs)
@@ -71,14 +71,14 @@ class Step:
         if self._with_backward:
             leaves = {name: held[name] for name in done.gradients if held[name].requires_grad}
             gradients = _Gradients(done.gradients, leaves, self._distribution)
-            loss = _HandOver.apply(loss, gradients, self._anchor, *leaves.values())  # type: ignore[no-untyped-call]
+            loss = _ReturnGradients.apply(loss, gradients, self._anchor, *leaves.values())  # type: ignore[no-untyped-call]
         return tuple(
             loss if is_loss else self._result(position, done.results.get(position))
             for position, is_loss in enumerate(self._is_loss)
         )
 
     @property
-    def _speaks_for_its_stage(self) -> bool:
+    def _is_stage_leader(self) -> bool:
         """Whether it is the first of the ranks with the same pipe coordinate, which run the same instructions."""
         return not any(place for axis, place in self._distribution.mesh.coordinate.items() if axis != "pipe")
 
@@ -137,7 +137,7 @@ class _Gradients:
         return [from_local(local[name], planned[name].layout, mesh) for name in self._names]
 
 
-class _HandOver(torch.autograd.Function):
+class _ReturnGradients(torch.autograd.Function):
     """Connects the loss to the parameters in autograd: its backward returns gradients that are already computed."""
 
     @staticmethod

@@ -43,7 +43,7 @@ class Endpoint:
         assert self.needed is not None, f"{self.name}: rank {self.rank} receives nothing"
         return self.needed
 
-    def keep(self, plan: ReshardPlan, value: Tensor, piece: Tensor, buffers: Buffers) -> None:
+    def copy_local_part(self, plan: ReshardPlan, value: Tensor, piece: Tensor, buffers: Buffers) -> None:
         """Copy from `value`, which this rank holds, the parts of `piece` that it needs."""
         held = self.tile_to_send(value)
         for task in plan.tasks:

@@ -86,7 +86,7 @@ class GroupRoute:
                 self._send(*next(loads), shipment)
             else:
                 self._receive(relay, receipt)
-        self._endpoint.keep(self._plan, value, into, self._buffers)
+        self._endpoint.copy_local_part(self._plan, value, into, self._buffers)
         return shipment, receipt
 
     def wait(self, receipt: GroupReceipt) -> Tensor:

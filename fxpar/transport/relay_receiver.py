@@ -77,7 +77,7 @@ class RelayReceiver:
             receipt.inflows.append(self._post(number, relay, receipt))
         self._passed_on.append(receipt.passing)
         if self._passes_on:
-            receipt.passed_on = self._worker.submit(lambda: self._take_in(receipt))
+            receipt.passed_on = self._worker.submit(lambda: self._receive(receipt))
         return receipt
 
     def wait(self, receipt: Receipt) -> Tensor:
@@ -87,7 +87,7 @@ class RelayReceiver:
             PeerLostError: a sender has died, or took too long.
         """
         if receipt.passed_on is None:
-            self._take_in(receipt)
+            self._receive(receipt)
         else:
             receipt.passed_on.result()
         for relay, arrival in receipt.arrivals:
@@ -126,22 +126,22 @@ class RelayReceiver:
         posted = [self._messages.receive(chunk, previous, tag) for chunk in chunks(memory, relay.num_chunks)]
         return _Inflow(number, relay, landing, memory, message, tag, posted)
 
-    def _take_in(self, receipt: Receipt) -> None:
+    def _receive(self, receipt: Receipt) -> None:
         """Receive and forward all relays; if that fails, tell the readers on this host that the rest will not come."""
         try:
             for inflow in receipt.inflows:
-                self._take_in_one(inflow, receipt)
+                self._receive_one(inflow, receipt)
         except PeerLostError:
             for inflow in receipt.inflows:
                 if inflow.message is not None:
                     inflow.message.fail()
             raise
 
-    def _take_in_one(self, inflow: _Inflow, receipt: Receipt) -> None:
+    def _receive_one(self, inflow: _Inflow, receipt: Receipt) -> None:
         messages, passing = self._messages, receipt.passing
         onward = messages.tag_of(receipt.microbatch, passed_on=True)
         previous, following = _neighbours(inflow.relay, self._endpoint.rank)
-        arrived, turn_at = 0, self._order.bytes_until_next(inflow.number, len(inflow.memory))
+        arrived, next_may_send_at = 0, self._order.bytes_until_next(inflow.number, len(inflow.memory))
         for work, chunk in zip(inflow.posted, chunks(inflow.memory, inflow.relay.num_chunks), strict=True):
             messages.complete(work, previous)
             if following is not None:
@@ -151,9 +151,9 @@ class RelayReceiver:
                 inflow.message.buffer[arrived : arrived + len(chunk)].copy_(chunk)
                 inflow.message.publish(arrived + len(chunk))
             arrived += len(chunk)
-            if turn_at is not None and arrived >= turn_at and previous == inflow.relay.path[0]:
+            if next_may_send_at is not None and arrived >= next_may_send_at and previous == inflow.relay.path[0]:
                 messages.send(passing, ANSWER, previous, messages.order_tag(receipt.microbatch))
-                turn_at = None
+                next_may_send_at = None
         if self._answered:
             messages.send(passing, ANSWER, previous, inflow.tag + messages.num_tags)
         inflow.landing.deliver(inflow.relay, inflow.memory)

@@ -55,7 +55,7 @@ class RelayRoute:
         """
         receipt = self.post_receive(into, microbatch)  # first: gloo is twice as fast where receives are posted
         shipment = self.send(value, microbatch)
-        self._setup.endpoint.keep(self._setup.plan, value, into, self._setup.buffers)
+        self._setup.endpoint.copy_local_part(self._setup.plan, value, into, self._setup.buffers)
         return shipment, receipt
 
     def complete(self, shipment: Shipment) -> None:

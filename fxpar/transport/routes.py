@@ -21,7 +21,7 @@ from fxpar.world.mesh import moves_in_groups
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RouteSpec:
     """A value that moves once per microbatch, by a plan that is the same on every rank; `endpoint` is this rank's.
 
     The names of endpoints are unique. `in_order` is whether `RelaySetup.order` is used; `answered` is that of
@@ -35,7 +35,7 @@ class Move:
     answered: bool = True
 
 
-def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout: timedelta) -> Sequence[Route]:
+def open_routes(moves: Sequence[RouteSpec], buffers: Buffers, first_tag: int, timeout: timedelta) -> Sequence[Route]:
     """The routes of `moves`; a collective of all ranks, with the same moves in the same order.
 
     Args:
@@ -58,7 +58,7 @@ def open_routes(moves: Sequence[Move], buffers: Buffers, first_tag: int, timeout
     return routes
 
 
-def _requests(move: Move) -> Iterator[tuple[int, ChannelRequest]]:
+def _requests(move: RouteSpec) -> Iterator[tuple[int, ChannelRequest]]:
     """For each relay, the channels in which its leaders write for other ranks of their hosts."""
     for number, relay in enumerate(move.plan.relays):
         for writer, readers in zip(relay.path, relay.readers, strict=True):
@@ -69,7 +69,7 @@ def _requests(move: Move) -> Iterator[tuple[int, ChannelRequest]]:
                 )
 
 
-def _order_requests(move: Move, order: SendOrder) -> Iterator[tuple[int, ChannelRequest]]:
+def _order_requests(move: RouteSpec, order: SendOrder) -> Iterator[tuple[int, ChannelRequest]]:
     """For each relay that other ranks of its host wait for, the channel in which its sender tells them."""
     relays = move.plan.relays
     for number in sorted(set(order.before.values())):
@@ -80,7 +80,7 @@ def _order_requests(move: Move, order: SendOrder) -> Iterator[tuple[int, Channel
             yield number, ChannelRequest(name, sender, tuple(sorted(waiting)))
 
 
-def _channels(move: Move, order: SendOrder, channels: Channels) -> RouteChannels:
+def _channels(move: RouteSpec, order: SendOrder, channels: Channels) -> RouteChannels:
     """This rank's channels of a move: at most one per relay, and at most one order channel."""
     found = RouteChannels()
     for requests, writers, readers in (

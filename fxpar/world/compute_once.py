@@ -17,7 +17,7 @@ _CLAIMS, _ANSWER = "claims", "answer"
 _NO_ANSWER = b""
 
 
-def once(question: str, derive: Callable[[], T]) -> T:
+def compute_once(question: str, derive: Callable[[], T]) -> T:
     """The result of `derive`, which only the first rank that asks the same `question` calls, for all ranks.
 
     This is not a collective: ranks may ask in any order, and not all need to ask. If `derive` fails on the first rank,

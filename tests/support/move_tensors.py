@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 import fxpar
 from fxpar._torch import StridedShard, device_mesh_without_groups
 from fxpar.errors import FxparError
-from fxpar.reshard import _how, _open
+from fxpar.reshard import _options, _open
 from fxpar.resharding.request import make_request
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import STRATEGIES
@@ -146,7 +146,7 @@ def lose_a_rank(hosts: tuple[int, ...]) -> tuple[str, float]:
 
 def _die_in_the_midst(tensor: DTensor, destination: DeviceMesh) -> None:
     """Take part like every rank until the first byte has come; as a reader, until it has asked."""
-    request = make_request(tensor, destination, [Replicate()], _how(destination, "broadcast", "best", None, 20))
+    request = make_request(tensor, destination, [Replicate()], _options(destination, "broadcast", "best", None, 20))
     check_agreement(request.facts())
     route, needed = _open(request)
     assert needed is not None

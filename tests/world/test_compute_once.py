@@ -6,13 +6,13 @@ import os
 
 import torch.distributed as dist
 
-from fxpar.world.compute_once import once
+from fxpar.world.compute_once import compute_once
 from fxpar.world.launch import run_ranks
 
 
 def derived_by(questions: list[str]) -> list[int]:
     """The processes that answered this rank's questions."""
-    return [once(question, os.getpid) for question in questions]
+    return [compute_once(question, os.getpid) for question in questions]
 
 
 def test_all_get_the_answer_of_one() -> None:
@@ -45,7 +45,7 @@ def fail_first() -> int | str:
 
     store = dist.distributed_c10d._get_default_store()
     try:
-        return once("a", derive)
+        return compute_once("a", derive)
     except ValueError as error:
         return str(error)
 
@@ -57,4 +57,4 @@ def test_what_the_first_fails_to_derive_each_derives_for_itself() -> None:
 
 
 def test_who_is_alone_derives() -> None:
-    assert once("a", os.getpid) == os.getpid()
+    assert compute_once("a", os.getpid) == os.getpid()

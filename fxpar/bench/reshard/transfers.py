@@ -1,4 +1,4 @@
-"""Time how a tensor goes from some ranks of this world to others, and check what arrives."""
+"""Time transfers of tensors from some ranks of this world to others, and check the received values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxpar.resharding.tile import Tile, Tiles
 from fxpar.transport.buffers import Buffers
 from fxpar.transport.endpoint import Endpoint
 from fxpar.transport.route import Route
-from fxpar.transport.routes import Move, open_routes
+from fxpar.transport.routes import RouteSpec, open_routes
 from fxpar.world.hosts import discover_hosts
 
 DTYPE = torch.int32
@@ -29,15 +29,15 @@ _TIMEOUT = timedelta(seconds=120)
 _NOT_ARRIVED = -1
 
 Meet: TypeAlias = Callable[[], float]
-"""Returns on all ranks at one time, and says which: seconds of `time.monotonic`."""
+"""A barrier of all ranks; returns the time of the common start, in seconds of `time.monotonic`."""
 
 Share: TypeAlias = Callable[[ProcessorUse], float]
-"""What others took of the processors beside these ranks: the same on all ranks, where one machine has them."""
+"""The share of the processors that other processes took; the same on all ranks, which must be on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A tensor of int32 of `shape` that goes from the ranks of `source` to those of `destination`, which are others.
+    """A transfer of an int32 tensor of `shape` from the ranks of `source` to those of `destination`, which are disjoint.
 
     No two transfers of a run have both name and strategy in common.
     """
@@ -55,28 +55,28 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A transfer, and each repeat until its last rank was done."""
+    """A transfer, and the timings of its repeats, each until its last rank was done."""
 
     transfer: Transfer
     timings: Sequence[Timing]
 
     @property
     def strategy(self) -> str:
-        """How it was moved."""
+        """The strategy of the transfer."""
         return self.transfer.plan.strategy
 
     @property
     def seconds(self) -> Sequence[float]:
-        """Of all repeats."""
+        """The times of all repeats."""
         return [timing.seconds for timing in self.timings]
 
     @property
     def median_s(self) -> float:
-        """The time of the repeat in the middle, of those that count."""
+        """The median time of the repeats that count."""
         return median_ms(self.timings) / 1e3
 
     def times(self) -> Row:
-        """What the repeats took, for a report."""
+        """The times of the repeats, as columns of a report."""
         return {
             "repeats": len(self.seconds),
             "median_s": self.median_s,
@@ -92,10 +92,10 @@ def time_transfers(
     share: Share | None = None,
     tries: int = TRIES,
 ) -> list[list[Sample]]:
-    """For each transfer, each repeat from the meeting until this rank was done.
+    """For each transfer, samples of its repeats: from the common start until this rank was done.
 
-    A collective of all ranks, with the same transfers. They take turns, and begin with one round that does not count;
-    receives are posted before the ranks meet. Pieces are on `device`. With `share`, a disturbed repeat runs up to
+    A collective of all ranks, with the same transfers. Transfers alternate, after one round that does not count.
+    Receives are posted before the ranks meet. Pieces are on `device`. With `share`, a disturbed repeat runs up to
     `tries` times.
     """
     parts = _parts(transfers, device)
@@ -108,7 +108,7 @@ def time_transfers(
 
 
 def measured(transfers: Sequence[Transfer], by_rank: Sequence[Sequence[Sequence[Sample]]]) -> list[Measured]:
-    """The transfers with what `time_transfers` returned on each rank."""
+    """The transfers with their timings, from the results of `time_transfers` on each rank."""
     by_name = [{str(transfer): found for transfer, found in zip(transfers, rank, strict=True)} for rank in by_rank]
     timings = timings_of_ranks(by_name)
     return [Measured(transfer, timings[str(transfer)]) for transfer in transfers]
@@ -124,7 +124,7 @@ def _sample(part: _Part, meet: Meet, share: Share | None) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one rank does in a transfer: it gives `held`, if anything, and needs `needed`, which may be empty."""
+    """One rank's part in a transfer: it sends `held`, if that is not None, and expects `needed`, which may be empty."""
 
     transfer: Transfer
     route: Route
@@ -142,7 +142,7 @@ class _Part:
             self.route.complete(shipment)
         self.route.finish()
         if piece.is_cuda:
-            torch.cuda.synchronize(piece.device)  # what was waited for is only enqueued
+            torch.cuda.synchronize(piece.device)  # on GPUs, waits are only enqueued
         seconds = time.monotonic() - start
         assert torch.equal(piece, self.needed), f"{self.transfer}: rank {dist.get_rank()} has wrong values"
         return seconds
@@ -153,7 +153,7 @@ def _parts(transfers: Sequence[Transfer], device: torch.device) -> list[_Part]:
     assert all(transfer.plan.hosts == discover_hosts() for transfer in transfers), "planned for other hosts"
     tiles = [(transfer.source.get(rank), transfer.destination.get(rank)) for transfer in transfers]
     moves = [
-        Move(move.plan, Endpoint(str(move), rank, *own, DTYPE)) for move, own in zip(transfers, tiles, strict=True)
+        RouteSpec(move.plan, Endpoint(str(move), rank, *own, DTYPE)) for move, own in zip(transfers, tiles, strict=True)
     ]
     routes = open_routes(moves, Buffers(device), 1, _TIMEOUT)
     parts = []
