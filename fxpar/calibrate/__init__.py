@@ -1,1 +1,1 @@
-"""`fxpar calibrate`: measure a cluster, and keep what was found as a file."""
+"""`fxpar calibrate`: measure a cluster, and save the result as a file."""

@@ -20,7 +20,7 @@ from fxpar.world.hosts import discover_hosts
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A cluster, and what it was measured by."""
+    """A cluster, and the measurements that it is derived from."""
 
     cluster: Cluster
     matmuls: Sequence[MatmulRate]
@@ -30,8 +30,8 @@ class Calibration:
 def calibrate(name: str, device: torch.device, say: Callable[[str], None]) -> Calibration:
     """Measure all ranks together; a collective of the world, which returns the same on every rank.
 
-    What takes several ranks of a host, or several hosts, and is not there is taken from the default cluster: its
-    `source` says so.
+    Figures that need several ranks per host, or several hosts, where there are none, are those of the default cluster:
+    `Cluster.source` says so.
     """
     hosts = discover_hosts()
     on_host = Counter(hosts)
@@ -67,9 +67,9 @@ def calibrate(name: str, device: torch.device, say: Callable[[str], None]) -> Ca
 
 
 def _interfaces(ring: Line | None, rings: Line | None, ranks_per_host: int) -> tuple[int | None, float | None]:
-    """How many interfaces a host has, and the rate of each: all rings use all of them, and one ring only one.
+    """The number of interfaces of a host, and the rate of each: all rings together use all, one ring only one.
 
-    Where a single ring is spread over several, they count as one faster interface.
+    If a single ring is spread over several, they count as one faster interface.
     """
     if ring is None or rings is None:
         return None, None
@@ -79,7 +79,7 @@ def _interfaces(ring: Line | None, rings: Line | None, ranks_per_host: int) -> t
 
 
 def _reduce_scatter_factor(timed: Sequence[Timed]) -> float | None:
-    """How much slower a reduce-scatter is than other rings, between hosts if there are several; 1 at least."""
+    """How much slower a reduce-scatter is than other rings, between hosts if there are several; at least 1."""
     for place in ("one ring between hosts", "inside hosts"):
         slow, fast = fit_place(timed, place, "reduce_scatter"), fit_place(timed, place, "all_gather", "all_reduce")
         if slow and fast:
@@ -101,7 +101,7 @@ def _best_rates(matmuls: Sequence[MatmulRate]) -> dict[str, float]:
 
 
 def _slowest_matmuls(own: list[MatmulRate]) -> list[MatmulRate]:
-    """The sizes that all ranks came to, each at the rate of the slowest rank; a collective of the world."""
+    """The sizes that all ranks have measured, each at the rate of the slowest rank; a collective of the world."""
     of_ranks = [own] * dist.get_world_size()
     dist.all_gather_object(of_ranks, own)
     rates = [{(each.dtype, each.size): each.flops_per_us for each in found} for found in of_ranks]
@@ -110,7 +110,7 @@ def _slowest_matmuls(own: list[MatmulRate]) -> list[MatmulRate]:
 
 
 def _least(own: float) -> float:
-    """The least of what the ranks have; a collective of the world."""
+    """The minimum over all ranks; a collective of the world."""
     of_ranks = [own] * dist.get_world_size()
     dist.all_gather_object(of_ranks, own)
     return min(of_ranks)

@@ -1,4 +1,4 @@
-"""The command: measure, print what was found, and write the cluster file."""
+"""The command: measure, print the results, and write the cluster file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxpar.world.launch import join_world
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "--save", type=Path, default=Path("cluster.json"), metavar="FILE", help="where to write (default: cluster.json)"
     )
@@ -28,7 +28,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int:
-    """Measure on all ranks; the first writes and prints. Gives the exit status."""
+    """Measure on all ranks; the first writes and prints. Returns the exit status."""
     found = calibrate(options.name, join_world(), say)
     if is_first_rank():
         options.save.parent.mkdir(parents=True, exist_ok=True)

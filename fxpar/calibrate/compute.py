@@ -1,4 +1,4 @@
-"""How fast this rank multiplies matrices and moves memory, while the others do so, too."""
+"""Measure how fast this rank multiplies matrices and copies memory, while the other ranks do the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class MatmulRate:
-    """Floating-point operations of products of square matrices with `size` rows."""
+    """The rate of products of square matrices with `size` rows."""
 
     dtype: str
     size: int
@@ -44,7 +44,7 @@ def matmul_rates(device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -
 
 
 def memory_bytes_per_us(device: torch.device) -> float:
-    """What a copy reads and writes together."""
+    """The rate of a copy: bytes read and written together."""
     num_bytes = _COPIED_BYTES[device.type]
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
@@ -52,14 +52,14 @@ def memory_bytes_per_us(device: torch.device) -> float:
 
 
 def memory_bytes(device: torch.device, ranks_on_host: int) -> float:
-    """What a rank can hold: its GPU's memory, or an equal part of the host's."""
+    """The memory of a rank: its GPU's, or an equal part of the host's."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks_on_host
 
 
 def _median_s(work: Callable[[], object], device: torch.device) -> float:
-    """The first run, which may load or choose code, does not count."""
+    """The median time of `work`, without the first run, which may load or choose code."""
     seconds = []
     for _ in range(1 + _REPEATS):
         wait_for(device)
@@ -71,6 +71,6 @@ def _median_s(work: Callable[[], object], device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until `device` has done what it was given."""
+    """Wait until `device` has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""From times of messages of several sizes to a latency and a rate."""
+"""Fit a latency and a rate to the times of messages of several sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 _LEAST_US = 1e-3
-"""What the shortest latency is taken for: none at all would be no latency, and clocks do not show less."""
+"""The smallest latency returned: it must be positive, and clocks do not resolve less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +20,19 @@ class Line:
     bytes_per_us: float
 
     def time_us(self, num_bytes: float) -> float:
-        """How long a message takes."""
+        """The time of a message."""
         return self.latency_us + num_bytes / self.bytes_per_us
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:
-    """The line through points (bytes, microseconds) whose relative errors are least.
+    """The line through points (bytes, microseconds) with the least relative errors.
 
-    Neither latency nor time per byte is negative. Where all of the time would be latency, the largest message tells
-    the rate.
+    Neither latency nor time per byte is negative. If the fit has no time per byte, the rate is the highest of any
+    message.
     """
     sizes, times = np.asarray(points, dtype=float).T
-    # Rows are scaled by their times, so that a microsecond counts where it is much of the time; columns by the largest
-    # message, so that both unknowns are microseconds.
+    # Rows are divided by their times, so that errors are relative; sizes by the largest message, so that both unknowns
+    # are microseconds.
     most = sizes.max()
     (latency, whole), _ = nnls(np.stack([1 / times, sizes / most / times], axis=1), np.ones_like(times))
     rate = most / whole if whole > 0 else float((sizes / times).max())

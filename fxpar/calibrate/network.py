@@ -1,4 +1,4 @@
-"""How long collectives take inside hosts and between them, on the ranks that run this."""
+"""Time collectives inside hosts and between them, on the ranks that run this."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fxpar.ir.node_meta import CollectiveKind
 from fxpar.lowering.cpu_collectives import exchange_and_reduce
 
 Place: TypeAlias = Literal["inside hosts", "one ring between hosts", "all rings between hosts"]
-"""Which ranks form groups: those of each host; the first of every host; all ranks, with their like on other hosts."""
+"""Which ranks form groups: those of each host; the first of every host; those at the same place of every host."""
 
 KINDS: tuple[CollectiveKind, ...] = ("all_gather", "all_reduce", "reduce_scatter")
 SIZES = {"cpu": (2**10, 2**14, 2**18, 2**20, 2**22), "cuda": (2**10, 2**16, 2**20, 2**24, 2**28)}
-"""Bytes of the larger of what a rank puts in and gets."""
+"""Bytes of the larger of a rank's input and output."""
 
 REPEATS = 5
 _RUN_BYTES = 2**21
@@ -35,7 +35,7 @@ _MOST_RUNS = 10
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A collective of `num_ranks` ranks, each of which sends `bytes_sent` by a ring."""
+    """A collective of `num_ranks` ranks, each of which sends `bytes_sent` in a ring."""
 
     place: Place
     kind: CollectiveKind
@@ -49,7 +49,7 @@ def time_collectives(
 ) -> list[Timed]:
     """Time all kinds and sizes of collectives, interleaved; a collective of the world, with one result for all ranks.
 
-    hosts: of each rank.
+    hosts: the host of each rank.
     """
     groups = _groups(hosts)
     cases = [(place, kind, size) for place in groups for kind in KINDS for size in sizes or SIZES[device.type]]
@@ -69,7 +69,7 @@ def time_collectives(
 
 
 def alternate(names: Sequence[str], rounds: int) -> Iterator[str]:
-    """All names in every round, backwards in every other: whoever follows whom must not matter."""
+    """All names in every round, in reverse in every other round, so that no case always follows the same one."""
     for turn in range(rounds):
         yield from reversed(names) if turn % 2 else names
 
@@ -100,7 +100,7 @@ def _groups(hosts: Sequence[int]) -> Mapping[Place, dist.ProcessGroup | None]:
     found: dict[Place, dist.ProcessGroup | None] = {}
     for place in get_args(Place):
         members = _members(place, hosts)
-        # One ring is all rings where hosts have one rank each.
+        # If hosts have one rank each, all rings are one ring.
         if max(map(len, members)) == 1 or (place == "all rings between hosts" and len(members) == 1):
             continue
         made = [(ranks, dist.new_group(ranks)) for ranks in members if len(ranks) > 1]
@@ -109,7 +109,7 @@ def _groups(hosts: Sequence[int]) -> Mapping[Place, dist.ProcessGroup | None]:
 
 
 def _time_s(kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup, device: torch.device) -> float:
-    """One of several in a row, so that it does not matter who comes first to the first of them."""
+    """The time of one of several runs in a row, so that it matters little which rank starts the first run early."""
     parts = group.size()
     count = math.ceil(num_bytes / 4 / parts) * parts
     tensor = torch.ones(count // parts if kind == "all_gather" else count, device=device)
@@ -131,7 +131,7 @@ def _run(kind: CollectiveKind, tensor: torch.Tensor, group: dist.ProcessGroup) -
             started = c10d_functional.all_reduce(tensor, "sum", name)
         case _ if tensor.is_cuda:
             started = c10d_functional.reduce_scatter_tensor(tensor, "sum", group.size(), name)
-        case _:  # as graphs do it
+        case _:  # as CPU graphs do it
             started = exchange_and_reduce(tensor, "sum", group.size(), name)
     c10d_functional.wait_tensor(started)
 

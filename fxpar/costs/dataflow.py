@@ -1,4 +1,4 @@
-"""A joint graph as operations and values: tuples taken apart, and the border's ports as operations, too."""
+"""A joint graph as operations and values: tuples are split into their results, and ports are operations, too."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Border(Enum):
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that needs its operands, and returns its results, in layouts that must be chosen.
+    """Something that takes operands and returns results in layouts that are to be chosen.
 
-    An op (`call` is set), a constant of the module, or a port of the border: one that enters has one result and no
-    operands, one that leaves has one operand and no results. `results` has None for what is not a tensor.
+    It is an op (`call` is set), a constant of the module, or a port of the stage: an entering port has one result and
+    no operands, a leaving one has one operand and no results. `results` has None for each that is not a tensor.
     """
 
     node: fx.Node
@@ -72,12 +72,12 @@ class Operation:
 
     @property
     def is_view(self) -> bool:
-        """Whether the op only looks at its operand differently, at no cost."""
+        """Whether the op only returns a view of its operand, at no cost."""
         return is_view(self.node.target)
 
     @cached_property
     def signature(self) -> str:
-        """All that a rule or a price can see of the operation, as text: target, arguments, shapes and dtypes."""
+        """All that a rule or a price depends on, as text: target, arguments, shapes and dtypes."""
         args, kwargs = ("", "") if self.call is None else fx.map_arg((self.node.args, self.node.kwargs), lambda _: "%")
         tensors = [
             None if value is None else f"{value.tensor.dtype}{list(value.tensor.shape)}"
@@ -97,7 +97,7 @@ class Operation:
 
 
 def producer(node: fx.Node) -> Value:
-    """The value that a node stands for; an item of a tuple is its producer's result."""
+    """The value that a node stands for; for a getitem, a result of the node that made the tuple."""
     if node.target is operator.getitem:
         source, index = node.args
         assert isinstance(source, fx.Node) and isinstance(index, int), f"unexpected item {node.format_node()}"
@@ -151,7 +151,7 @@ def _leaving(joint: JointGraph, output: fx.Node) -> list[Operation]:
 
 
 def roots(program: Sequence[Operation]) -> dict[Value, Value]:
-    """For each value the one whose storage it looks at."""
+    """For each value, the value whose storage it views."""
     found: dict[Value, Value] = {}
     for operation in program:
         for result in operation.results:
@@ -167,7 +167,7 @@ SMALL_BYTES = 4 << 20
 def small_constants(program: Sequence[Operation]) -> set[fx.Node]:
     """Ops whose results depend on inputs and constants alone (masks, positions, rotary tables), and are small.
 
-    What draws random numbers is left out, since it is not cheap.
+    Random ops are left out, since they are not cheap.
     """
     constant: set[fx.Node] = set()
     for operation in program:

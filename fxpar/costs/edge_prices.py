@@ -1,4 +1,4 @@
-"""What edges between stages cost between hosts, by their layouts on the stage that uses them."""
+"""The cost of edges between stages on different hosts, as a function of their layouts on the stage that uses them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fxpar.world.mesh import Mesh
 class EdgePrices:
     """Prices for stage number `len(earlier)`: values come in from the earlier stages, and gradients go back to them.
 
-    A price is the time of the plan by which the edge would move. So whether the parts that a rank needs all come from
-    afar, or one rank of its host gets them and a collective inside the host does the rest, is decided by cost.
+    A price is the time of the resharding plan of the edge. So cost decides whether every rank receives all that it
+    needs from other hosts, or one rank of its host receives it and a collective within the host does the rest.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class EdgePrices:
 
     @property
     def given(self) -> str:
-        """All that the prices depend on but the mesh, as text."""
+        """All that the prices depend on except the mesh, as text."""
         return f"{self._earlier} {self._network} {list(self._placement)}"
 
     def value_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
-        """The time in which the value of an edge gets into `layout`."""
+        """The time to transfer the value of an edge into `layout`."""
         maker = self._maker(port)
         if maker is None:
             return 0.0
@@ -43,7 +43,7 @@ class EdgePrices:
         return self._time_us(Crossing(port, False, maker, (here,), source, (layout,), dtype, pipes))
 
     def gradient_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
-        """The time in which a gradient in `layout` gets back to where the edge was made."""
+        """The time to transfer a gradient in `layout` back to the stage that makes the edge."""
         maker = self._maker(port)
         if maker is None:
             return 0.0
@@ -53,14 +53,14 @@ class EdgePrices:
         return self._time_us(Crossing(port, True, here, (maker,), layout, (destination,), dtype, pipes))
 
     def _maker(self, port: Port) -> int | None:
-        """The stage that makes an edge, where that is known and hosts lie between."""
+        """The stage that makes an edge; None if it is not planned yet, or if the mesh has only one host."""
         if len(set(self._mesh.hosts)) == 1:
             return None
         return next((stage for stage, border in enumerate(self._earlier) if port in border.outputs), None)
 
     def _time_us(self, crossing: Crossing) -> float:
         if crossing not in self._known:
-            # The order in which transfers are made hardly matters for a comparison, so that the quick one will do.
+            # The order of transfers hardly matters for a comparison, so the quick algorithm is good enough.
             plan = crossing.planned(self._mesh, self._network, algorithm="balance").plan
             self._known[crossing] = plan.time_us(self._network)
         return self._known[crossing]

@@ -1,8 +1,8 @@
 """The performance model of AxoNN (Singh et al.), Eqs. 1-10, as expressions to print and to evaluate.
 
-A layer multiplies activations of m x k by weights of k x n, on a mesh of G_x, G_y, G_z and G_data ranks: m over z, k
-over y, n over x, and the storage of the weights further over z. m is that of one data group. Every second layer is
-transposed: x and y change places.
+A layer multiplies activations of m x k by weights of k x n, on a mesh of G_x, G_y, G_z and G_data ranks: m is sharded
+over z, k over y, n over x, and the storage of the weights over z as well. m is that of one data group. Every second
+layer is transposed: x and y change places.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from sympy import Expr
 from fxpar.ir.node_meta import CollectiveKind
 
 AXES = ("x", "y", "z", "data")
-"""The axes of the model, in the order in which ranks count along them."""
+"""The axes of the model, from the one with consecutive ranks outwards."""
 
 Term: TypeAlias = tuple[CollectiveKind, str]
-"""A collective of a layer: what it does, and along which axis."""
+"""A collective of a layer: its kind and its axis."""
 
 m, k, n = sympy.symbols("m k n", positive=True)
 width = sympy.Symbol("w", positive=True)
 """Bytes of an element."""
 num_bytes = sympy.Symbol("b", positive=True)
-"""The larger of what a rank puts into a collective and of what it gets."""
+"""The larger of a rank's input and output of a collective."""
 ranks = sympy.Symbol("G", positive=True)
 """How many ranks take part in a collective."""
 beta = sympy.Symbol("beta", positive=True)
-"""What a rank sends in a microsecond."""
+"""Bytes that a rank sends in a microsecond."""
 beta_intra, beta_inter = sympy.symbols("beta_intra beta_inter", positive=True)
-"""Within a host each rank sends as much, and to other hosts all ranks of a host together."""
+"""`beta` of each rank within a host, and that of all ranks of a host together to other hosts."""
 ranks_per_host = sympy.Symbol("G_node", positive=True)
 size: Mapping[str, sympy.Symbol] = {axis: sympy.Symbol(f"G_{axis}", positive=True) for axis in AXES}
 bandwidth: Mapping[str, sympy.Symbol] = {axis: sympy.Symbol(f"beta_{axis}", positive=True) for axis in AXES}
 
 
 def elements_sent(kind: CollectiveKind, buffer: Any, parts: Any) -> Any:
-    """What each of `parts` ranks sends by a ring, in the unit of `buffer`, the larger of what it puts in and gets.
+    """What each of `parts` ranks sends in a ring, in the unit of `buffer`, the larger of its input and output.
 
-    Eq. 1 has the pieces put into an all-gather, of which the buffer here is G; Eqs. 2 and 3 are as they stand. All
-    ranks change places in an all-to-all as in a reduce-scatter.
+    In Eq. 1 the buffer is the input of an all-gather; here it is the output, G times as large. Eqs. 2 and 3 are
+    unchanged. An all-to-all sends as much as a reduce-scatter.
     """
     share = (parts - 1) / parts
     return 2 * share * buffer if kind == "all_reduce" else share * buffer
@@ -59,7 +59,7 @@ def _ring_function(kind: CollectiveKind) -> Any:
 
 
 def ring_time_us(kind: CollectiveKind, buffer_bytes: float, num_ranks: int, bytes_per_us: float) -> float:
-    """`ring_time` in numbers."""
+    """`ring_time`, evaluated."""
     return float(_ring_function(kind)(buffer_bytes, num_ranks, bytes_per_us))
 
 
@@ -91,10 +91,10 @@ def layer_time(*, transposed: bool = False) -> Expr:
 
 
 def axis_bandwidth(axis: str) -> Expr:
-    """Eq. 10: what a rank sends along `axis`, where hosts have G_node consecutive ranks each.
+    """Eq. 10: the bandwidth of a rank along `axis`, where hosts have G_node consecutive ranks each.
 
-    Along an axis that hosts hold whole it is that of a host's links. Otherwise as many rings as lie side by side in a
-    host share what the host sends. The equation is made for sizes that divide G_node, or that it divides:
+    If groups along the axis are within hosts, it is that of the links inside a host. Otherwise all rings that leave a
+    host share what the host sends. The equation is for sizes that divide G_node or are multiples of it:
     `fxpar.costs.placement` counts the rings of any mesh on any hosts.
     """
     inside = sympy.Mul(*(size[inner] for inner in AXES[: AXES.index(axis)]))
@@ -103,13 +103,13 @@ def axis_bandwidth(axis: str) -> Expr:
 
 
 def agnostic_bandwidth(axis: str) -> Expr:
-    """What a model says of `axis` that knows nothing of hosts: every rank may have to send to another one."""
+    """The bandwidth of `axis` in a model that knows no hosts: every rank may have to send to another host."""
     assert axis in AXES, f"{axis} is not of the model"
     return beta_inter
 
 
 sequences, length, layers, hidden, vocabulary = sympy.symbols("B s l h V", positive=True)
-"""Of a GPT and its batch: B sequences of s tokens, l layers of hidden size h, and V words."""
+"""Sizes of a GPT and its batch: B sequences of s tokens, l layers of hidden size h, and a vocabulary of V."""
 
 
 def transformer_flops() -> Expr:

@@ -1,4 +1,4 @@
-"""How long a local graph takes: a roofline for what is computed, Eqs. 1-3 and 10 for what is communicated beside it."""
+"""The time of a local graph: a roofline for computation, Eqs. 1-3 and 10 for the communication that overlaps it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fxpar.world.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Collectives along one axis together: how many, what each rank sends in rings, and how long that takes."""
+    """All collectives along one axis: how many, the bytes that each rank sends in rings, and their time."""
 
     num_collectives: int = 0
     bytes_sent: float = 0.0
@@ -40,9 +40,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class GraphTime:
-    """A graph on one rank: from its start to its end, what of that is computing, and all communication by axis.
+    """The time of a graph on one rank: from start to end, computation alone, and all communication by axis.
 
-    `waited_us` is how long computing waits for each collective, by the name of its start.
+    `waited_us` is how long computation waits for each collective, by the name of the node that starts it.
     """
 
     total_us: float
@@ -52,16 +52,16 @@ class GraphTime:
 
     @property
     def exposed_us(self) -> float:
-        """What computing waits for."""
+        """The time in which computation waits for communication."""
         return self.total_us - self.compute_us
 
 
 class GraphModel:
     """Predicts the time of graphs of one rank of `mesh` at `prices`.
 
-    Communication inside hosts and between them runs beside what is computed, and beside each other; the bytes of either
-    kind pass one collective after another, in the order in which they start. Latencies of several pass at once. A fused
-    op takes as long as its matmuls or its collective, and the latency.
+    Communication inside hosts, communication between hosts, and computation run concurrently. On either network, the
+    bytes of one collective are sent after those of another, in the order in which they start; latencies overlap. A
+    fused op takes the longer of its matmuls and its collective, and the latency.
     """
 
     def __init__(self, mesh: Mesh, prices: Prices) -> None:
@@ -69,7 +69,7 @@ class GraphModel:
         self._crosses = {axis: spread(mesh, axis).rings_per_host > 0 for axis in mesh.sizes}
 
     def traffic(self, done: Communication) -> Traffic:
-        """One collective: Eqs. 1-3 at the bandwidth of its axis (Singh et al.), and the latency of its messages."""
+        """The traffic of one collective: Eqs. 1-3 at the bandwidth of its axis (Singh et al.), and its latency."""
         parts, link = self._sizes[done.axis], self._prices.links[done.axis]
         if parts == 1:
             return Traffic()
@@ -83,10 +83,10 @@ class GraphModel:
         return self._prices.links[axis].latency_us if self._sizes[axis] > 1 else 0.0
 
     def compute_us(self, node: fx.Node) -> float:
-        """What a node computes: its arithmetic or its memory, whichever takes longer.
+        """The time of a node's arithmetic or of its memory traffic, whichever takes longer.
 
-        A matmul reads its operands and writes its result. Pointwise operations are taken as fused into one another:
-        each writes once what it returns.
+        A matmul reads its operands and writes its result. Pointwise operations are assumed to be fused into one
+        another: each only writes its result, once.
         """
         if node.op != "call_function" or is_free_to_recompute(node):
             return 0.0
@@ -100,15 +100,15 @@ class GraphModel:
         return max(arithmetic_us, moved / self._prices.memory_bytes_per_us)
 
     def fused_us(self, done: Communication, matmul_us: float) -> float:
-        """A matmul and a collective as one op: the longer of both, and a latency for the piece that has no company."""
+        """A matmul and a collective as one op: the longer of both, and a latency for the chunk without overlap."""
         return max(matmul_us, self.traffic(done).time_us) + self._latency_us(done.axis)
 
     def time(self, module: fx.GraphModule) -> GraphTime:
-        """Simulate a graph, node after node. It ends with its last collective, waited for or not."""
+        """Simulate a graph, node by node. It ends with its last collective, whether that is waited for or not."""
         return self.time_in_order(module.graph.nodes)
 
     def time_in_order(self, nodes: Iterable[fx.Node]) -> GraphTime:
-        """The same of a graph's nodes in another order."""
+        """The same for the nodes of a graph in the given order."""
         now, computed = 0.0, 0.0
         ends: dict[fx.Node, float] = {}
         free_at: defaultdict[bool, float] = defaultdict(float)

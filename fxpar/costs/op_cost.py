@@ -1,4 +1,4 @@
-"""How long an operation takes when one rank does all of it."""
+"""The time of an operation that one rank runs as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def work_us(operation: Operation, prices: Prices) -> float:
-    """The time of the arithmetic of an op, and of writing its results once; nothing for views and ports."""
+    """The time of an op's arithmetic plus that of writing its results once; 0 for views and ports."""
     if operation.call is None or operation.is_view:
         return 0.0
     written = sum(result.num_bytes for result in operation.results if result is not None)
@@ -24,16 +24,16 @@ def work_us(operation: Operation, prices: Prices) -> float:
 
 
 def num_flops(operation: Operation) -> float:
-    """Floating-point operations of a matmul, convolution or attention; 0 of what memory bounds."""
+    """Floating-point operations of a matmul, convolution or attention; 0 for memory-bound ops."""
     return 0.0 if operation.call is None else flops_of(operation.node)
 
 
 def flops_of(node: fx.Node) -> float:
-    """`num_flops` of a traced call, logical or local."""
+    """`num_flops` of a traced call, in logical or local shapes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return 0.0
     match node.target.overloadpacket:
-        # Attention on CPUs, which PyTorch's registry leaves out.
+        # PyTorch's registry lacks the CPU kernels of attention.
         case aten._scaled_dot_product_flash_attention_for_cpu:
             return float(sdpa_flop_count(*op_call(node).inputs[:3]))
         case aten._scaled_dot_product_flash_attention_for_cpu_backward:

@@ -1,4 +1,4 @@
-"""How the axes of a mesh lie on hosts, and so what their collectives have of the network: Eq. 10 for any placement."""
+"""How the axes of a mesh are placed on hosts, and the bandwidth that collectives have: Eq. 10 for any placement."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxpar.world.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the groups of ranks along one axis lie on hosts.
+    """How the groups of ranks along one axis are spread over hosts.
 
     num_hosts: of the group that spans the most.
-    rings_per_host: the most groups that leave one host; 0 where every group stays on its host.
+    rings_per_host: the largest number of groups that leave one host; 0 if every group is within a host.
     """
 
     size: int
@@ -26,7 +26,7 @@ class Spread:
 
 
 def spread(mesh: Mesh, axis: str) -> Spread:
-    """How the groups of `mesh` along `axis` lie on its hosts. All of them communicate at once."""
+    """How the groups of `mesh` along `axis` are spread over its hosts. All of them communicate at once."""
     sizes = list(mesh.sizes.values())
     hosts = np.moveaxis(np.asarray(mesh.hosts).reshape(sizes), list(mesh.sizes).index(axis), -1)
     groups = [set(group.tolist()) for group in hosts.reshape(-1, mesh.sizes[axis])]
@@ -35,9 +35,9 @@ def spread(mesh: Mesh, axis: str) -> Spread:
 
 
 def bytes_per_us(cluster: Cluster, spread_over: Spread) -> float:
-    """What a rank sends in a ring: Singh et al., Eq. 10, with the rings counted that share a host's interfaces.
+    """The bandwidth of a rank in a ring: Singh et al., Eq. 10, with the actual number of rings that leave a host.
 
-    A ring is as fast as its slowest link, so that one between hosts is never faster than inside them.
+    A ring is as fast as its slowest link, so that one between hosts is never faster than one inside a host.
     """
     if not spread_over.rings_per_host:
         return cluster.intra_bytes_per_us
@@ -45,7 +45,7 @@ def bytes_per_us(cluster: Cluster, spread_over: Spread) -> float:
 
 
 def latency_us(cluster: Cluster, spread_over: Spread) -> float:
-    """What a collective costs besides its bytes: one message after another along a tree, between hosts and inside."""
+    """The latency of a collective: the messages along a tree, one after another, between hosts and inside them."""
     between = math.log2(spread_over.num_hosts)
     return between * cluster.inter_latency_us + (math.log2(spread_over.size) - between) * cluster.intra_latency_us
 

@@ -1,4 +1,4 @@
-"""What things cost, in microseconds: the prices by which layouts, stages and meshes are weighed."""
+"""Prices in microseconds, by which layouts, stages and meshes are compared."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fxpar.hardware.cluster import USABLE_OF_GPU, Cluster, default_cluster
 from fxpar.hardware.network import LOOPBACK, Network
 from fxpar.world.mesh import Mesh
 
-# Keeping a byte is no time, but what runs out in the end. These weigh it little against moving it: far less than what
-# a link inside a host takes for a byte, so that memory decides between layouts that are else about as fast.
+# Memory takes no time, but it is limited. These prices are far below the time that a link inside a host takes for a
+# byte, so that memory only decides between layouts that are about equally fast.
 _KEPT_US_PER_BYTE = {"cpu": 1e-5, "cuda": 1e-6}
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The network along one mesh axis: what every collective costs, and how fast a rank sends."""
+    """The network along one mesh axis: the latency of a collective, and the bandwidth of a rank."""
 
     latency_us: float
     bytes_per_us: float
@@ -29,13 +29,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of one rank's work and of what ranks send each other.
+    """Prices of one rank's computation, memory and communication.
 
-    `saved_us_per_byte` is paid for values kept from forward to backward, `stored_us_per_byte` for parameters; both
-    stand for memory that runs out rather than for time. `reduce_scatter_factor` is how many times the bytes of a
-    ring's reduce-scatter are really sent: 2 where it is an all-reduce underneath. A rank takes its piece of an edge
-    between stages in at `edge_bytes_per_us`; before, the edge passes the `network` between their hosts, or what is
-    `inside` one host. Arithmetic goes at `flops_per_us` in the dtypes that have no rate of their own.
+    `saved_us_per_byte` is charged for activations kept from forward to backward, `stored_us_per_byte` for parameters;
+    both stand for limited memory rather than for time. `reduce_scatter_factor` is how many times the bytes of a
+    ring reduce-scatter are really sent: 2 if it is implemented by an all-reduce. A rank takes in its shard of an edge
+    between stages at `edge_bytes_per_us`; before that, the edge passes the `network` between their hosts, or the one
+    `inside` a host. Arithmetic runs at `flops_per_us` in dtypes that have no rate of their own in `rates`.
     """
 
     links: Mapping[str, Link]
@@ -61,16 +61,16 @@ class Prices:
         return link.latency_us + factor * bytes_sent / link.bytes_per_us
 
     def bucketed_us(self, axis: str, bytes_sent: float) -> float:
-        """The time of sending bytes along `axis` in company, so that the latency of a collective is not theirs."""
+        """The time of sending bytes along `axis` as a part of a bucket, without the latency of a collective."""
         return bytes_sent / self.links[axis].bytes_per_us
 
     def arithmetic_us(self, num_flops: float, dtype: torch.dtype) -> float:
-        """The time of floating-point operations that give results in `dtype`."""
+        """The time of floating-point operations with results in `dtype`."""
         return num_flops / self.rates.get(dtype, self.flops_per_us)
 
 
 def prices_of(mesh: Mesh) -> Prices:
-    """The prices of the mesh's cluster, or the default one, with its axes where they lie on the mesh's hosts."""
+    """The prices of the mesh's cluster, or the default one, for the placement of the axes on the mesh's hosts."""
     cluster = cluster_of(mesh)
     kept = _KEPT_US_PER_BYTE[cluster.device_type]
     return Prices(
@@ -88,9 +88,9 @@ def prices_of(mesh: Mesh) -> Prices:
 
 
 def agnostic_prices_of(mesh: Mesh) -> Prices:
-    """`prices_of`, but as if nothing were known of hosts: all axes have the network between them, for themselves.
+    """`prices_of` without knowledge of hosts: every axis has the whole network between hosts for itself.
 
-    It is there to compare with: what Eq. 10 of Singh et al. is worth.
+    It is only for comparison, to measure the benefit of Eq. 10 of Singh et al.
     """
     cluster = cluster_of(mesh)
     links = {
@@ -102,7 +102,7 @@ def agnostic_prices_of(mesh: Mesh) -> Prices:
 
 
 def cluster_of(mesh: Mesh) -> Cluster:
-    """The cluster that the mesh was made for, or the default one of its devices."""
+    """The cluster that the mesh was made for, or the default one for its device type."""
     return mesh.cluster or default_cluster(mesh.device_type)
 
 
@@ -112,5 +112,5 @@ def _link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
 
 
 def memory_of(device_type: str) -> float:
-    """The bytes that a rank has for its tensors on a GPU; on a CPU, which ranks share, it is not known."""
+    """The bytes that a rank has for its tensors on a GPU; infinite on a CPU, whose memory ranks share."""
     return USABLE_OF_GPU * torch.cuda.get_device_properties().total_memory if device_type == "cuda" else math.inf

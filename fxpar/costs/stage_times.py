@@ -1,4 +1,4 @@
-"""How long the computations of stages take: estimated before anything is compiled, or measured."""
+"""The times of stages' computations, estimated before anything is compiled, and gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxpar.world.mesh import Mesh
 
 
 def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mesh, placement: Sequence[int]) -> Costs:
-    """What the stages' computations and the transfers between them cost, the same on every rank."""
+    """The costs of the stages' computations and of the transfers between them; the same on every rank."""
     prices = prices_of(mesh)
     times = {stage.joint.index: stage_times(stage, mesh.x * mesh.y, prices) for stage in stages}
     transfers = transfer_costs(pipeline.reshards, prices.network, prices.inside)
@@ -27,9 +27,9 @@ def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mes
 
 
 def gather_costs(own: Costs) -> Costs:
-    """What all ranks know of their `own` stages together; a collective of all ranks.
+    """The costs of all stages, from every rank's `own`; a collective of all ranks.
 
-    Of ranks that share a stage, the slowest and the fullest count.
+    For ranks that share a stage, the longest times and the largest memory count.
     """
     parts = [own] * dist.get_world_size()
     dist.all_gather_object(parts, own)
@@ -39,8 +39,8 @@ def gather_costs(own: Costs) -> Costs:
 def stage_times(planned: PlannedStage, num_ranks: int, prices: Prices) -> dict[Kind, float]:
     """Microseconds of the forward, the backward and its two parts for one microbatch.
 
-    All ops are taken as divided evenly among the `num_ranks` ranks that share a stage's matrices; what no gradient of
-    an edge depends on is the part of the weights.
+    All ops are assumed to be divided evenly among the `num_ranks` ranks that share a stage's matrices. I has the
+    backward ops on which gradients of edges depend, W the others.
     """
     program = operations(planned.joint)
     edges = [op for op in program if op.border is Border.GRADIENT and op.port and op.port.kind is PortKind.EDGE]

@@ -1,4 +1,4 @@
-"""What transfers cost, from the plans by which they move."""
+"""The costs of transfers, from their resharding plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def transfer_costs(
     reshards: Iterable[Reshard], network: Network, inside: Network = LOOPBACK
 ) -> dict[Route, TransferCost]:
-    """What the transfers of every microbatch cost; tied parameters and their gradients are not among them."""
+    """The costs of the transfers of a microbatch; tied parameters and their gradients are left out."""
     return {
         (reshard.crossing.port.name, reshard.crossing.source, reshard.crossing.targets): plan_cost(
             reshard.plan, network, inside
@@ -29,9 +29,9 @@ def transfer_costs(
 
 
 def plan_cost(plan: ReshardPlan, network: Network, inside: Network = LOOPBACK) -> TransferCost:
-    """The cost of one resharding: bytes at the rate of the interfaces; messages cost those that send them.
+    """The cost of one resharding: bytes at the rate of the interfaces, and the sender's overhead for each chunk.
 
-    What stays on a host keeps no interface busy. CPU ranks copy it into memory that they share and out of it, one task
+    Transfers within a host keep no interface busy. CPU ranks copy them into shared memory and out of it, one task
     after another at worst; sockets of one machine copy as often, so that `LOOPBACK` is of the right order.
     """
     busy_us: defaultdict[str, float] = defaultdict(float)

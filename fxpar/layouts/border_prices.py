@@ -1,4 +1,4 @@
-"""What a value costs at the border of a stage, by its layout there."""
+"""The cost of a value that enters or leaves a stage, as a function of its layout."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from fxpar.ir.stage import PortKind
 class BorderPrices:
     """Prices of storage, of transfer from and to other stages, and of the reduction of gradients once per step.
 
-    `sizes` are those of the axes along which gradients are still to be summed; `microbatches` share one such sum.
+    `sizes`: the axes along which partial gradients are still to be summed, with their sizes. One such sum serves all
+    `microbatches`.
     """
 
     def __init__(self, prices: Prices, sizes: Mapping[str, int], microbatches: int, edges: EdgePrices) -> None:
         self._prices, self._sizes, self._microbatches, self._edges = prices, sizes, microbatches, edges
 
     def us(self, operation: Operation, value: Value, layout: Layout) -> float:
-        """The price of `value`, which enters or leaves by the port `operation`, in microseconds; 0 of other ops."""
+        """The cost in microseconds of `value`, which enters or leaves through the port `operation`; 0 for other ops."""
         if operation.port is None:
             return 0.0
         kind = operation.port.kind
@@ -33,7 +34,7 @@ class BorderPrices:
         return sum(self._reduction_us(value, layout, axis) for axis in self._sizes) / self._microbatches
 
     def _edge_us(self, operation: Operation, value: Value, layout: Layout) -> float:
-        """The time between hosts, where the other stage is settled, and of what this stage takes in its own."""
+        """The transfer time between hosts, if the other stage's layout is known, and that of this stage's shard."""
         assert operation.port is not None, "an edge has a port"
         edges, dtype = self._edges, value.tensor.dtype
         taken_us = _num_bytes(value, layout) / self._prices.edge_bytes_per_us

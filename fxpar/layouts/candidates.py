@@ -21,7 +21,7 @@ from fxpar.world.mesh import STAGE_AXES
 
 
 class _Rules:
-    """Asks the sharding rules, and the same question only once: identical layers ask the same."""
+    """Asks the sharding rules and caches their answers by the signature of the op: identical layers ask the same."""
 
     def __init__(self) -> None:
         self._extended: dict[tuple[str, Operand, Shard], Strategy | None] = {}
@@ -49,9 +49,9 @@ def _rule(operation: Operation) -> tuple[Rule | None, OpCall]:
 class Candidates:
     """The strategies of every operation of `program` along one axis of `parts` ranks.
 
-    Every dim of every value that divides evenly is tried; a rule that accepts a shard of one value gives shards
-    of the others, until nothing new is found. Ragged shards come from pins, and from dims of the inputs `ragged` that
-    do not divide. `frozen` ops are replicated; `pins` are by placeholder or hint op.
+    Every dim of every value that divides evenly is tried; a rule that accepts a shard of one value returns shards of
+    the op's other values, until nothing new is found. Uneven shards come from pins, and from dims of the inputs
+    `ragged` that `parts` does not divide. `frozen` ops are replicated; `pins` are keyed by placeholder or hint op.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Candidates:
         assert operation.call is not None, f"{operation} is no op"
         self._add(number, replicated(operation.call))
         for strategy in self._rules.linear(operation):
-            self._add(number, strategy)  # of constants, only zeros pass: they are a part of any sum
+            self._add(number, strategy)  # also for frozen ops: a constant of zeros may be a partial sum
         if operation.node in self._frozen:
             return
         for position, value in enumerate(operation.operands):
@@ -141,7 +141,7 @@ class Candidates:
                 self._note(value, placement)
 
     def _combines(self, number: int, operation: Operation, strategy: Strategy) -> bool:
-        """Whether the strategy can be taken together with what other axes do, and agrees with a hint op's pin."""
+        """Whether the strategy is compatible with the layouts along other axes, and with a hint op's pin."""
         pin = self._pins.get(operation.node)
         allowed = pin is None or all(pin.allows(self._axis, placement) for placement in strategy.outputs)
         return allowed and self._fits(number, operation, strategy)
@@ -153,7 +153,7 @@ class Candidates:
         return all(map(fits, layouts, placements))
 
     def _used(self) -> dict[Value, dict[Shard, None]]:
-        """The shards of each value that an op gives or takes, and those of its twins."""
+        """The shards in which ops return or take each value or one of its twins."""
         used: dict[Value, dict[Shard, None]] = {}
         for operation, strategies in zip(self._program, self._strategies, strict=True):
             for strategy in strategies:
@@ -166,7 +166,7 @@ class Candidates:
     def _at_border(
         self, number: int, operation: Operation, used: Mapping[Value, Mapping[Shard, None]]
     ) -> list[Strategy]:
-        """A port's strategies: every placement that an op gives or takes its value in, and that its kind allows."""
+        """A port's strategies: every placement in which an op returns or takes its value, if its kind allows it."""
         (value,) = operation.values
         allowed: list[Placement] = [REPLICATE]
         if _may_be_sharded(operation, value.tensor):
@@ -185,7 +185,7 @@ class Candidates:
 
 
 def _ends_of_axes(layout: Layout, dim: int) -> list[int]:
-    """Where in `dim` the digits of other axes end, so that another digit may start: as `Shard.outer`."""
+    """The values of `Shard.outer` at which a digit may start in `dim`: the ends of the digits of other axes."""
     ends, position = [], 1
     for digit in layout.digits(dim):
         position *= digit.size
@@ -203,13 +203,13 @@ def _placed(operation: Operation, strategy: Strategy) -> list[tuple[Value, Place
 
 
 def _may_be_sharded(operation: Operation, tensor: Tensor) -> bool:
-    """Whether a port need not be replicated: parameters, edges and results that are no scalars."""
+    """Whether a port may be sharded: parameters, edges and results that are not scalars."""
     kinds = (PortKind.PARAMETER, PortKind.EDGE, PortKind.RESULT)
     return operation.port is not None and operation.port.kind in kinds and tensor.dim() > 0
 
 
 def _twins(program: Sequence[Operation]) -> dict[Value, list[Value]]:
-    """Values that shall have the same layout, though no op says so: each parameter and its gradient."""
+    """Values that should have the same layout, though no op relates them: each parameter and its gradient."""
     parameters = {op.port: op.values[0] for op in program if op.border is Border.INPUT}
     found: dict[Value, list[Value]] = {}
     for operation in program:

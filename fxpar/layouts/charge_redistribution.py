@@ -1,4 +1,4 @@
-"""Charge for the moves of a value in the integer program: what several uses need is moved once for all of them."""
+"""Add the costs of redistributing a value to the integer program: a move that several uses need is paid once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WHOLE = {
     RedistributeKind.REDUCE_SCATTER: RedistributeKind.ALL_REDUCE,
     RedistributeKind.ALL_TO_ALL: RedistributeKind.ALL_GATHER,
 }
-"""The move that makes a value whole, after which the sharded form is a mere slice."""
+"""The move that replicates the value instead, after which the shard is a local slice."""
 
 
 class _Move(NamedTuple):
@@ -27,7 +27,7 @@ class _Move(NamedTuple):
 
 
 _Moves = Mapping[_Move, Mapping[int, Sequence[int]]]
-"""For each move the entries that need it, by the number of their use."""
+"""For each move, the matrix entries that need it, by the index of their use."""
 
 
 def charge_redistribution(
@@ -38,11 +38,12 @@ def charge_redistribution(
     uses: Sequence[Mapping[tuple[Placement, Placement], int]],
     times: int,
 ) -> None:
-    """Charge each move of `value` once, however many of its uses need it, and for `times` values that are alike.
+    """Charge each move of `value` once, however many of its uses need it, multiplied by `times`, as many equal values.
 
     Args:
-        layout: of the value along the axes that are settled.
-        uses: for each, the variables that are 1 where the value is given as the one and needed as the other.
+        layout: of the value along the axes that are solved already.
+        uses: for each use, the variables that are 1 if the value is made in the first placement and needed in the
+            second.
     """
     moves: dict[_Move, dict[int, list[int]]] = {}
     for number, entries in enumerate(uses):
@@ -60,7 +61,7 @@ def charge_redistribution(
 
 
 def _share(program: IntegerProgram, moves: _Moves, whole: RedistributeKind) -> None:
-    """Charge the moves `whole`, and those from the same placements to shards; these are free slices of it."""
+    """Charge moves of kind `whole`; each move to a shard is charged itself, or is a free slice of one of those."""
     slices: dict[int, list[int]] = {}
     for move, members in moves.items():
         if _WHOLE.get(move.kind) is whole:

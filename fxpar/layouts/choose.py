@@ -1,10 +1,11 @@
-"""Choose one strategy per operation, all at once: layouts as an integer program.
+"""Choose one strategy per operation, for all operations together: layouts as an integer program.
 
 Each operation is a one-hot vector over its strategies. Each use of a value is a matrix whose entry [p, q] is 1 if the
-value is given as placement p and needed as q; its row and column sums are the one-hots of producer and consumer,
-added up over strategies that agree on this value. In this form the relaxation is nearly always whole, so that the
-matrices may be continuous. A move that several uses need is one more variable, which bounds all their entries: it is
-paid once. Operations that are alike share a one-hot, and their uses matrices, whose costs count as often.
+value is made in placement p and needed in q; its row and column sums are the one-hots of producer and consumer, added
+up over strategies that agree on this value. In this form the relaxation is nearly always integral, so that the
+matrices may be continuous. A redistribution that several uses need is one more variable, which bounds all their
+entries: it is paid once. Operations of equal layers share a one-hot, and their uses share matrices, whose costs are
+multiplied by the number of layers.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from fxpar.layouts.weights import is_product
 from fxpar.rules.rule import Strategy
 
 _TIE_US = 1e-4
-"""What each place down the list of an operation's strategies costs, so that among equals all ranks pick the same."""
+"""The cost per position in an operation's list of strategies: a tie-break, so that all ranks choose the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The mesh axis to choose for: its size, what it costs, and what the axes before it have settled.
+    """The mesh axis to choose for: its size, its prices, and the layouts along the axes that are solved already.
 
-    `done[i]` is how many ranks share operation i's work along those axes; `edges` knows the way between stages. `ahead`
-    are the axes, with their sizes, that are still to be solved: each will cut a dim of every weight that is left whole.
+    `done[i]` ranks share operation i's work along those axes; `edges` prices the transfers between stages. `ahead` are
+    the axes that are still to be solved, with their sizes: each will shard a dim of every weight that is left whole.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Axis:
 
 
 class _Source(NamedTuple):
-    """Result `position` of operation number `operation`, for itself and all that are alike."""
+    """Result `position` of operation number `operation`, also for all operations that share its one-hot."""
 
     operation: int
     position: int
@@ -79,10 +80,10 @@ def choose(
 ) -> list[int] | None:
     """The index of the cheapest strategy of each operation, or None if they cannot be combined.
 
-    Values in `immovable` are used where they are; with `penalty_us`, moving them merely costs that much.
+    Values in `immovable` are not redistributed; with `penalty_us` they may be, at that additional cost.
     """
     shared = share_layers(program, strategies, immovable, axis.solved, axis.done)
-    for first in dict.fromkeys((shared, tuple(range(len(program))))):  # each on its own where they cannot share
+    for first in dict.fromkeys((shared, tuple(range(len(program))))):  # without sharing if that is infeasible
         chooser = _Chooser(program, strategies, axis, immovable, penalty_us, first)
         solution = chooser.formulate().solve()
         if solution is not None:
@@ -94,7 +95,7 @@ def choose(
 
 
 class _Chooser:
-    """Writes the integer program down; operation i has the one-hot of operation `first[i]`, which is i or before it."""
+    """Builds the integer program; operation i has the one-hot of operation `first[i]`, which is i or before it."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class _Chooser:
         return self._ip
 
     def _add_choices(self, number: int, operation: Operation, times: int) -> None:
-        """Add the one-hot of an operation, which stands `times` times in the program."""
+        """Add the one-hot of an operation that occurs `times` times in the program."""
         strategies = self._strategies[number]
         if self._follows(number, operation):
             source = self._followed[number] = self._sources[operation.operands[0]]
@@ -165,9 +166,9 @@ class _Chooser:
                 self._uses.setdefault(value, []).append(self._matrices[key])
 
     def _follows(self, number: int, operation: Operation) -> bool:
-        """Whether an op can do as its operand does, which spares variables: the only use of it, and a view.
+        """Whether an op can take over its operand's choice, which saves variables: a view that is its only use.
 
-        Nothing is lost: what would have to be moved before the view is as well moved after it.
+        Nothing is lost: a redistribution before the view can as well be made after it.
         """
         if not operation.is_view or len(operation.values) != 2:
             return False
@@ -188,7 +189,7 @@ class _Chooser:
         return us + self._border_us(number, operation, strategy) + self._ahead_us(number, operation, strategy)
 
     def _ahead_us(self, number: int, operation: Operation, strategy: Strategy) -> float:
-        """What other axes will have to reduce of a product with a weight, where this one leaves its rows to them."""
+        """All-reduces of a weight's product over axes still to be solved, if this one leaves the rows to them."""
         if not self._axis.ahead or not is_product(operation) or self._immovable.isdisjoint(operation.operands):
             return 0.0
         (result, placement), *_ = zip(operation.results, strategy.outputs, strict=True)
@@ -211,7 +212,7 @@ class _Chooser:
         return self._border.us(operation, value, layout)
 
     def _layout_at(self, number: int, value: Value) -> Layout:
-        """How `value` is sharded along the other axes, at a port."""
+        """The layout of `value` along the other axes, at a port."""
         solved = self._axis.solved
         return solved.operand(number, 0, value) if self._program[number].operands else solved.result(value)
 
@@ -240,7 +241,7 @@ class _Chooser:
         return entries
 
     def _price_moves(self) -> None:
-        """Charge the moves of every value; values that are alike, and used alike, at once."""
+        """Charge the redistributions of every value; values with the same source and matrices are charged at once."""
         used: dict[tuple[_Source, tuple[int, ...]], list[Value]] = {}
         for value, uses in self._uses.items():
             used.setdefault((self._sources[value], tuple(map(id, uses))), []).append(value)
@@ -249,7 +250,7 @@ class _Chooser:
             charge_redistribution(self._ip, self._prices, value, layout, matrices, times=1 + len(others))
 
     def _price_saved(self) -> None:
-        """Charge what the backward reads of the forward, once per storage and size of the piece that is read."""
+        """Charge the activations that the backward reads, once per storage and size of the local shard."""
         root = roots(self._program)
         read: dict[tuple[Value, float], dict[tuple[int, ...], None]] = {}
         for value, uses in self._uses.items():
@@ -273,7 +274,7 @@ class _Chooser:
         return sizes
 
     def _tie_gradients(self) -> None:
-        """A parameter's gradient has the parameter's layout; of a replicated one it may be left to be summed."""
+        """A parameter's gradient has the parameter's layout; that of a replicated one may also be partial."""
         parameters = {op.port: op.values[0] for op in self._program if op.is_parameter(Border.INPUT)}
         pairs = dict.fromkeys(
             (self._sources[parameters[operation.port]], self._first[number])

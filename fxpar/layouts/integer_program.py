@@ -1,4 +1,4 @@
-"""A mixed-integer linear program, written down row by row."""
+"""A mixed-integer linear program, built row by row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Term = tuple[int, float]
 class IntegerProgram:
     """Minimise the cost of non-negative variables, at most 1 each, under linear rows.
 
-    The same rows in the same order give the same solution: the search is cut off by no clock.
+    The same rows in the same order have the same solution: no time limit ends the search.
     """
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class IntegerProgram:
         self._costs[variable] += cost
 
     def equal(self, terms: Iterable[Term], value: float) -> None:
-        """The terms add up to `value`."""
+        """Add a row: the terms add up to `value`."""
         self._row(terms, value, equal=True)
 
     def at_least(self, terms: Iterable[Term], value: float) -> None:
-        """The terms add up to `value` or more."""
+        """Add a row: the terms add up to `value` or more."""
         self._row(terms, value, equal=False)
 
     def no_more_than(self, bounds: Iterable[int], variables: Iterable[int]) -> None:
-        """The `variables` add up to no more than the `bounds` do."""
+        """Add a row: the `variables` add up to no more than the `bounds` do."""
         self.at_least([*((x, 1) for x in bounds), *((x, -1) for x in variables)], 0)
 
     def _row(self, terms: Iterable[Term], value: float, *, equal: bool) -> None:
@@ -65,7 +65,7 @@ class IntegerProgram:
         return len(self._at_least), len(self._costs)
 
     def solve(self) -> Sequence[float] | None:
-        """The cheapest value of every variable, or None if no values satisfy all rows."""
+        """The variables of a cheapest solution, or None if no values satisfy all rows."""
         problem = Problem(
             np.asarray(self._costs),
             np.asarray(self._integral, dtype=np.bool_),

@@ -1,10 +1,10 @@
-"""Which operations are laid out alike: those at the same place of layers that stand in a row.
+"""Which operations share a choice of strategy: those at the same position in consecutive equal layers.
 
-A deep model repeats one layer, and to choose for each copy anew would make the search as much slower as the model is
-deep. So the layers of a row share their choices, whose costs count as often. The first and the last stay free, as
-they have other neighbours, and those between take turns, every other one alike: a layer may give its result with the
-axes swapped, as the next one takes it (`fxpar.layouts.weights`). Sharing only narrows what can be chosen, and what
-is chosen costs what it did.
+A deep model repeats one layer, and choosing for each copy separately would make the search time grow with the depth.
+So consecutive equal layers share their choices, whose costs are multiplied by the number of layers. The first and the
+last stay free, as they have other neighbours. Those between alternate, and only every other one shares: a layer may
+return its result with the axes swapped, as the next one takes it (`fxpar.layouts.weights`). Sharing only restricts the
+choices; it does not change what a choice costs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def share_layers(
     solved: SolvedAxes,
     done: Sequence[int],
 ) -> tuple[int, ...]:
-    """For each operation the number of the first one that is laid out like it, which mostly is its own.
+    """For each operation, the number of the first one that shares its choice, which mostly is its own.
 
-    Operations that are alike have the same strategies in the same order, at the same price. `done[i]` is how many
-    ranks share operation i's work along other axes, while values are sharded along those as `solved` says.
+    Operations that share have the same strategies in the same order, at the same price. `done[i]` ranks share
+    operation i's work along other axes; `solved` has the layouts of values along those.
     """
     labels = _labels(program, strategies, immovable, solved, done)
     found = list(range(len(program)))
@@ -40,7 +40,7 @@ def share_layers(
 
 
 def _share(found: list[int], calls: Sequence[int], repeat: Repeat) -> None:
-    """Let the inner pieces of a repeat be as the second or the third one, by turns."""
+    """Let the inner pieces of a repeat share with the second or the third one, alternately."""
     for piece in range(3, repeat.count - 1):
         first, start = (repeat.start + repeat.period * at for at in (2 - piece % 2, piece))
         for item in range(repeat.period):
@@ -48,7 +48,7 @@ def _share(found: list[int], calls: Sequence[int], repeat: Repeat) -> None:
 
 
 def _share_ports(found: list[int], program: Sequence[Operation], labels: Sequence[int]) -> None:
-    """Let parameters be alike whose readers are, and their gradients with them."""
+    """Let parameters share if all their readers do, and their gradients with them."""
     readers: dict[Value, list[tuple[int, int]]] = {}
     for number, operation in enumerate(program):
         if operation.call is not None:
@@ -71,9 +71,9 @@ def _labels(
     solved: SolvedAxes,
     done: Sequence[int],
 ) -> list[int]:
-    """A number for all that an operation's price and its part in the program depend on; equal for equal ones.
+    """A label for each operation; equal labels mean equal prices and equal constraints.
 
-    Where an operand comes from counts, too, by what can be given: a layer with a hint is not like the others.
+    It includes the strategies of the ops that make the operands: a layer with a hint differs from the others.
     """
     numbers: dict[Hashable, int] = {}
     given: dict[Value, int] = {}

@@ -1,4 +1,4 @@
-"""Layouts that are given rather than chosen: hints on parameters, and what other stages have decided."""
+"""Layouts that are given rather than searched for: hints on parameters, and layouts chosen by other stages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fxpar.ir.stage import Port
 class Pin:
     """The layout that a value must have.
 
-    `shards` gives, for each axis that shards it, the dim and `Shard.outer`, or None to leave the digit of the dim
-    open. Along all other axes the value is replicated, or free where the pin `leaves_others`.
+    `shards` has, for each axis that shards it, the dim and `Shard.outer`, or None to leave the digit of the dim
+    open. Along all other axes the value is replicated, or free if `leaves_others`.
 
     A pin that is `fixed_at_use` holds for every reader, too: the value is neither gathered nor sliced.
     """
@@ -28,7 +28,7 @@ class Pin:
     def hinted(cls, spec: Spec) -> Pin:
         """The pin of a hinted weight; a plain axis leaves the digit of a fused dim to the search.
 
-        Axes without a hint are left to it, too, unless the hint names none: such a weight is replicated.
+        So are axes that the hint does not name, unless it names none at all: such a weight is replicated.
         """
         shards: dict[str, tuple[int, int | None]] = {}
         for dim, entry in enumerate(spec):
@@ -45,18 +45,18 @@ class Pin:
         return cls({axis: (p.dim, p.outer) for axis, p in layout.axes if isinstance(p, Shard)}, fixed_at_use)
 
     def settles(self, axis: str) -> bool:
-        """Whether the pin says anything about `axis`."""
+        """Whether the pin constrains `axis`."""
         return axis in self.shards or not self.leaves_others
 
     def allows(self, axis: str, placement: Placement) -> bool:
-        """Whether the value may be placed so along `axis`."""
+        """Whether the value may have this placement along `axis`."""
         if axis not in self.shards:
             return isinstance(placement, Replicate)
         dim, outer = self.shards[axis]
         return isinstance(placement, Shard) and placement.dim == dim and outer in (None, placement.outer)
 
     def seed(self, axis: str, parts: int) -> Placement:
-        """A placement that the pin allows, for the search to start from; ragged if `parts` does not divide."""
+        """A placement that the pin allows, for the search to start from; uneven if `parts` does not divide."""
         if axis not in self.shards:
             return REPLICATE
         dim, outer = self.shards[axis]

@@ -1,4 +1,4 @@
-"""Strike out strategies that no choice can contain, so that the integer program stays small."""
+"""Remove strategies that no solution can contain, so that the integer program stays small."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from fxpar.rules.rule import Strategy
 def prune(
     program: Sequence[Operation], strategies: Sequence[Sequence[Strategy]], immovable: Set[Value]
 ) -> list[tuple[Strategy, ...]]:
-    """The strategies whose every operand can be had and whose every result can be used; some may have none left.
+    """The strategies of each operation whose operands are all available and whose results can all be used; maybe none.
 
-    No move makes a value partial, so a partial operand must be given as it is. Values in `immovable` do not move.
+    No redistribution makes a value partial, so a partial operand must be made partial by its producer. Values in
+    `immovable` are not redistributed.
     """
     kept = [tuple(found) for found in strategies]
     while True:

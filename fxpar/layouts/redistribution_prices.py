@@ -1,4 +1,4 @@
-"""What it costs to change a value's placement along one axis."""
+"""The cost of changing a value's placement along one axis."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fxpar.layouts.solved_axes import fits
 
 
 class RedistributionPrices:
-    """Prices the moves along `axis` of `parts` ranks; identical moves are worked out once.
+    """Prices redistributions along `axis` of `parts` ranks; equal ones are computed once.
 
-    Sums are results of products, whose columns the axes that are still to be solved will share among `ahead` ranks.
+    Partial sums are results of matrix products, whose columns the axes still to be solved will shard over `ahead`
+    ranks.
     """
 
     def __init__(self, axis: str, parts: int, prices: Prices, ahead: int = 1) -> None:
@@ -21,13 +22,13 @@ class RedistributionPrices:
         self._sizes: dict[tuple[Layout, Placement], int] = {}
 
     def num_bytes(self, value: Value, layout: Layout, placement: Placement) -> int:
-        """Bytes of the largest local piece of `value`, placed so besides the other axes of `layout`."""
+        """Bytes of the largest local shard of `value`: `placement` along this axis, `layout` along the others."""
         if (layout, placement) not in self._sizes:
             self._sizes[layout, placement] = local_size(layout.with_placement(self._axis, placement))
         return self._sizes[layout, placement] * value.tensor.element_size()
 
     def move(self, value: Value, layout: Layout, src: Placement, dst: Placement) -> tuple[RedistributeKind, float]:
-        """What moves `value` from `src` to `dst` besides the other axes of `layout`, and in how many microseconds."""
+        """The kind of redistribution from `src` to `dst`, with `layout` along the other axes, and its microseconds."""
         width = value.tensor.element_size()
         key = (layout, src, dst, width)
         if key not in self._steps:
@@ -39,7 +40,7 @@ class RedistributionPrices:
         return self._steps[key]
 
     def _step(self, layout: Layout, src: Placement, dst: Placement) -> RedistributeStep:
-        if not fits(layout, dst):  # another axis moves out of the way, too: about as if it had not been there
+        if not fits(layout, dst):  # another axis has to be redistributed, too: priced as if it had not sharded
             layout = Layout(layout.shape)
         return RedistributeStep(
             self._axis, layout.with_placement(self._axis, src), layout.with_placement(self._axis, dst)

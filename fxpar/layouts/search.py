@@ -1,6 +1,6 @@
-"""Lay values out along several axes: each is solved in turn, beside the others, and the cheapest of all is kept.
+"""Choose layouts along several axes: one axis is solved at a time, with the others fixed; the cheapest result is kept.
 
-Every order of the axes is tried for a round; the one that is cheapest then goes on.
+Every order of the axes is tried for one round; the order that is cheapest then is continued.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fxpar.rules.rule import Strategy
 from fxpar.world.mesh import Mesh
 
 Chosen = Mapping[str, Sequence[Strategy]]
-"""For each automatic axis that has several ranks: the strategies of all operations along it."""
+"""For each automatic axis of several ranks: the strategies of all operations along it."""
 
 AUTOMATIC_AXES = ("x", "y")
-"""The axes over which values are laid out by the compiler, in the order in which they are solved first."""
+"""The axes over which the compiler chooses layouts, in the order that is tried first."""
 
 ROUNDS = 2
-"""How often each axis is solved in an order: at first beside those before it, then beside all others."""
+"""How often each axis is solved in an order: at first with only those before it fixed, then with all others fixed."""
 
 
 class _Found(NamedTuple):
-    """What is chosen, and what it costs in microseconds."""
+    """The strategies chosen, and their cost in microseconds."""
 
     us: float
     chosen: Chosen
@@ -46,7 +46,7 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """What is to be laid out, and by what it is weighed."""
+    """The search for the layouts of a program: its constraints and its prices."""
 
     program: Sequence[Operation]
     pins: Mapping[fx.Node, Pin]
@@ -57,7 +57,7 @@ class Search:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """The axes that there are to search along, and their sizes."""
+        """The axes to search along, with their sizes."""
         return {axis: self.mesh.sizes[axis] for axis in AUTOMATIC_AXES if self.mesh.sizes[axis] > 1}
 
     @cached_property
@@ -65,7 +65,7 @@ class Search:
         return weights_of_products(self.program)
 
     def run(self) -> Chosen:
-        """The cheapest layouts of everything that were found.
+        """The cheapest layouts that were found.
 
         Raises:
             InfeasibleLayoutError: the pins cannot all be met.
@@ -86,7 +86,7 @@ class Search:
         return min([first, *later], key=lambda found: found.us).chosen
 
     def _orders(self) -> list[tuple[str, ...]]:
-        """The orders in which to solve the axes: one where nothing tells them apart, so that all find the same."""
+        """The orders in which to solve the axes; only one if the axes are interchangeable."""
         orders = list(permutations(self.sizes))
         kinds = {(size, self.prices.links[axis]) for axis, size in self.sizes.items()}
         named = any(pin.shards for pin in self.pins.values())
@@ -94,7 +94,7 @@ class Search:
         return orders[:1] if alike else orders
 
     def _in_order(self, order: Sequence[str]) -> Iterator[_Found]:
-        """What is found in each round when the axes are solved in this order."""
+        """The result of each round that changed anything, when the axes are solved in this order."""
         wanted = {axis: dict.fromkeys(self._weights, Wanted.OWN_DIM) for axis in order}
         chosen: dict[str, list[Strategy]] = {}
         solved_beside: dict[str, dict[str, list[Strategy]]] = {}
@@ -102,14 +102,14 @@ class Search:
             before = dict(chosen)
             for axis in order:
                 others = {other: found for other, found in chosen.items() if other != axis}
-                if solved_beside.get(axis) != others:  # beside the same layouts, the same is found
+                if solved_beside.get(axis) != others:  # with the same layouts fixed, the result is the same
                     chosen[axis] = solve_axis(self.program, self.pins, wanted[axis], self._axis(axis, others))
                     solved_beside[axis] = others
             if chosen != before:
                 yield self._weighed(chosen)
 
     def _axis(self, axis: str, others: Chosen) -> Axis:
-        """What is given when `axis` is solved beside `others`."""
+        """The problem of `axis` with the strategies of `others` fixed."""
         solved, shared_by = SolvedAxes.of(self.program, others), self._shared_by(others)
         ahead = {other: size for other, size in self.sizes.items() if other not in (axis, *others)}
         return Axis(axis, self.sizes[axis], self.prices, self.microbatches, solved, shared_by, self.edges, ahead)

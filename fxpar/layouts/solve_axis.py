@@ -1,4 +1,4 @@
-"""Choose layouts along one mesh axis: strategies of all operations, chosen together, as hints and weights allow."""
+"""Choose layouts along one mesh axis: the strategies of all operations together, under hints, with weights sharded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fxpar.layouts.weights import Wanted
 from fxpar.rules.rule import Strategy
 
 _DEAR_US = 1e9
-"""What it costs to move a value that must not move, to learn which ones stand in the way."""
+"""The penalty for redistributing a value that must not be, to find those that make a problem infeasible."""
 
 
 def solve_axis(
     program: Sequence[Operation], pins: Mapping[fx.Node, Pin], wanted: dict[fx.Node, Wanted], axis: Axis
 ) -> list[Strategy]:
-    """The cheapest strategies along `axis`, under the pins and with weights of products as they are `wanted`.
+    """The cheapest strategies along `axis`, under the pins and with the weights of products sharded as `wanted`.
 
-    Where the weights' wishes exclude each other or the pins, some of them give way, and `wanted` is changed so.
+    Where what is wanted conflicts with itself or with the pins, some of it is relaxed, and `wanted` is updated.
 
     Raises:
         InfeasibleLayoutError: the pins cannot all be met.
@@ -36,7 +36,7 @@ def solve_axis(
 
 
 class _AxisSolver:
-    """The strategies that the rules admit, and what narrows them."""
+    """The strategies that the rules admit, and the constraints on them."""
 
     def __init__(
         self, program: Sequence[Operation], pins: Mapping[fx.Node, Pin], wanted: dict[fx.Node, Wanted], axis: Axis
@@ -62,7 +62,7 @@ class _AxisSolver:
             self._give_way(strategies, immovable)
 
     def _narrowed(self) -> tuple[list[Sequence[Strategy]], set[fx.Node]]:
-        """The strategies of each operation, and the weights that may not move: those that are always sharded."""
+        """The strategies of each operation, and the weights that must not be redistributed: those always sharded."""
         fixed = {node for node, pin in self._pins.items() if pin.fixed_at_use}
         strategies: list[Sequence[Strategy]] = list(self._admitted)
         for number, operation in enumerate(self._program):
@@ -75,10 +75,10 @@ class _AxisSolver:
         return strategies, fixed
 
     def _give_way(self, strategies: Sequence[Sequence[Strategy]], immovable: Mapping[Value, Sequence[Port]]) -> None:
-        """Let the weights that would have to move be wanted less, or all of them where others are in the way.
+        """Relax what is wanted of the weights that would have to be redistributed, or of all if there are none.
 
         Raises:
-            InfeasibleLayoutError: none is left that could.
+            InfeasibleLayoutError: nothing is left to relax.
         """
         moved = _moved(self._program, strategies, self._axis, immovable)
         ports = {port for value, _, _ in moved or () for port in immovable[value]}
@@ -91,7 +91,7 @@ class _AxisSolver:
 
 
 class _Moved(NamedTuple):
-    """A value that a solution needs elsewhere than it is given."""
+    """A value that a solution needs in another placement than the one in which it is made."""
 
     value: Value
     given: Placement
@@ -104,7 +104,7 @@ def _moved(
     axis: Axis,
     immovable: Mapping[Value, Sequence[Port]],
 ) -> list[_Moved] | None:
-    """Which values would have to move for a solution to exist; None if there is none anyway."""
+    """The immovable values that would have to be redistributed for a solution to exist; None if that does not help."""
     chosen = choose(program, strategies, axis, immovable.keys(), penalty_us=_DEAR_US)
     if chosen is None:
         return None
@@ -133,7 +133,7 @@ def _no_strategy(operation: Operation, pin: Pin, axis: Axis) -> str:
 
 
 def _conflict(moved: Sequence[_Moved] | None, axis: Axis, immovable: Mapping[Value, Sequence[Port]]) -> str:
-    """Which hinted weights would have to move for a solution to exist."""
+    """The message that names the hinted weights that would have to be redistributed for a solution to exist."""
     if moved is None:
         return f"no layouts over {axis.name} ({axis.parts} ranks) meet what the stage's neighbours and hints ask for"
     listed = [

@@ -1,13 +1,13 @@
-"""Solve a mixed-integer program by HiGHS: what its relaxation tells makes it small first.
+"""Solve a mixed-integer program with HiGHS, after its linear relaxation has made it small.
 
-The relaxation of a layout search is mostly whole, and then it is the solution. Else the best whole solution among the
-variables that it uses, which is found at once, bounds the cost from above as the relaxation does from below, and a
-variable whose reduced cost exceeds the difference is 0 in whatever is cheaper. A branch and bound of all variables
-would in the end find the same, but takes several times as long to get at such a bound.
+The relaxation of a layout search is mostly integral, and then it is the solution. Else the best integral solution
+among the variables that are not 0 in the relaxation, which is found quickly, bounds the cost from above, as the
+relaxation does from below. A variable whose reduced cost exceeds the difference is 0 in every cheaper solution. Branch
+and bound over all variables would find the same in the end, but takes several times as long to reach such a bound.
 
-Where residuals and skip connections close many cycles, hundreds of variables are halves, and to prove what is cheapest
-takes tens of seconds. Then a solution is good enough that costs a few percent more than the relaxation at most: costs
-are estimates, and where both are known, what was found so has cost no more than a ten-thousandth above the least.
+Where residuals and skip connections close many cycles, hundreds of variables are halves, and proving a solution
+optimal takes tens of seconds. Then a solution that costs at most a few percent more than the relaxation is accepted:
+costs are estimates, and where the optimum is known, such solutions cost at most 0.01% more.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from scipy.sparse import csr_array
 Vector = npt.NDArray[np.float64]
 
 _WHOLE = 1e-6
-"""How far from a whole number a variable of HiGHS may be."""
+"""How far from an integer a variable of HiGHS may be."""
 
 _GAP = 1e-4
-"""How far, in proportion, the cost of a solution may be from the least."""
+"""The relative difference between the cost of a solution and the optimum that HiGHS may leave."""
 
 _MANY = 200
-"""From how many fractions on a solution need not be proved the cheapest."""
+"""With more fractional variables than this, a solution need not be proved optimal."""
 
 _GOOD_ENOUGH = 0.03
-"""How far, in proportion, the cost of such a solution may be from that of the relaxation."""
+"""The relative difference that is accepted between the cost of such a solution and that of the relaxation."""
 
 _SOLVED, _INFEASIBLE = 0, 2
-"""Of scipy's statuses."""
+"""Status codes of scipy's solvers."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """Minimise `costs` of variables in [0, 1], the `integral` ones of which are 0 or 1.
 
-    Each row of `rows` times the variables is at least as much as `at_least` says, and exactly that where it is `equal`.
+    Each row of `rows` times the variables is at least its entry of `at_least`, and exactly that where `equal`.
     """
 
     costs: Vector
@@ -53,7 +53,7 @@ class Problem:
     equal: npt.NDArray[np.bool_]
 
     def solve(self) -> Vector | None:
-        """The cheapest variables, or None if there are none that satisfy all rows."""
+        """The variables of a cheapest solution, or None if no values satisfy all rows."""
         relaxed = self._relaxed()
         if relaxed is None:
             return None
@@ -71,7 +71,7 @@ class Problem:
         return used if cheaper is None or self.costs @ cheaper > bound else cheaper
 
     def _relaxed(self) -> tuple[float, Vector, Vector] | None:
-        """The least cost if no variable had to be whole, its variables, and what it would cost more to raise each."""
+        """The optimum of the linear relaxation, its variables, and their reduced costs; None if infeasible."""
         equal = self.equal
         result = linprog(  # type: ignore[call-overload]  # the stubs know no sparse rows
             self.costs,
@@ -84,7 +84,7 @@ class Problem:
         return (result.fun, result.x, result.lower.marginals) if _has_solution(result) else None
 
     def _whole(self, usable: npt.NDArray[np.bool_]) -> Vector | None:
-        """The cheapest variables among those where all that are not `usable` are 0."""
+        """The cheapest integral solution in which all variables that are not `usable` are 0; None if infeasible."""
         result = milp(
             self.costs,
             integrality=self.integral.astype(np.uint8),

@@ -1,4 +1,4 @@
-"""What the mesh axes that are solved already leave to the next one."""
+"""The layouts of values along the mesh axes that are solved already."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fxpar.rules.rule import Strategy
 
 @dataclass(frozen=True, slots=True)
 class SolvedAxes:
-    """The layout of every result, and of every operand where it is used, along the axes that are settled.
+    """The layout of every result, and of every operand where it is used, along the solved axes.
 
-    Operands are by number of the operation and position. What is not named is replicated.
+    Operands are keyed by the number of the operation and their position. Values without an entry are replicated.
     """
 
     given: Mapping[Value, Layout] = field(default_factory=dict)
@@ -52,12 +52,12 @@ class SolvedAxes:
 
 @cache
 def _replicated(shape: tuple[int, ...]) -> Layout:
-    """Cached, as it is asked for at every use of every value."""
+    """Cached, since every use of every value asks for it."""
     return Layout(shape)
 
 
 def fits(layout: Layout, placement: Placement) -> bool:
-    """Whether one more axis can be placed so: digits are held once, and sums and maxima do not mix."""
+    """Whether one more axis can have `placement`: one axis per digit, and partial sums and maxima do not mix."""
     if isinstance(placement, Partial):
         return all(placement == other for _, other in layout.axes if isinstance(other, Partial))
     return isinstance(placement, Replicate) or layout.accepts(placement)

@@ -1,4 +1,4 @@
-"""What a stage costs whose values are laid out along all axes: by this price choices are compared."""
+"""The cost of a stage whose layouts are chosen along all axes, by which solutions are compared."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def total_us(
     sizes: Mapping[str, int],
     border: BorderPrices,
 ) -> float:
-    """The microseconds of work, moves, transfers and memory of one rank.
+    """The microseconds of work, redistributions, transfers and memory of one rank.
 
-    `shared_by[i]` ranks share the work of operation i; `sizes` are those of the mesh's axes. Values move as
-    `insert_collectives` will move them: by the cheapest way from any layout in which they are already.
+    `shared_by[i]` ranks share the work of operation i; `sizes` are those of the mesh's axes. Values are redistributed
+    as `insert_collectives` does it: with the least traffic from any layout in which they exist already.
     """
     work = sum(work_us(operation, prices) / ranks for operation, ranks in zip(program, shared_by, strict=True))
     ports = sum(border.us(operation, value, layout) for operation, value, layout in _at_ports(program, solved))
@@ -59,7 +59,7 @@ def _moves_us(program: Sequence[Operation], solved: SolvedAxes, prices: Prices, 
 
 
 def _saved_us(program: Sequence[Operation], solved: SolvedAxes, prices: Prices) -> float:
-    """The price of what the backward reads of the forward: once per storage and size of the piece that is read."""
+    """The price of the activations that the backward reads: once per storage and size of the local shard."""
     root = roots(program)
     saved: dict[tuple[Value, int], None] = {}
     for number, operation in enumerate(program):

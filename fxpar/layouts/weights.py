@@ -1,8 +1,8 @@
 """Weights of matrix products, which every rank uses as the shards that it stores.
 
-A rank along x or y multiplies by its part of a weight: the weight is never gathered over these axes. Where both have
-ranks, one cuts a weight's rows and the other its columns, as in Algorithm 1 of Singh et al. (AxoNN): the result
-of a layer then is what the next one takes, with the axes swapped.
+A rank along x or y multiplies by its shard of a weight: the weight is never gathered over these axes. Where both have
+several ranks, one shards a weight's rows and the other its columns, as in Algorithm 1 of Singh et al. (AxoNN): the
+result of a layer then has the layout that the next one takes, with the axes swapped.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ aten = torch.ops.aten
 
 
 class Wanted(IntEnum):
-    """How a weight shall be sharded along an axis, the most wanted first."""
+    """How a weight should be sharded along an axis, in order of preference.
+
+    OWN_DIM: in a dim that no other axis shards. SHARDED: in any dim.
+    """
 
     OWN_DIM = 0
     SHARDED = 1
     ANY = 2
 
     def among(self, strategies: Sequence[Strategy], solved: Layout) -> Sequence[Strategy]:
-        """Those of a weight's strategies along one more axis that agree, as far as its sizes allow any to do so.
+        """The `strategies` of a weight that satisfy this; if its sizes allow none, those for the next preference.
 
-        `solved` is how the weight is sharded along the other axes.
+        `solved` is the layout of the weight along the other axes.
         """
         held = {placement.dim for _, placement in solved.axes if isinstance(placement, Shard)}
         shards = [(s, s.outputs[0].dim) for s in strategies if isinstance(s.outputs[0], Shard)]
@@ -46,7 +49,7 @@ class Wanted(IntEnum):
 
 
 def is_product(operation: Operation) -> bool:
-    """Whether an op multiplies matrices, or looks rows of one up, which is a product with rows of ones and zeros."""
+    """Whether an op is a matrix product, or an embedding lookup, which is a product with one-hot rows."""
     return num_flops(operation) > 0 or operation.node.target is aten.embedding.default
 
 

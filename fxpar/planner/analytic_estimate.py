@@ -1,4 +1,4 @@
-"""The analytic estimate of a step: AxoNN's model on a list of matrices, without making a single graph."""
+"""The analytic estimate of a step: AxoNN's performance model for a list of matrices, without any graphs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fxpar.planner.configuration import Configuration
 from fxpar.world.mesh import Mesh
 
 _FLOPS_PER_WEIGHT = 6
-"""For each row of activations: a product and a sum forward, and twice that backward."""
+"""For each row of activations: a multiplication and an addition in the forward, and twice that in the backward."""
 
 _PRODUCTS = 3
-"""Of a layer: its outputs, and the gradients of inputs and of weights. Each reads or writes weights and activations."""
+"""Products of a layer: outputs, and gradients of inputs and of weights. Each uses all weights and activations once."""
 
 _COPIES = 4
-"""Of each weight: itself, its gradient, and the two moments of Adam."""
+"""Copies of each weight: itself, its gradient, and the two moments of Adam."""
 
 _ACTIVATION_AXES, _WEIGHT_AXES = ("x", "y"), ("z", "data")
-"""Collectives of activations are paid for every microbatch, those of weights and gradients once per step."""
+"""Collectives of activations run for every microbatch, those of weights and gradients once per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +42,26 @@ class Matrix:
 
 
 def matrices_of(model: nn.Module) -> list[Matrix]:
-    """The parameters of a model that multiply its activations, in the order in which they were registered."""
+    """The parameters of a model that multiply its activations, in the order of registration."""
     found = (parameter for parameter in model.parameters() if parameter.dim() > 1)
     return [Matrix(math.prod(p.shape[1:]), p.shape[0], p.dtype) for p in found]
 
 
 def rows_of(leaf: Tensor) -> int:
-    """How many rows of activations a batch is: its tokens, or all but the last dim of features."""
+    """The number of rows of activations: the tokens or, for features, the product of all dims but the last."""
     return leaf.numel() if not leaf.is_floating_point() else math.prod(leaf.shape[:-1])
 
 
 @dataclass(frozen=True, slots=True)
 class AnalyticEstimate:
-    """The time of a step on one configuration, if it is known how long its operations besides matrix products take.
+    """The time of a step on one configuration, given the time of all operations except matrix products.
 
     num_ranks, stages, microbatches: of the configuration.
-    matmul_us, collectives_us: products, and collectives over x and y, of one microbatch on one stage.
-    message_us: from one stage to the next, of one microbatch.
+    matmul_us, collectives_us: matrix products, and collectives over x and y, of one microbatch on one stage.
+    message_us: sending one microbatch from one stage to the next.
     once_us: collectives over z and data of one stage, once per step.
-    splits_backward: whether there may be a schedule that computes weight gradients while it waits.
-    uneven: how many times its even part the fullest stage has of the layers.
+    splits_backward: whether a schedule may compute weight gradients while it waits.
+    uneven: the largest number of layers on a stage, divided by the average.
     """
 
     num_ranks: int
@@ -75,14 +75,15 @@ class AnalyticEstimate:
     uneven: float
 
     def step_us(self, other_us: float) -> float:
-        """All stages take as long as the fullest; collectives overlap with nothing, messages as eager-1F1B hides them.
+        """The time of a step in which all stages take as long as the largest one.
 
-        The first microbatch passes all stages there and back. Then each takes a period: what a stage takes itself, or
-        the way there and back shared by all microbatches that eager-1F1B has in flight, 2 S - 1 on the first stage.
-        Weight gradients, a third of what is computed, can fill the time in which the last gradients come back.
+        Collectives overlap with nothing, messages as in eager-1F1B. The first microbatch passes all stages forward and
+        back. Then each takes a period: the time of a stage or, if longer, that of the first microbatch divided by the
+        microbatches that eager-1F1B has in flight, 2 S - 1 on the first stage. Weight gradients, a third of the
+        computation, can fill the time in which the last gradients come back.
 
         Args:
-            other_us: what one rank would take for all other operations of the whole step, which ranks share evenly.
+            other_us: the time that one rank would need for all other operations of the step, which ranks share evenly.
         """
         hops, following = self.stages - 1, self.microbatches - 1
         compute_us = self.matmul_us + self.uneven * other_us / (self.num_ranks * self.microbatches)
@@ -97,7 +98,7 @@ class AnalyticEstimate:
         return through_us + following * period_us - filled_us + self.once_us
 
     def other_us(self, step_compute_us: float) -> float:
-        """What `step_us` takes, if the busiest rank computes for so long in a step."""
+        """The argument of `step_us` with which the busiest rank computes for `step_compute_us` in a step."""
         return max(0.0, step_compute_us - self.microbatches * self.matmul_us) * self.num_ranks / self.uneven
 
 
@@ -110,15 +111,15 @@ def analytic_estimate(
     splits_backward: bool = False,
     num_layers: int | None = None,
 ) -> AnalyticEstimate:
-    """Eq. 9 for the matrices of one stage, every second one transposed, and the latencies of what it sends.
+    """Eq. 9 for the matrices of one stage, every second one transposed, plus the latencies of what it sends.
 
-    `num_layers`: how many alike the model has, of which a stage has a whole number; None if it can be cut anywhere.
+    `num_layers`: the number of equal layers, of which a stage has a whole number; None if stages can start anywhere.
     """
     sizes, microbatches = configuration.mesh, configuration.microbatches
     along = [sizes[axis] for axis in eq.AXES]
     spreads = _spreads((sizes["pipe"], sizes["data"], sizes["z"], sizes["y"], sizes["x"]), cluster.ranks_per_host)
     rates = [bytes_per_us(cluster, spreads[axis]) for axis in eq.AXES]
-    # Most layers of a model are alike.
+    # Most layers of a model are equal, so each kind is computed once.
     layers = Counter((each, number % 2) for number, each in enumerate(matrices))
     uneven = _uneven(num_layers, sizes["pipe"])
     share = uneven / sizes["pipe"]
@@ -130,7 +131,7 @@ def analytic_estimate(
         )
         return sum(found) * share
 
-    # Each layer reduces outputs along one of x and y and input gradients along the other. Weights go in buckets.
+    # Each layer reduces outputs along one of x and y and input gradients along the other. Weights are in buckets.
     latencies_us = sum(latency_us(cluster, spreads[axis]) for axis in _ACTIVATION_AXES) * len(matrices) * share
     own_rows = rows / (sizes["data"] * sizes["z"] * microbatches)
     return AnalyticEstimate(
@@ -154,7 +155,7 @@ def _matmul_us(matrix: Matrix, rows: float, sizes: Mapping[str, int], cluster: C
     """A rank's three products of a layer, forward and backward: arithmetic or memory, whichever takes longer."""
     parts = sizes["x"] * sizes["y"]
     arithmetic_us = _FLOPS_PER_WEIGHT * matrix.k * matrix.n / parts * rows / cluster.flops_per_us(matrix.dtype)
-    # Which of both dims x divides alternates, so that activations are taken as divided evenly.
+    # The dim that x shards alternates between layers, so activations are assumed to be divided evenly over x and y.
     elements = matrix.k * matrix.n / parts + rows * (matrix.k + matrix.n) / math.sqrt(parts)
     return max(arithmetic_us, _PRODUCTS * elements * matrix.dtype.itemsize / cluster.memory_bytes_per_us)
 
@@ -165,7 +166,7 @@ _ORDER = [eq.m, eq.k, eq.n, eq.width, *eq.size.values(), *eq.bandwidth.values()]
 
 
 def _times_over(axes: Sequence[str]) -> list[_Function]:
-    """The terms of Eq. 9 that are over these axes, of a plain layer and of a transposed one."""
+    """The terms of Eq. 9 over these axes, for a plain layer and for a transposed one."""
     terms = [eq.layer_times(transposed=transposed) for transposed in (False, True)]
     sums = (sympy.Add(*(time for (_, axis), time in each.items() if axis in axes)) for each in terms)
     return [sympy.lambdify(_ORDER, time, "math") for time in sums]
@@ -183,9 +184,9 @@ def _spreads(sizes: tuple[int, int, int, int, int], ranks_per_host: int) -> Mapp
 def _message_us(
     matrices: Sequence[Matrix], rows: int, configuration: Configuration, spread_over: Spread, cluster: Cluster
 ) -> float:
-    """What a stage sends on of one microbatch: rows of the narrowest matrix, since stages are cut where little crosses.
+    """The time to send one microbatch to the next stage: its rows at the narrowest width of the model's matrices.
 
-    The hosts of a stage share it, each through one interface.
+    Stages are split where little is sent. The hosts of a stage share the message, each through one interface.
     """
     if spread_over.size == 1 or not matrices:
         return 0.0
@@ -198,7 +199,7 @@ def _message_us(
 
 
 def analytic_bytes(matrices: Sequence[Matrix], configuration: Configuration) -> float:
-    """What a rank needs at least: its part of all weights, gradients and states of the optimizer."""
+    """The least memory that a rank needs: its shards of all weights, gradients and optimizer states."""
     sizes = configuration.mesh
     parts = math.prod(size for axis, size in sizes.items() if axis != "data")
     return _COPIES * sum(each.k * each.n * each.dtype.itemsize for each in matrices) / parts

@@ -1,4 +1,4 @@
-"""Estimate configurations by their graphs, those first that an analytic estimate finds fastest."""
+"""Estimate configurations from graphs, in the order of their analytic estimates."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from fxpar.planner.step_model import Estimate
 
 @dataclass(slots=True)
 class BestFirst:
-    """A search among configurations, of which few can be estimated by their graphs.
+    """A search among configurations, only some of which can be estimated from graphs.
 
-    What a step computes besides matrix products, which analytic estimates need, is first taken to be nothing. Graphs
-    show how much it is: most of all in narrow models. With too little, the bubbles of deep pipelines, which are a part
-    of what is computed, seem cheap, and the reductions that they save expensive. So after each configuration the next
-    is chosen anew. One that only saves memory is a choice when those with fewer microbatches take too much.
+    Analytic estimates need the time of all operations besides matrix products, which is first assumed to be 0. Graphs
+    show how long it is: in narrow models it matters most. If it is too small, the bubbles of deep pipelines, which are
+    proportional to computation, seem cheap, and the reductions that they save expensive. So the next configuration is
+    chosen anew after each graph estimate. One that only saves memory is a choice if those with fewer microbatches do
+    not fit.
 
     Args:
-        analytic: of the configurations to choose from.
-        memory_bytes: what a rank may take; None: all are choices from the start.
+        analytic: the analytic estimates of the configurations to choose from.
+        memory_bytes: the memory limit of a rank; None: all configurations are choices from the start.
     """
 
     analytic: Mapping[Configuration, AnalyticEstimate]
@@ -38,7 +39,7 @@ class BestFirst:
         seconds: float,
         say: Callable[[str], None],
     ) -> None:
-        """Estimate `most` by their graphs, by every schedule; one at least, and none that would end after `seconds`."""
+        """Estimate up to `most` from graphs, with every schedule; one at least, none to end after `seconds`."""
         begin, longest = time.monotonic(), 0.0
         total = min(most, len(self.analytic))
         for number in range(1, total + 1):
@@ -65,12 +66,12 @@ class BestFirst:
             self.left_out[each] = f"by its analytic estimate {ratio:.2f} times the time of {best}"
 
     def _rest(self) -> list[Configuration]:
-        """What is left, the fastest first."""
+        """The configurations that are left, the fastest first."""
         rest = [each for each in self.analytic if each not in self.estimates and each not in self.left_out]
         return sorted(rest, key=self._analytic_us)
 
     def _choices(self) -> list[Configuration]:
-        """Those of what is left that may be the best, the fastest first."""
+        """The configurations that are left and may be the best, the fastest first."""
         rest, budget = self._rest(), self.memory_bytes
         if budget is None:
             return rest
@@ -82,7 +83,7 @@ class BestFirst:
 
     @property
     def _other_us(self) -> float:
-        """The least that graphs have shown: others compute more because their ranks share the work unevenly."""
+        """The smallest value that graphs have shown: it is larger where ranks share the work unevenly."""
         shown = (
             self.analytic[configuration].other_us(estimate.compute_us)
             for configuration, estimates in self.estimates.items()

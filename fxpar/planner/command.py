@@ -27,7 +27,7 @@ _SHOWN = 10
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "model",
         metavar="MODULE:FUNCTION",
@@ -50,7 +50,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int:
-    """Search, print, and write what is asked for; returns the exit status."""
+    """Search, print the ranking, and write the plan if asked to; returns the exit status."""
     model, batch = load_model(options.model)
     ranking = plan(
         model,
@@ -101,7 +101,7 @@ def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any]]
 
 
 def to_json(ranking: Ranking) -> dict[str, Any]:
-    """Everything in the ranking but the plans themselves."""
+    """Everything in the ranking except the plans themselves."""
     return {
         "cluster": ranking.cluster.name,
         "ranked": [_row(each) for each in ranking.ranked],

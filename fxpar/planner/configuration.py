@@ -1,4 +1,4 @@
-"""What a plan chooses among: meshes, numbers of microbatches, schedules."""
+"""What the planner chooses among: meshes, numbers of microbatches, schedules."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fxpar.ir.layout import AXES
 from fxpar.schedule import NAMED_SCHEDULES
 
 SCHEDULES = tuple(name for name, schedule in NAMED_SCHEDULES.items() if schedule.is_searched)
-"""Those that are tried where nothing else is said: of one stage per rank."""
+"""The schedules that are tried by default: those with one stage per rank."""
 
 SPLITTING = tuple(name for name, schedule in NAMED_SCHEDULES.items() if schedule.splits_backward)
-"""Those that compute weight gradients while they wait."""
+"""The schedules that can compute weight gradients while they wait."""
 
 _MICROBATCHES_PER_RANK = (1, 2, 4)
-"""Of the pipe axis, where nothing else is said: the more, the smaller the bubble, and the matrices."""
+"""Numbers to try by default, per pipe rank: the more, the smaller the bubble, but also the matrices."""
 
 _MICROBATCHES_WITHOUT_PIPELINE = (1, 2, 4, 8, 16, 32)
-"""Where nothing else is said: the more, the less memory, and never less time; see `Configuration.only_saves_memory`."""
+"""Numbers to try by default: more take less memory, and never less time; see `Configuration.only_saves_memory`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Configuration:
     microbatches: int
 
     def only_saves_memory(self, other: Configuration) -> bool:
-        """Whether this one is `other` with more microbatches and no pipeline that these would fill."""
+        """Whether this is `other` with more microbatches, and without a pipeline whose bubble these would reduce."""
         return self.mesh == other.mesh and self.mesh["pipe"] == 1 and self.microbatches > other.microbatches
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ def candidates(
     """All meshes of `num_ranks` ranks along `axes`, with the numbers of microbatches that divide the batch on them.
 
     Args:
-        batch_size: rows of the batch of all ranks; None if it has none, and so cannot be divided.
+        batch_size: rows of the global batch; None if no argument is split, so that it cannot be divided.
         microbatches: those to try; by default some multiples of the pipe axis.
     """
     wanted = set(axes)

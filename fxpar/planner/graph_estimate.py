@@ -1,4 +1,4 @@
-"""Estimate a configuration by its graphs: they are made as they would run, and the step is simulated."""
+"""Estimate a configuration from its graphs: they are made as they would run, and the step is simulated."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fxpar.planner.step_model import DividedStep, Estimate, StepModel
 
 @dataclass(frozen=True, slots=True)
 class GraphEstimator:
-    """Estimates configurations by graphs as they would run; the ranks are imagined.
+    """Estimates configurations from graphs as they would run, on imagined ranks.
 
-    layers: those of which few are taken to tell what all of them come to.
-    others: as of `plan`.
+    layers: equal layers; graphs are made for a few of them and extrapolated. None: graphs are made for all.
+    others: as in `plan`.
     """
 
     model: nn.Module
@@ -35,7 +35,7 @@ class GraphEstimator:
     layers: Layers | None
 
     def estimates(self, configuration: Configuration) -> list[Estimate]:
-        """By each of the schedules that make a difference, the first way that fits into memory, else the last."""
+        """For each schedule that makes a difference, the estimate by the first memory policy that fits, or the last."""
         pipe = configuration.mesh["pipe"]
         counts = sample_counts(self.layers, pipe)
         if counts is None or self.layers is None:
@@ -46,12 +46,12 @@ class GraphEstimator:
         return [self._first_that_fits(models, counts, name) for name in names]
 
     def _step_of(self, model: nn.Module, configuration: Configuration) -> StepModel:
-        torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
+        torch.compiler.reset()  # else Dynamo gives up on a model that it has compiled for so many meshes
         mesh = imagined_mesh(configuration.mesh, self.cluster)
         return StepModel(model, self.batch, mesh, configuration.microbatches, self.layouts, self.batch_dims)
 
     def _first_that_fits(self, models: Sequence[StepModel], counts: tuple[int, int] | None, schedule: str) -> Estimate:
-        """By the first way that fits into memory, else by the last: that is known before any time is."""
+        """The estimate by the first memory policy that fits, or the last: memory is known before times are."""
         steps: list[DividedStep] = []
         for way in models[0].memory_policies():
             steps = [model.divide(schedule, way) for model in models]
@@ -63,7 +63,7 @@ class GraphEstimator:
         return extrapolate(found[0], found[1], counts, self.layers)
 
     def _of_all(self, figures: Sequence[float], counts: tuple[int, int] | None) -> float:
-        """A figure of the whole model, of those of the models that are looked at."""
+        """A figure of the whole model, from those of the models whose graphs are made."""
         if counts is None or self.layers is None:
             return figures[0]
         return of_all_layers(figures[0], figures[1], counts, self.layers)

@@ -1,4 +1,4 @@
-"""Meshes of ranks that do not exist: one process can make the graphs of each of them, but nothing is sent."""
+"""Meshes of ranks that do not exist: one process can make the graphs of every rank, but nothing is sent."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fxpar.ir.layout import AXES
 from fxpar.world.mesh import Mesh, make_device_mesh
 
 _DEVICE = "cpu"
-"""Graphs are of the processor's tensors, so that planning for GPUs needs none. Their times are the cluster's."""
+"""Graphs have CPU tensors, so that planning for GPUs needs none. Their times are those of the cluster."""
 
 
 @contextmanager
 def imagined_world(num_ranks: int) -> Iterator[None]:
-    """Inside, this process is rank 0 of `num_ranks`.
+    """Within this context, the process is rank 0 of `num_ranks` on fake process groups.
 
     Raises:
-        PlanningError: it is a rank of a real world.
+        PlanningError: the process has joined a real process group.
     """
     if dist.is_initialized():
         raise PlanningError(

@@ -1,4 +1,4 @@
-"""Models of many layers that are alike: what two of fewer layers come to tells what the whole one does."""
+"""Models with many equal layers: the whole model is extrapolated from estimates of two with fewer layers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fxpar.planner.step_model import Estimate
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """`count` modules that are alike, at `path` of a model."""
+    """`count` equal modules in the list at `path` of a model."""
 
     path: str
     count: int
 
 
 def find_layers(model: nn.Module) -> Layers | None:
-    """The longest list of modules of one class, whose parameters have the same names and shapes; None without any."""
+    """The longest list of modules of one class with parameters of the same names and shapes; None if there is none."""
     lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList)]
     alike = [Layers(path, len(each)) for path, each in lists if len(set(map(_kind, each))) == 1]
     return max(alike, key=lambda layers: layers.count, default=None)
 
 
 def layers_to_sample(model: nn.Module, hints: Iterable[str]) -> Layers | None:
-    """`find_layers`, unless one of the `hints` is for a single layer, which fewer of them might not have."""
+    """`find_layers`; None if one of the `hints` is for a single layer, which a model with fewer layers may lack."""
     layers = find_layers(model)
     if layers is None or any(re.match(rf"{re.escape(layers.path)}\.\d", hint) for hint in hints):
         return None
@@ -43,7 +43,7 @@ def _kind(module: nn.Module) -> tuple[type[nn.Module], tuple[tuple[str, tuple[in
 
 
 def with_layers(model: nn.Module, layers: Layers, count: int) -> nn.Module:
-    """A copy of `model` with the first `count` of its layers. Its forward must go by the list that they are in."""
+    """A copy of `model` with the first `count` of its layers. Its forward must iterate over the list that has them."""
     fewer = copy.deepcopy(model)
     parent, _, name = layers.path.rpartition(".")
     kept = fewer.get_submodule(layers.path)
@@ -53,18 +53,18 @@ def with_layers(model: nn.Module, layers: Layers, count: int) -> nn.Module:
 
 
 def sample_counts(layers: Layers | None, pipe: int) -> tuple[int, int] | None:
-    """Two numbers of layers to look at, with one and two on each stage, two at least; None if there are no more."""
+    """Two numbers of layers to estimate: one and two per stage, but two at least; None if the model has no more."""
     fewer = max(2, pipe)
     return (fewer, 2 * fewer) if layers is not None and layers.count > 2 * fewer else None
 
 
 def of_all_layers(few: float, more: float, counts: tuple[int, int], layers: Layers) -> float:
-    """A figure of the whole model, of those of two that have `counts` of its layers: each further one adds as much."""
+    """A figure of the whole model, extrapolated linearly from those of two models with `counts` of its layers."""
     return few + (layers.count - counts[0]) / (counts[1] - counts[0]) * (more - few)
 
 
 def extrapolate(few: Estimate, more: Estimate, counts: tuple[int, int], layers: Layers) -> Estimate:
-    """What the whole model comes to, when every further layer adds what those of `more` add to `few`."""
+    """The estimate of the whole model, extrapolated linearly from those of two models with `counts` of its layers."""
 
     def of_all(first: float, second: float) -> float:
         return of_all_layers(first, second, counts, layers)
@@ -88,7 +88,7 @@ def extrapolate(few: Estimate, more: Estimate, counts: tuple[int, int], layers: 
 
 
 def whole_plan(plan: Plan, count: int, layers: Layers) -> Plan:
-    """The plan for all layers, of one for `count` of them: each stage has as many, and those in the middle are alike.
+    """The plan for all layers, from one for `count` of them: stages have equally many, inner layers are equal.
 
     Two layouts may alternate from layer to layer, one the transpose of the other.
     """
@@ -107,7 +107,7 @@ def whole_plan(plan: Plan, count: int, layers: Layers) -> Plan:
 
 
 def _like(layer: int, of: int, count: int) -> int:
-    """Which of `count` layers is where `layer` of all is."""
+    """The one of `count` layers that has the layouts for number `layer` of all `of`."""
     if layer in (0, of - 1):
         return 0 if layer == 0 else count - 1
     return 1 + (layer - 1) % 2

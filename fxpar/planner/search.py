@@ -1,4 +1,4 @@
-"""Find the mesh, the schedule and the number of microbatches by which a model trains fastest on a cluster."""
+"""Find the mesh, the schedule and the number of microbatches with which a model trains fastest on a cluster."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from fxpar.planner.layers import find_layers, layers_to_sample
 from fxpar.planner.step_model import Estimate
 
 MOST_ESTIMATED = 24
-"""Meshes whose graphs are made, where a user does not say."""
+"""The default number of meshes whose graphs are made."""
 
 SECONDS = 45.0
-"""How long that may take, estimated from those made so far."""
+"""The default time limit for that; the next mesh is assumed to take as long as the longest so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A configuration by its best schedule, and why it is not the best of all; "" of the best."""
+    """A configuration with its best schedule, and why it is not the best of all; "" for the best."""
 
     configuration: Configuration
     estimate: Estimate
@@ -48,7 +48,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All that was estimated and fits, the fastest first; then what was not, each with the reason."""
+    """The configurations that were estimated and fit, the fastest first, and those left out, each with the reason."""
 
     cluster: Cluster
     ranked: Sequence[Ranked]
@@ -56,7 +56,7 @@ class Ranking:
 
     @property
     def best(self) -> Estimate:
-        """The fastest; its `plan` is what `distribute` takes."""
+        """The fastest; its `plan` can be passed to `distribute`."""
         return self.ranked[0].estimate
 
 
@@ -79,28 +79,28 @@ def plan(
 ) -> Ranking:
     """Rank the ways to train `model` on `num_ranks` ranks of a cluster by their predicted step time.
 
-    Nothing runs and nothing is allocated: this process need not be on the cluster. All meshes are weighed by the
-    equations of Singh et al. for the model's matrices, and by what graphs show that a step computes. Of the best,
-    `most` at most, the graphs are made as they would run; their step is simulated.
+    Nothing runs and nothing is allocated: this process need not be on the cluster. All meshes are compared by the
+    equations of Singh et al. for the model's matrices, corrected by the computation that graphs show. For the best,
+    at most `most`, the graphs are made as they would run, and the step is simulated.
 
     Args:
         model: best built under `torch.device("meta")`; it is not changed.
-        batch: the forward's arguments for all ranks together: a tuple, or a dict of keywords; meta tensors do.
+        batch: the forward's arguments for all ranks together: a tuple, or a dict of keywords; meta tensors suffice.
         cluster: a file that `fxpar calibrate` wrote, or the name of a published one.
         num_ranks: default: those of one host.
-        layouts, batch_dims: as of `distribute`.
-        axes: of the mesh, that may have several ranks.
-        microbatches: numbers to try; by default some multiples of the pipe axis, and without one as many as it takes to
-            fit into memory.
-        schedules: to try, of one stage on each rank.
-        memory_bytes: what a rank may take; default: what the cluster's ranks have for tensors.
-        most, seconds: of how many meshes to make the graphs, and for how long; one at least.
-        whole: make the graphs of the whole model; by default, of a long list of layers that are alike, two short ones
-            tell what all of them come to.
-        say: is told what is done.
+        layouts, batch_dims: as in `distribute`.
+        axes: the axes of the mesh that may have several ranks.
+        microbatches: numbers to try; by default some multiples of the pipe axis or, without a pipeline, as many as it
+            takes to fit into memory.
+        schedules: names of schedules to try, with one stage per rank.
+        memory_bytes: the memory limit of a rank; default: what the cluster's ranks have for tensors.
+        most, seconds: limits on the number of meshes whose graphs are made, and on the time for that; at least one is.
+        whole: make the graphs of the whole model; by default, a model with a long list of equal layers is extrapolated
+            from two with fewer of them.
+        say: called with messages about the progress.
 
     Raises:
-        PlanningError: nothing fits; it says what needs least. Or no mesh divides the batch, an axis does not exist, or
+        PlanningError: nothing fits; it names what needs least. Or no mesh divides the batch, an axis does not exist, or
             this process has joined a process group.
         UnknownClusterError, InvalidClusterError
     """
@@ -152,7 +152,7 @@ def _silent(_: str) -> None:
 def _batch(
     batch: Sequence[Any] | Mapping[str, Any], batch_dims: Mapping[str | int, int | None]
 ) -> tuple[int | None, int]:
-    """Rows of the first tensor that is split, and how many rows of activations it stands for."""
+    """The size of the split dim of the first tensor that is split, and its number of rows of activations."""
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {})
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     for leaf, dim in zip(leaves, split_dim(args, kwargs, batch_dims), strict=True):
@@ -164,10 +164,10 @@ def _batch(
 def _too_large(
     everything: Sequence[Configuration], matrices: Sequence[Matrix], budget: float
 ) -> dict[Configuration, str]:
-    """Those whose weights alone do not fit, and what they take.
+    """The configurations whose weights alone do not fit, each with the reason.
 
     Raises:
-        PlanningError: the weights fit nowhere.
+        PlanningError: the weights fit in no configuration.
     """
     needs = {each: analytic_bytes(matrices, each) for each in everything}
     found = {each: f"its weights alone take {_gib(need)}" for each, need in needs.items() if need > budget}
@@ -197,7 +197,7 @@ def _ranking(
 
 
 def drawback(estimate: Estimate, best: Estimate) -> str:
-    """What makes a step slower than the best: the part of its time that is most above the best's."""
+    """What makes a step slower than the best: the part of its time with the largest difference."""
     if estimate is best:
         return ""
     own, other = _parts(estimate), _parts(best)
@@ -207,7 +207,7 @@ def drawback(estimate: Estimate, best: Estimate) -> str:
 
 
 def _parts(estimate: Estimate) -> dict[str, float]:
-    """Of a step's time; waiting is less than nothing as far as communication is hidden."""
+    """The parts of a step's time; "waiting" is negative as far as communication is hidden."""
     parts = {f"communication over {axis}": each.time_us for axis, each in estimate.traffic.items()}
     parts["computing"] = estimate.compute_us
     return parts | {"waiting": estimate.step_us - sum(parts.values())}

@@ -1,4 +1,4 @@
-"""What the graphs of one stage come to: for every microbatch, and once per step."""
+"""The time and the traffic of one stage's graphs: for every microbatch, and once per step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fxpar.schedule import Kind
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate:
-    """A stage on one of its ranks.
+    """The estimate of a stage on one of its ranks.
 
     actions: of one microbatch.
-    once: gathers of weights and reductions of gradients, one after another, that are done once per step.
+    once: gathers of weights and reductions of gradients that run once per step, one after another.
     """
 
     actions: Mapping[Kind, GraphTime]
@@ -29,21 +29,21 @@ class StageEstimate:
 
     @property
     def times_us(self) -> dict[Kind, float]:
-        """How long each action takes, from its start to its end."""
+        """The time of each action, from its start to its end."""
         return {kind: action.total_us for kind, action in self.actions.items()}
 
     @property
     def microbatch(self) -> list[GraphTime]:
-        """Forward and backward of one microbatch; where the schedule splits only some backwards, as if none were."""
+        """Forward and backward of one microbatch; if the schedule splits only some backwards, as if none were split."""
         kinds: Sequence[Kind] = ("F", "B") if "B" in self.actions else ("F", "I", "W")
         return [self.actions[kind] for kind in kinds if kind in self.actions]
 
     def compute_us(self, microbatches: int) -> float:
-        """What is computed in a step."""
+        """The computation time of a step."""
         return microbatches * sum(action.compute_us for action in self.microbatch)
 
     def traffic(self, microbatches: int) -> dict[str, Traffic]:
-        """What is communicated in a step, by axis."""
+        """The communication of a step, by axis."""
         each = add_up(action.traffic for action in self.microbatch)
         return add_up([self.once.traffic, {axis: traffic.times(microbatches) for axis, traffic in each.items()}])
 
@@ -62,7 +62,7 @@ def estimate_stage(graphs: StageGraphs, model: GraphModel) -> StageEstimate:
 
 
 def _reduction(graphs: StageGraphs, model: GraphModel) -> GraphTime:
-    """All-reduces of gradients when all microbatches are summed: of what is partial, then over the batch's axes."""
+    """All-reduces of gradients after the last microbatch: of partial ones over their axes, then over the batch axes."""
     local = graphs.local
     layouts = {port.name: layout for port, layout in graphs.planned.border.gradients.items()}
     scattered = summed_over_z(layouts)

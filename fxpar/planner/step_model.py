@@ -1,4 +1,4 @@
-"""What a training step comes to on a mesh of ranks that need not exist: time, memory, and communication by axis."""
+"""Estimate a training step on a mesh whose ranks need not exist: time, memory, and communication by axis."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from fxpar.schedule.choose_schedule import choose_schedule
 from fxpar.world.mesh import Mesh, num_batch_shards
 
 _OVERLAP = Overlap()
-"""What runs beside computation: as steps do by default."""
+"""How communication overlaps computation: the defaults of a step."""
 
 _REMATS = (Remat("none"), Remat("min_cut"), Remat("full"), Remat("full", gathered_bytes=0))
-"""What is computed again, or gathered again, to save memory: the more, the later in the list."""
+"""What is recomputed, or gathered again, to save memory, from the least to the most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a step comes to.
+    """The estimate of a step.
 
-    plan, options: by which `distribute` and `torch.compile` make it so.
-    step_us: from start to end, pipeline, waits and reductions included.
-    compute_us: what the busiest rank computes.
-    peak_bytes: of the fullest rank, with gradients and the states of the optimizer.
+    plan, options: those with which `distribute` and `torch.compile` make this step.
+    step_us: from start to end, with pipeline, waits and reductions.
+    compute_us: the computation of the busiest rank.
+    peak_bytes: the maximum over ranks, with gradients and optimizer states.
     traffic: by axis, of the rank that communicates longest along it; messages between stages count as "pipe".
     """
 
@@ -65,14 +65,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPolicy:
-    """How a step spends memory to save time."""
+    """How a step trades memory for time."""
 
     remat: Remat
     storage: Storage
 
     @property
     def options(self) -> dict[str, str | float]:
-        """Those of `torch.compile` that say so."""
+        """The options of `torch.compile` that select this policy."""
         gathered = {} if math.isinf(self.remat.gathered_bytes) else {"gathered_bytes": self.remat.gathered_bytes}
         return gathered | {
             "remat": self.remat.policy,
@@ -83,12 +83,12 @@ class MemoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DividedStep:
-    """A step whose graphs are divided by what runs when: what it takes in memory is known, but not how long it takes.
+    """A step whose graphs are divided into the parts that the schedule runs: its memory is known, but not its time.
 
     schedule: its name.
     programs: of every rank of the pipeline.
     graphs: of every stage.
-    peak_bytes: as of an `Estimate`.
+    peak_bytes: as in `Estimate`.
     """
 
     schedule: str
@@ -99,14 +99,14 @@ class DividedStep:
 
 
 class StepModel:
-    """The step of a model on `mesh`, whose stages are as many as its pipe ranks; nothing of the model is changed.
+    """The step of a model on `mesh`, with one stage per pipe rank; the model is not changed.
 
-    Its graphs are made as they would be to run, on the mesh's process groups, which may be imagined ones.
+    Its graphs are made as they would be to run, on the mesh's process groups, which may be fake ones.
 
     Args:
         model: best built under `torch.device("meta")`.
-        batch: the arguments of its forward for all ranks together: a tuple, or a dict of keywords; meta tensors do.
-        layouts, batch_dims: as of `distribute`.
+        batch: the arguments of its forward for all ranks: a tuple, or a dict of keywords; meta tensors suffice.
+        layouts, batch_dims: as in `distribute`.
 
     Raises:
         MicrobatchError: the batch does not divide.
@@ -130,15 +130,15 @@ class StepModel:
         (self._stages,) = self._distribution.planned.values()
 
     def memory_policies(self) -> list[MemoryPolicy]:
-        """How memory can be spent, about the fastest first."""
+        """The policies to choose from, roughly the fastest first."""
         z = self._distribution.mesh.z
         storages = storage_choices(AUTO, AUTO, self._distribution.microbatches, z)
-        # Where nothing is gathered, there is nothing to gather again.
+        # Without z nothing is gathered, so there is nothing to gather again.
         remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
         return [MemoryPolicy(remat, storage) for remat, storage in product(remats, storages)]
 
     def divide(self, schedule: str, policy: MemoryPolicy) -> DividedStep:
-        """The step by the schedule of that name, with one stage on each rank."""
+        """The step with the schedule of that name, with one stage per rank."""
         chosen = choose_schedule(schedule, self._costs, self._distribution.mesh.pipe, self._distribution.microbatches)
         programs = lower(chosen, self._pipeline.edges, lookahead_on(self._distribution.mesh))
         graphs = [
@@ -150,9 +150,9 @@ class StepModel:
         return DividedStep(schedule, policy, programs, graphs, max(peak.peak_bytes for peak in peaks))
 
     def estimate(self, step: DividedStep, fuse: Fuse = True, *, knows_hosts: bool = True) -> Estimate:
-        """What a step of this model comes to.
+        """The estimate of a step of this model.
 
-        `knows_hosts`: whether times go by where the axes of the mesh lie on hosts.
+        `knows_hosts`: whether times depend on how the axes of the mesh are placed on hosts.
         """
         mesh = self._distribution.mesh
         prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
@@ -178,7 +178,7 @@ class StepModel:
 
     @cached_property
     def _local(self) -> list[JointGraph]:
-        """The local graph of each stage, on the first of its ranks: it has the largest pieces."""
+        """The local graph of each stage, on the first of its ranks: it has the largest shards."""
         mesh, placement = self._distribution.mesh, self._distribution.placement
         ranks = [mesh.rank_at({"pipe": pipe}) for pipe in placement]
         return [
@@ -195,7 +195,7 @@ class StepModel:
         return found | self._between_stages(costs, prices)
 
     def _between_stages(self, costs: Costs, prices: Prices) -> dict[str, Traffic]:
-        """What the interface of the busiest host sends from stage to stage, and the time of all transfers."""
+        """The bytes that the busiest host's interface sends between stages, and the time of all transfers."""
         if not costs.transfers:
             return {}
         busy = Counter[str]()
@@ -212,7 +212,7 @@ def local_batch(
     microbatches: int,
     batch_dims: Mapping[str | int, int | None],
 ) -> Sequence[Any] | Mapping[str, Any]:
-    """What one of `num_shards` shards has of the whole batch.
+    """The part of the global batch that one of `num_shards` batch shards has.
 
     Raises:
         MicrobatchError: shards and microbatches do not divide it.

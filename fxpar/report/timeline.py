@@ -1,4 +1,4 @@
-"""Timelines as SVG: a lane per resource, a bar per thing that occupies it."""
+"""Timelines as SVG: a lane per resource, a bar for each time in which it is busy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 _LANE_HEIGHT, _BAR_HEIGHT, _LABEL_WIDTH, _CHART_WIDTH, _TOP = 26, 20, 130, 900, 64
 _LETTER_WIDTH = 7
-_GOLDEN = 0.618  # steps of the hue, so that neighbours in number differ in colour
+_GOLDEN = 0.618  # steps of the hue, so that consecutive numbers differ in colour
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """From `begin` to `end`; bars of one `colour` number look alike, `details` show where the pointer rests."""
+    """A bar from `begin` to `end`; `colour` is the number of a colour, `details` is the tooltip."""
 
     begin: float
     end: float
@@ -39,9 +39,9 @@ def draw(
     unit: str,
     legend: Sequence[tuple[str, int]] = (),
 ) -> str:
-    """An SVG document; `marks` are vertical lines at points of time, the times are in `unit`.
+    """An SVG document; `marks` are vertical lines at points of time, and times are in `unit`.
 
-    `legend` says what colour numbers mean.
+    `legend` has a label for each colour number.
     """
     last = max([0.0, *(bar.end for lane in lanes for bar in lane.bars), *(at for at, _ in marks)]) or 1.0
     scale = _CHART_WIDTH / last

@@ -15,16 +15,16 @@ def attention(template: str, queries: str = "s") -> Callable[[OpCall], str | Non
     """Notation of a kernel whose operands and results are named in `template`.
 
     {q}: batch, heads, queries, features. {kv}: the same of keys. {rows}: batch, heads, queries. {mask}: what is
-    added to the scores. Batch and heads are free; so are `queries`, unless written "S", where no causal order
-    counts them.
+    added to the scores. Batch and heads may be sharded; so may the queries, unless `queries` is "S" or the attention
+    is causal, which depends on their positions.
     """
 
     def written(call: OpCall) -> str | None:
         if argument(call, "dropout_p") != 0:
-            return None  # the mask that is drawn would differ from that of the whole
+            return None  # ranks would draw another dropout mask than the whole op
         s = "S" if argument(call, "is_causal") else queries
         query, key = node_meta.tensor(argument(call, "query")), node_meta.tensor(argument(call, "key"))
-        heads_of_keys = "1" if key.shape[1] == 1 else "h"  # one head may serve all
+        heads_of_keys = "1" if key.shape[1] == 1 else "h"  # multi-query: one head of keys for all
         mask = _mask(call, query, key, ["b", "h", s, "T"])
         return template.format(q=f"b h {s} D", kv=f"b {heads_of_keys} T D", rows=f"b h {s}", mask=mask)
 
@@ -45,6 +45,6 @@ def _mask(call: OpCall, query: Tensor, key: Tensor, names: list[str]) -> str:
 
 
 def attention_without_bias_gradient(template: str) -> Callable[[OpCall], str | None]:
-    """The same for a backward that can also give the gradient of the bias, where it does not."""
+    """The same for a backward that can also return the gradient of the bias, for calls that do not ask for it."""
     written = attention(template, queries="S")
     return lambda call: None if argument(call, "grad_input_mask")[3] else written(call)

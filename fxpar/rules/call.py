@@ -1,4 +1,4 @@
-"""Read an op call: as a rule sees it, and argument by argument."""
+"""Read an op call: its shapes, as rules need them, and its arguments by name."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def op_call(node: fx.Node) -> OpCall:
 
 
 def argument(call: OpCall, name: str) -> Any:
-    """The value of parameter `name`, by position, keyword or default."""
+    """The value of parameter `name`, whether passed by position, by keyword, or left at its default."""
     return _bound(call, call.args, call.kwargs, name)
 
 
 def local_argument(local: LocalOp, name: str) -> Any:
-    """The same with local nodes in the place of tensors."""
+    """As `argument`, with local nodes in the place of tensors."""
     return _bound(local.call, local.args, local.kwargs, name)
 
 
@@ -85,7 +85,7 @@ def dim_argument(call: OpCall, name: str = "dim", rank: int | None = None) -> in
 
 
 def tensor_slots(call: OpCall) -> list[bool]:
-    """For each place of the schema that can take a tensor (an element of a list is one), whether one is there."""
+    """For each slot of the schema that can take a tensor (a list has one per element), whether a tensor is there."""
     slots: list[bool] = []
     for parameter in parameters(call.target):
         if parameter.takes_tensor:

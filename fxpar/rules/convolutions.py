@@ -14,23 +14,23 @@ from fxpar.rules.rule import LocalOp, OpCall
 
 
 def convolution(call: OpCall) -> Einsum:
-    """convolution: batch and output channels are free, and sums over sharded input channels add up."""
+    """convolution: batch and output channels may be sharded; sharded input channels make partial sums."""
     x, weight, y = _patterns(call)
     bias = [] if argument(call, "bias") is None else [_channels(y)]
     return Einsum((x, weight, *bias), (y,))
 
 
 def convolution_backward(call: OpCall) -> Einsum:
-    """convolution_backward: as the forward. The operand whose gradient is taken gives no more than its shape."""
+    """convolution_backward: as the forward. Of the operand whose gradient is computed, only the shape is used."""
     x, weight, y = _patterns(call)
     if argument(call, "output_mask")[2]:
-        # The gradient of the bias is whole on every rank where input channels are sharded, and so adds up to too much.
+        # With sharded input channels every rank would make the whole gradient of the bias: a sum would be too large.
         x, weight = (tuple(d if d and d.letter != "i" else None for d in pattern) for pattern in (x, weight))
     return Einsum((y, x, weight), (x, weight, _channels(y)))
 
 
 def _patterns(call: OpCall) -> tuple[tuple[Dim | None, ...], tuple[Dim | None, ...], tuple[Dim | None, ...]]:
-    """The patterns of x [batch, channels, ...], of the weight, and of y; what a kernel moves along is whole."""
+    """The patterns of x [batch, channels, ...], of the weight, and of y; spatial dims are whole."""
     groups: int = argument(call, "groups")
     moved = (None,) * (len(call.inputs[0]) - 2)
     taken, given = Dim("i"), Dim("o")
@@ -48,7 +48,7 @@ def _channels(pattern: tuple[Dim | None, ...]) -> Pattern:
 
 
 def emit_convolution(local: LocalOp) -> fx.Node:
-    """convolution of local groups; of ranks that share a sum over input channels, one adds the bias."""
+    """convolution of the local groups; among ranks with partial sums over input channels, one adds the bias."""
     x = local.inputs[0]
     replaced: dict[str, Any] = _local_groups(local, x_operand=0)
     if argument(local.call, "groups") == 1 and any(
@@ -59,7 +59,7 @@ def emit_convolution(local: LocalOp) -> fx.Node:
 
 
 def emit_convolution_backward(local: LocalOp) -> fx.Node:
-    """convolution_backward of local groups, with as many biases as there are local output channels."""
+    """convolution_backward of the local groups, with a bias for each local output channel."""
     replaced: dict[str, Any] = _local_groups(local, x_operand=1)
     if local_argument(local, "bias_sizes") is not None:
         replaced["bias_sizes"] = [local.input_shape(0)[1]]

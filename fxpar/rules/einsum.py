@@ -1,7 +1,7 @@
 """Sharding rules in einsum notation: `"m k, k n -> m n"`.
 
-Each tensor operand and result lists its dims. A small letter may be sharded, and then is so in every operand and
-result that has it. An operand without it is replicated; a result without it is a reduction, and so a partial value.
+Each tensor operand and result lists its dims. A lowercase letter may be sharded, and then is sharded in every operand
+and result that has it. An operand without it is replicated; a result without it is a reduction, and so partial.
 
 | written | means |
 |---|---|
@@ -12,11 +12,11 @@ result that has it. An operand without it is replicated; a result without it is 
 | `()` | a scalar |
 | `_` | any shape, always replicated |
 
-What this cannot say, `Dim.leading` does: dims that are cut from one longer dim share its letter, each with the
-number of values before it. So flattening "b c" gives b, c and the long dim one letter, and c has size(b) leading
-values. Of a piece of a longer dim it is how many times the piece would go into that: what is a digit after 3 values in
-the whole is one after 2 in a piece of two thirds. `Dim.values` says that a dim has several elements for each value of
-its letter, which stay together, as the channels of a group do.
+`Dim.leading` says what this cannot: dims that a longer dim is split into share its letter, each with the product of the
+sizes before it. If "b c" is flattened, then b, c and the long dim have one letter, and c has size(b) leading values.
+For a slice of a longer dim, `leading` is the length of the dim divided by that of the slice: a digit after 3 values in
+the dim is one after 2 in a slice of two thirds. `Dim.values` says that a dim has several elements for each value of its
+letter, which stay together, as the channels of a group do.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fxpar.rules.rule import OpCall, Operand, Shape, Strategy
 class Dim:
     """A dim that may be sharded: `letter`, or the part of it that comes after `leading` values.
 
-    `values` is how many the letter has where the dim has several elements for each of them. Shards start after
-    multiples of `blocks` values of this dim.
+    `values` is the number of values of the letter, if the dim has several elements for each of them. `Shard.outer` in
+    this dim must be a multiple of `blocks`.
     """
 
     letter: str
@@ -47,7 +47,7 @@ class Dim:
 
 
 Pattern: TypeAlias = tuple[Dim | None, ...] | None
-"""An operand's dims, None where one must be whole; None for an operand that is always replicated."""
+"""An operand's dims, None for each that must be whole; None for an operand that is always replicated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Einsum:
 
 
 def leaves_no_rank_empty(size: int, shard: Shard) -> bool:
-    """Whether `shard` cuts a dim of `size` evenly, or raggedly with something for every rank."""
+    """Whether `shard` splits a dim of `size` evenly, or unevenly with at least one element for every rank."""
     if shard.fits(size):
         return size > 0
     return shard.outer == 1 and (shard.parts - 1) * -(-size // shard.parts) < size
@@ -83,7 +83,7 @@ def leaves_no_rank_empty(size: int, shard: Shard) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A letter cut into `parts` after `outer` leading values; `ragged` is the size of dims cut unevenly."""
+    """A letter split into `parts` after `outer` leading values; `ragged` is the size of dims split unevenly."""
 
     letter: str
     outer: int | Fraction
@@ -93,7 +93,7 @@ class _Cut:
     def placements(
         self, patterns: Sequence[Pattern], shapes: Sequence[Shape | None], missing: Placement
     ) -> tuple[Placement, ...] | None:
-        """What the cut makes of some operands; None if one of them cannot be cut so."""
+        """The placements of some operands; None if one of them cannot be sharded so."""
         found: list[Placement] = []
         for pattern, shape in zip(patterns, shapes, strict=True):
             placement = self._placement(pattern, shape, missing)
@@ -103,7 +103,7 @@ class _Cut:
         return tuple(found)
 
     def _placement(self, pattern: Pattern, shape: Shape | None, missing: Placement) -> Placement | None:
-        """What the cut makes of an operand: `missing` if it lacks the letter, None if it cannot be cut so."""
+        """The placement of an operand: `missing` if it lacks the letter, None if it cannot be sharded so."""
         if pattern is None or shape is None:
             return REPLICATE
         lacks_letter = True

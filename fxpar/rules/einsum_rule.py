@@ -1,4 +1,4 @@
-"""The rule of an op whose sharding einsum notation can tell."""
+"""The rule of an op whose sharding einsum notation can express."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxpar.rules.rule import LocalOp, OpCall, Operand, Strategy
 
 
 def call_as_is(local: LocalOp) -> fx.Node:
-    """The op itself on the local operands: right where no argument speaks of a sharded dim."""
+    """The op itself on the local operands: right if no argument refers to a sharded dim."""
     return local.emit(local.call.target, *local.args, **local.kwargs)
 
 
@@ -24,11 +24,11 @@ class EinsumRule:
     """A rule by einsum notation.
 
     `notation` is the text (one operand per tensor slot of the op's schema, filled or not), or a function that
-    writes it for a call: as text, as an `Einsum` of the operands that are there, or None where the call cannot be
+    returns it for a call: as text, as an `Einsum` of the operands that are there, or None if the call cannot be
     sharded. `linear_in` says which operands may be partial sums and so make partial results: each of them alone,
-    all of them together, those at the given slots together (-1 is the last), or none, where results are zero.
-    `moves_only`: the op copies values and computes nothing, so that partial maxima pass too. `reduction` is what a
-    missing letter does to a result.
+    all of them together, those at the given slots together (-1 is the last), or none, for ops whose results are zero.
+    `moves_only`: the op copies values and computes nothing, so that partial maxima pass too. `reduction` is that of a
+    result that lacks a sharded letter.
     """
 
     notation: str | Callable[[OpCall], str | Einsum | None]
@@ -56,7 +56,7 @@ class EinsumRule:
         return [_partial_strategy(call, operands, r) for operands in operand_sets for r in reductions]
 
     def _partial_operands(self, call: OpCall) -> list[set[int]]:
-        """Sets of operands that may be partial at once; a number in a tensor's slot counts once, not per rank."""
+        """Sets of operands that may be partial at once; none if a number is in a slot, as all ranks would add it."""
         slots = tensor_slots(call)
         if self.linear_in == "each":
             return [{operand} for operand in range(len(call.inputs))]

@@ -1,4 +1,4 @@
-"""Notation and local form of group norm: whole groups are free."""
+"""Notation and local form of group norm: whole groups may be sharded."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def group_norm(call: OpCall) -> Einsum:
 
 
 def group_norm_backward(call: OpCall) -> Einsum:
-    """native_group_norm_backward: gradients of weight and bias add up over the batch."""
+    """native_group_norm_backward: gradients of weight and bias are sums over the batch."""
     x, channels, statistics = _patterns(call)
     weight = [channels] * (len(call.inputs) - 4)
     return Einsum((x, x, statistics, statistics, *weight), (x, channels, channels))
 
 
 def _patterns(call: OpCall) -> tuple[Dims, Dims, Dims]:
-    """The patterns of x, of what there is one of per channel, and of the statistics."""
+    """The patterns of x, of the tensors with a value per channel, and of the statistics."""
     batch, groups = Dim("b"), Dim("g", values=argument(call, "group"))
     return (batch, groups, *(None,) * (len(call.inputs[0]) - 2)), (groups,), (batch, groups)
 
 
 def emit_group_norm(local: LocalOp) -> fx.Node:
-    """native_group_norm of local sizes; its kernels take operands for dense."""
+    """native_group_norm of local sizes; its kernels assume dense operands."""
     return _emit(local, "input", "weight", "bias")
 
 
 def emit_group_norm_backward(local: LocalOp) -> fx.Node:
-    """native_group_norm_backward of local sizes; its kernels take operands for dense."""
+    """native_group_norm_backward of local sizes; its kernels assume dense operands."""
     return _emit(local, "grad_out", "input", "mean", "rstd", "weight")
 
 
@@ -53,10 +53,10 @@ def _emit(local: LocalOp, *operands: str) -> fx.Node:
 
 
 def _dense(local: LocalOp, name: str) -> fx.Node:
-    """An operand as kernels need it: in row-major order, or with the channels last."""
+    """An operand as kernels need it: contiguous, or in channels-last order."""
     value, logical = in_logical_order(local, name), node_meta.tensor(argument(local.call, name))
     if logical.dim() < 4 or logical.is_contiguous() or local.input_shape(0)[0] > 1:
         return value
-    # From the strides, too, of a batch of one do kernels tell these orders; views give it others than their fakes say.
+    # Kernels tell these orders by strides even for a batch of one, where views may differ from their fake tensors.
     channels_last = torch.channels_last if logical.dim() == 4 else torch.channels_last_3d
     return local.emit(aten.clone.default, value, memory_format=channels_last)

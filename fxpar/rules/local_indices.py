@@ -1,4 +1,4 @@
-"""The local form of ops whose values speak of logical indices, and of one that needs its operands dense."""
+"""The local form of ops whose values are logical indices, and of one that needs dense operands."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _local_index(local: LocalOp, index: fx.Node, layout: Layout, dim: int) -> tu
 
 
 def _digits_index(local: LocalOp, index: fx.Node, digits: Sequence[Digit]) -> tuple[fx.Node, fx.Node]:
-    """The same for a dim of several digits: axes' digits must be this rank's, the others make the local index."""
+    """The same for a dim of several digits: those of mesh axes must be this rank's, the others make the local index."""
     mine: fx.Node | None = None
     place: fx.Node | None = None
     stride = local_stride = 1
@@ -93,5 +93,5 @@ def _both(local: LocalOp, first: fx.Node, second: fx.Node) -> fx.Node:
 
 
 def emit_layer_norm_backward(local: LocalOp) -> fx.Node:
-    """native_layer_norm_backward, which on CPU reads mean and rstd as if contiguous, as slices are not."""
+    """native_layer_norm_backward, which on CPU reads mean and rstd as if contiguous, which slices are not."""
     return call_with(local, **{name: in_logical_order(local, name) for name in ("mean", "rstd")})

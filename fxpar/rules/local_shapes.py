@@ -1,4 +1,4 @@
-"""The local form of ops whose arguments speak of logical shapes: views, slices, splits, factories."""
+"""The local form of ops whose arguments are logical shapes: views, slices, splits, factories."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def call_with(local: LocalOp, **replaced: Any) -> fx.Node:
 
 
 def emit_view(local: LocalOp) -> fx.Node:
-    """A view of the local value, copied first where its strides allow none.
+    """A view of the local value, which is copied first if its strides do not allow one.
 
-    That copy is row-major. Where the logical view is not, one more may have to restore its stride order.
+    That copy is row-major. If the logical view is not, a second copy may have to restore its stride order.
     """
     viewed = local.emit(aten.reshape.default, local.args[0], list(local.output_shape()))
     logical = node_meta.tensor(local.call.args[0])
@@ -57,14 +57,14 @@ def _copy_in_order(local: LocalOp, value: fx.Node, order: Sequence[int]) -> fx.N
 
 
 def in_logical_order(local: LocalOp, name: str) -> fx.Node:
-    """The tensor argument `name` in the memory order of its logical value, copied unless it is known to lie so."""
+    """The tensor argument `name` in the stride order of its logical value, copied unless it is known to have it."""
     value: fx.Node = local_argument(local, name)
     order, known = stride_order(node_meta.tensor(argument(local.call, name))), node_meta.known_value(value)
     return value if known is not None and lies_in_order(known, order) else _copy_in_order(local, value, order)
 
 
 def _views_in_order(local: LocalOp, order: Sequence[int]) -> bool:
-    """Whether the local value is known, and viewing it returns the order without a copy."""
+    """Whether the local value is known, and a view of it has that stride order without a copy."""
     known = node_meta.known_value(local.args[0])
     return known is not None and lies_in_order(known.reshape(local.output_shape()), order)
 
@@ -81,7 +81,7 @@ def emit_split_with_sizes(local: LocalOp) -> fx.Node:
 
 
 def emit_slice(local: LocalOp) -> fx.Node:
-    """slice: a piece of a sharded dim starts and ends at a local index."""
+    """slice: in a sharded dim, start and end become local indices."""
     dim = dim_argument(local.call)
     return call_with(local, **_local_bounds(local, dim, local.call.inputs[0][dim], local.input_shape(0)[dim]))
 
@@ -95,7 +95,7 @@ def emit_slice_backward(local: LocalOp) -> fx.Node:
 
 
 def _local_bounds(local: LocalOp, dim: int, logical_size: int, local_size: int) -> dict[str, int]:
-    """The slice's start and end in a dim that has its logical size, or is cut so that they stay whole."""
+    """The slice's local start and end; nothing to change in a dim that is not sharded. Shards divide both evenly."""
     if local_size == logical_size:
         return {}
     start = slice_start(argument(local.call, "start"), logical_size)

@@ -1,4 +1,4 @@
-"""Which rule an op has."""
+"""Look up the rule of an op, or register one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxpar.rules.rule import Rule
 from fxpar.rules.table import POINTWISE, TABLE
 
 _registered: dict[Callable[..., Any], Rule] = {}
-"""Rules that users gave; they come before the table's."""
+"""Rules that users registered; they take precedence over the table's."""
 
 
 def rule_for(target: Callable[..., Any]) -> Rule | None:

@@ -1,4 +1,4 @@
-"""Notation that depends on the call: on ranks, on which dim an op works along, on what is broadcast."""
+"""Notation that depends on the call: on numbers of dims, on the argument `dim`, on what is broadcast."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _reduced_dims(call: OpCall, rank: int) -> set[int]:
 
 
 def normalized(template: str) -> Callable[[OpCall], str]:
-    """Notation of layer_norm and its like: {H} stands for the dims that are normalised, {1} for their means."""
+    """Notation of layer_norm and similar ops: {H} stands for the normalised dims, {1} for those of their statistics."""
 
     def written(call: OpCall) -> str:
         dims = len(argument(call, "normalized_shape"))
@@ -104,22 +104,22 @@ def index_put(call: OpCall) -> Einsum | None:
     dims = free_dims(len(source))
     taken, first = _with_block(call, dims, [None] * rank)
     sizes = [size for dim, size in enumerate(source) if _index_of(call, dim) is None]
-    taken_sizes = (*sizes[:first], *[0] * rank, *sizes[first:])  # no size of the block matters: it is whole
+    taken_sizes = (*sizes[:first], *[0] * rank, *sizes[first:])  # the sizes of the block do not matter: it is whole
     whole = [(None,) * len(shape) for shape in shapes]
     return Einsum((tuple(dims), *whole, _aligned(values, taken_sizes, taken)), (tuple(dims),))
 
 
 def _index_of(call: OpCall, dim: int) -> fx.Node | None:
-    """What indexes `dim`, if anything does."""
+    """The index tensor of `dim`, if there is one."""
     indices = argument(call, "indices")
     found: fx.Node | None = indices[dim] if dim < len(indices) else None
     return found
 
 
 def _with_block(call: OpCall, dims: list[Dim | None], block: Sequence[Dim | None]) -> tuple[list[Dim | None], int]:
-    """The dims of what is indexed, with `block` in the place of those that are, and that place.
+    """The dims of an indexing result, with `block` in the place of the indexed dims, and the position of `block`.
 
-    In `dims`, those become whole.
+    In `dims`, the indexed dims are set to None: they are whole.
     """
     at = [dim for dim in range(len(dims)) if _index_of(call, dim) is not None]
     first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0

@@ -1,7 +1,7 @@
 """Prove sharding rules numerically, in one process.
 
-For every strategy a rule admits: cut the operands as it says, run the emitted local op for each coordinate of the
-mesh, put the results together, and compare with the whole op.
+For every strategy that a rule admits: shard the operands, run the emitted local op for each coordinate of the mesh,
+assemble the results, and compare them with those of the whole op.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sample:
 
 
 def sample(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sample:
-    """Run the whole op, and note its call."""
+    """Run the whole op, and record its call."""
     graph = fx.Graph()
     operands: list[Tensor] = []
 
@@ -85,7 +85,7 @@ def prove(
 ) -> list[Strategy]:
     """Prove `strategies` (all that the rule admits, if None) of one call, over one axis of `parts` ranks.
 
-    `rule` is the op's own unless given. Of tensors on the meta device only shapes and strides are proved. Returns the
+    `rule` is the op's own unless given. For tensors on the meta device only shapes and strides are proved. Returns the
     strategies proved.
 
     Raises:
@@ -103,7 +103,7 @@ def prove(
 
 
 def prove_two_axes(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], parts: int) -> int:
-    """Prove all pairs of strategies that axes y and x, of `parts` ranks each, can take together; give their number."""
+    """Prove all pairs of strategies that axes y and x, of `parts` ranks each, can take at once; return their number."""
     rule = rule_for(target)
     assert rule is not None, f"{target} has no rule"
     taken = sample(target, args, kwargs)
@@ -133,7 +133,7 @@ def _coexist(shape: Shape, first: Placement, second: Placement) -> bool:
 
 
 def all_seeds(call: OpCall, parts: int) -> Iterator[tuple[Operand, Shard]]:
-    """Every shard of every operand and result: starting anywhere in a dim, and ragged ones."""
+    """Every shard of every operand and result: starting anywhere in a dim, and uneven ones."""
     for role, shapes in (("input", call.inputs), ("output", call.outputs)):
         for index, shape in enumerate(shapes):
             for dim, size in enumerate(shape or ()):
@@ -143,7 +143,7 @@ def all_seeds(call: OpCall, parts: int) -> Iterator[tuple[Operand, Shard]]:
 
 
 def _check_consistent(rule: Rule, call: OpCall, strategy: Strategy) -> None:
-    """A strategy must be what the rule finds from any of its shards, else layouts depend on the search's order."""
+    """A rule must return the same strategy from any of its shards, else layouts depend on the search's order."""
     places = [(Operand("input", i), p) for i, p in enumerate(strategy.inputs)]
     places += [(Operand("output", i), p) for i, p in enumerate(strategy.outputs)]
     for operand, placement in places:
@@ -155,7 +155,7 @@ def _check_consistent(rule: Rule, call: OpCall, strategy: Strategy) -> None:
 
 
 def prove_layouts(rule: Rule, taken: Sample, chosen: Mapping[str, Strategy], sizes: Mapping[str, int]) -> None:
-    """Prove that the strategies chosen for the axes, taken together, give what the whole op returns."""
+    """Prove that the strategies chosen for the axes together return the results of the whole op."""
     call = taken.call
     inputs = tuple(_layout(shape, {a: s.inputs[i] for a, s in chosen.items()}) for i, shape in enumerate(call.inputs))
     outputs = tuple(
@@ -163,7 +163,7 @@ def prove_layouts(rule: Rule, taken: Sample, chosen: Mapping[str, Strategy], siz
         for i, shape in enumerate(call.outputs)
     )
     if any(layout.is_partial and t.dtype == torch.bool for layout, t in zip(inputs, taken.operands, strict=True)):
-        return  # truth values do not add up
+        return  # booleans have no partial sums
     contributions = [_contributions(t, layout, sizes) for t, layout in zip(taken.operands, inputs, strict=True)]
     for dense in (False, True):
         runs, has_gaps = [], False
@@ -193,7 +193,7 @@ def _coordinates(sizes: Mapping[str, int]) -> list[dict[str, int]]:
 def _contributions(
     whole: Tensor, layout: Layout, sizes: Mapping[str, int]
 ) -> dict[tuple[tuple[str, int], ...], Tensor]:
-    """What each coordinate of the partial axes holds: random values that add up, or max up, to the whole."""
+    """The operand at each coordinate of the partial axes: random values whose sum, or maximum, is the whole."""
     partial = {axis: p.op for axis, p in layout.axes if isinstance(p, Partial)}
     keys = [tuple(c.items()) for c in _coordinates({axis: sizes[axis] for axis in partial})]
     if not partial:
@@ -209,7 +209,7 @@ def _contributions(
 def _piece(
     contributions: Mapping[tuple[tuple[str, int], ...], Tensor], layout: Layout, coordinate: Coordinate, dense: bool
 ) -> Tensor:
-    """What a rank holds, in the memory order of the whole: a view into that where there is one, or a dense copy."""
+    """A rank's shard in the stride order of the whole: a view of that if it is in this order, or a dense copy."""
     partial = tuple((a, coordinate[a]) for a in coordinate if isinstance(layout.placement(a), Partial))
     whole = contributions[partial]
     piece = shard_of(whole, layout, coordinate)
@@ -227,7 +227,7 @@ def _run_local(
     coordinate: Coordinate,
     pieces: Sequence[Tensor],
 ) -> tuple[Any, ...]:
-    """Emit the op for one rank, and run it on what that rank holds."""
+    """Emit the op for one rank, and run it on that rank's shards."""
     graph = fx.Graph()
     operands = iter([graph.placeholder(f"operand_{i}") for i in range(len(pieces))])
     args, kwargs = fx.map_arg((call.args, dict(call.kwargs)), lambda _: next(operands))
@@ -269,7 +269,7 @@ def _shape_problem(local: Tensor, whole: Tensor, shape: Shape) -> str | None:
 
 
 def _lies_like(local: Tensor, whole: Tensor) -> bool:
-    """Whether the dims lie in memory in the same order; strides of dims of one element, or expanded, mean nothing."""
+    """Whether both have the same stride order; strides of dims that are expanded, or of size 1, are ignored."""
     found, expected = local.stride(), whole.stride()
     dims = [dim for dim, size in enumerate(local.shape) if size > 1 and expected[dim] > 0]
     return sorted(dims, key=lambda dim: -found[dim]) == sorted(dims, key=lambda dim: -expected[dim])

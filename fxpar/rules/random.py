@@ -1,4 +1,4 @@
-"""The local form of drawing random numbers by logical index: each rank draws those of its own piece."""
+"""The local form of drawing random numbers by logical index: each rank draws those of its own shard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fxpar.rules.rule import LocalOp
 
 
 def emit_uniform(local: LocalOp) -> fx.Node:
-    """`fxpar::uniform` of the piece that this rank holds."""
+    """`fxpar::uniform` of this rank's shard."""
     (layout,) = local.outputs
     assert layout is not None, "uniform returns a tensor"
     box = logical_box(layout, local.coordinate)

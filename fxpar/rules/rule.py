@@ -1,6 +1,6 @@
-"""What a sharding rule is: the ways in which one op may run over one mesh axis, and the local op of each.
+"""What a sharding rule is: the strategies by which one op may run over one mesh axis, and the local op of each.
 
-A rule speaks of one mesh axis at a time; several axes combine, as their placements never overlap in a dim.
+A rule is about one mesh axis at a time; several axes combine, as their placements never overlap in a dim.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class LocalOp:
-    """What a rule needs to emit the local form of an op: the layouts chosen for all axes, and whose rank it is.
+    """What a rule needs to emit the local form of an op: the layouts chosen for all axes, and the rank's coordinate.
 
     `args` and `kwargs` are the op's own, with every tensor operand replaced by its local node in `graph`.
     """
@@ -85,7 +85,7 @@ class Rule(Protocol):
     """The sharding rule of an op."""
 
     def extend(self, call: OpCall, operand: Operand, shard: Shard) -> Strategy | None:
-        """The strategy in which `operand` is placed as `shard`, or None where the op cannot run so."""
+        """The strategy in which `operand` is placed as `shard`, or None if the op cannot run so."""
         ...
 
     def linear(self, call: OpCall) -> Sequence[Strategy]:

@@ -1,4 +1,4 @@
-"""The strategies of an op that its operands' possible shards allow."""
+"""The strategies of an op, given possible shards of its operands and results."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from fxpar.rules.rule import OpCall, Operand, Rule, Shape, Strategy
 
 
 def candidate_shards(shape: Shape, parts: int) -> list[Shard]:
-    """The shards that cut a dim evenly from its first value on."""
+    """The even shards of each dim with `outer` 1."""
     return [Shard(dim, parts) for dim, size in enumerate(shape) if size > 0 and Shard(dim, parts).fits(size)]
 
 
 def replicated(call: OpCall) -> Strategy:
-    """Every rank does the whole op."""
+    """The strategy in which every rank runs the whole op."""
     inputs: tuple[Placement, ...] = (REPLICATE,) * len(call.inputs)
     outputs: tuple[Placement, ...] = (REPLICATE,) * len(call.outputs)
     return Strategy(inputs, outputs, divides_work=False)
 
 
 def admissible(call: OpCall, rule: Rule | None, seeds: Iterable[tuple[Operand, Shard]]) -> list[Strategy]:
-    """Ways to run an op over one axis: replicated, with partial values, with a shard of `seeds`; each once."""
+    """The strategies of an op over one axis: replicated, with partial values, with a shard of `seeds`; each once."""
     found = {replicated(call): None}
     if rule is not None:
         found.update(dict.fromkeys(rule.linear(call)))

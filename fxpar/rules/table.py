@@ -1,6 +1,6 @@
 """The sharding rules of ATen ops. The notation is explained in `fxpar.rules.einsum`.
 
-Pointwise ops need no row: PyTorch tags them. The ones here are linear, and so let partial sums pass.
+Pointwise ops need no row: PyTorch tags them. Most of those here are linear, and so pass partial sums on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ TOGETHER: Final = "together"
 NONE: Final = "none"
 
 POINTWISE = EinsumRule(pointwise)
-"""What an op with PyTorch's tag `pointwise` has unless the table says more."""
+"""The rule of ops with PyTorch's tag `pointwise` that have no row in the table."""
 
 
 def _view(
     notation: Callable[[OpCall], Einsum | None], emit_local: Callable[[LocalOp], torch.fx.Node] = call_as_is
 ) -> EinsumRule:
-    """An op that moves values and computes nothing: partial values of every kind pass."""
+    """An op that copies values and computes nothing: partial values of every kind pass."""
     return EinsumRule(notation, linear_in=TOGETHER, moves_only=True, emit_local=emit_local)
 
 
@@ -92,7 +92,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.t.default: _view(views.matrix_transposed),
     aten.expand.default: _view(views.expanded, sized_like_result("size")),
     aten.repeat.default: _view(views.repeated),
-    # Parts of a tensor, and a tensor of parts
+    # Splitting and joining tensors
     aten.select.int: _view(views.selected),
     aten.select_backward.default: EinsumRule(
         views.select_restored, linear_in=TOGETHER, emit_local=sized_like_result("input_sizes")
@@ -157,7 +157,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.sort.default: _along_dim,
     aten.tril.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
     aten.triu.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
-    # Pools: what a window moves over is whole
+    # Pools: the dims that a window moves over are whole
     aten.avg_pool2d.default: _pool,
     aten.avg_pool2d_backward.default: _pool_backward,
     aten.avg_pool3d.default: EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER),
@@ -166,7 +166,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten._adaptive_avg_pool2d_backward.default: _pool_backward,
     aten.max_pool2d_with_indices.default: EinsumRule("... H W -> ... H W, ... H W"),
     aten.max_pool2d_with_indices_backward.default: EinsumRule("... H W, ... H W, ... H W -> ... H W", linear_in=(0,)),
-    # Norms: rows are free, what is normalised is whole
+    # Norms: rows may be sharded, normalised dims are whole
     aten.native_layer_norm.default: EinsumRule(normalized("... {H}, {H}, {H} -> ... {H}, ... {1}, ... {1}")),
     aten.native_layer_norm_backward.default: EinsumRule(
         normalized("... {H}, ... {H}, ... {1}, ... {1}, {H}, {H} -> ... {H}, {H}, {H}"),

@@ -1,7 +1,7 @@
-"""Notation of the ops that only move values: views, slices, splits and concatenations.
+"""Notation of the ops that only copy values: views, slices, splits and concatenations.
 
-They are where shards that start inside a dim come from: `Shard(dim, parts, outer)` of a dim that is flattened
-after dims of A values becomes a shard of the long dim with A * outer leading values; splitting divides by A again.
+They make shards that start inside a dim: `Shard(dim, parts, outer)` of a dim that is flattened after dims of A values
+becomes a shard of the long dim with A * outer leading values; splitting divides by A again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _result(call: OpCall) -> Shape:
 
 @lru_cache(maxsize=4096)
 def _reshaped(source: Shape, result: Shape) -> Einsum | None:
-    """Dims are cut into the smallest groups of equal length; the dims of a group share a letter."""
+    """Dims of both shapes are matched in the smallest groups of equal size; the dims of a group share a letter."""
     if 0 in source:
         return None
     inputs: list[Dim | None] = [None] * len(source)
@@ -68,7 +68,7 @@ def transposed(call: OpCall) -> Einsum:
 
 
 def matrix_transposed(call: OpCall) -> Einsum:
-    """t: a matrix is transposed, less than a matrix stays."""
+    """t: a matrix is transposed, a vector or scalar is returned as it is."""
     return _reordered(list(reversed(range(len(call.inputs[0])))))
 
 
@@ -87,7 +87,7 @@ def expanded(call: OpCall) -> Einsum:
 
 
 def repeated(call: OpCall) -> Einsum | None:
-    """repeat: the operand's dim comes after as many leading values as it is repeated."""
+    """repeat: the operand's dim has as many leading values as it is repeated times."""
     repeats = argument(call, "repeats")
     if 0 in repeats:
         return None
@@ -98,12 +98,12 @@ def repeated(call: OpCall) -> Einsum | None:
 
 
 def selected(call: OpCall) -> Einsum:
-    """select: the dim that is indexed goes."""
+    """select: the indexed dim is removed."""
     return Einsum(*_without(len(call.inputs[0]), dim_argument(call)))
 
 
 def select_restored(call: OpCall) -> Einsum:
-    """select_backward: the dim that was indexed comes back."""
+    """select_backward: the indexed dim is restored."""
     rank = len(_result(call))
     whole, rest = _without(rank, dim_argument(call, rank=rank))
     return Einsum(rest, whole)
@@ -131,7 +131,7 @@ def _without(rank: int, removed: int) -> tuple[tuple[Dims], tuple[Dims]]:
 
 
 def sliced(call: OpCall) -> Einsum:
-    """slice: a piece of a dim, which is sharded within blocks of the dim of which the piece has all or nothing."""
+    """slice: the dim is sharded within blocks, each of which the slice contains as a whole or not at all."""
     whole, piece = _whole_and_piece(call, call.inputs[0], _result(call))
     return Einsum((whole,), (piece,))
 
@@ -158,13 +158,13 @@ def slice_start(start: int | None, size: int) -> int:
 
 
 def split(call: OpCall) -> Einsum:
-    """split, split_with_sizes: a dim is sharded within blocks of which every piece has some."""
+    """split, split_with_sizes: a dim is sharded within blocks, of which every piece has a whole number."""
     whole, pieces = _whole_and_pieces(call.outputs, dim_argument(call))
     return Einsum((whole,), pieces)
 
 
 def concatenated(call: OpCall) -> Einsum | None:
-    """cat: a dim is sharded within blocks of which every piece has some. Tensors of shape (0,) are skipped."""
+    """cat: a dim is sharded within blocks, of which operands have whole numbers. Those of shape (0,) are skipped."""
     rank = len(_result(call))
     joined = [shape for shape in call.inputs if shape != (0,)]
     if not joined:
@@ -192,7 +192,7 @@ def _uncut(rank: int, dim: int) -> Dims:
 
 @lru_cache(maxsize=4096)
 def _cut(rank: int, dim: int, blocks: int, shares: tuple[Fraction, ...]) -> tuple[Dims, tuple[Dims, ...]]:
-    """The dims of a tensor, and of pieces of `dim` that would go into it so many times; see `Dim`."""
+    """The dims of a tensor and of pieces of `dim`, whose `leading` are the `shares`; see `Dim`."""
     dims = free_dims(rank)
     cut = dims[dim]
     assert cut is not None
@@ -212,5 +212,5 @@ def padded(call: OpCall) -> Einsum:
 
 
 def factory(call: OpCall) -> Einsum:
-    """full, zeros, new_ones, ...: any dim of the result; operands give no more than a dtype and a device."""
+    """full, zeros, new_ones, ...: any dim of the result; operands only determine the dtype and the device."""
     return Einsum(tuple(None for _ in call.inputs), (tuple(free_dims(len(_result(call)))),))

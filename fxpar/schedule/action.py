@@ -27,7 +27,7 @@ class Action:
 
 
 def is_action(text: str) -> bool:
-    """Whether an action prints as `text`."""
+    """Whether `text` is how an action prints."""
     return _ACTION.fullmatch(text) is not None
 
 

@@ -1,7 +1,7 @@
-"""The schedules that have a name.
+"""The named schedules.
 
-With one stage per rank they differ in two numbers for each stage: how many forwards it runs before its first backward,
-and by how many microbatches its weight gradients lag behind its input gradients, if they are apart at all.
+With one stage per rank they differ in two numbers per stage: the warm-up, how many forwards it runs before its first
+backward, and the delay, by how many microbatches weight gradients lag behind input gradients, if the backward is split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fxpar.schedule.action import Action
 from fxpar.schedule.schedule import Schedule
 
 Count: TypeAlias = Callable[[int, int, int], int]
-"""Of a stage, by its number, the number of stages, and that of microbatches."""
+"""A count for a stage, given its number, the number of stages, and the number of microbatches."""
 
 
 def gpipe_warm_up(stage: int, num_stages: int, num_microbatches: int) -> int:
@@ -26,40 +26,40 @@ def gpipe_warm_up(stage: int, num_stages: int, num_microbatches: int) -> int:
 
 
 def one_f_one_b_warm_up(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """As few forwards as keep every stage busy: one for this stage and for each that follows."""
+    """As few forwards as keep every stage busy: one for this stage, and one for each that follows."""
     return min(num_microbatches, num_stages - stage)
 
 
 def eager_one_f_one_b_warm_up(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Twice the distance to the last stage, and one: each microbatch's way there and back has time to be
-    communicated while others compute (Zhuang et al., eager-1F1B).
+    """Twice the distance to the last stage plus one, so that all communication of a microbatch, to the last stage and
+    back, can overlap with the computation of others (Zhuang et al., eager-1F1B).
     """
     return min(num_microbatches, 2 * (num_stages - stage) - 1)
 
 
 def zero_bubble_h1_delay(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """As many as keep no more alive on any stage than 1F1B does on the first (Qi et al., Zero Bubble, section 2.1)."""
+    """As many as need no more activation memory than 1F1B on its first stage (Qi et al., Zero Bubble, section 2.1)."""
     return stage
 
 
 def zero_bubble_h2_delay(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Twice as many: enough to fill the whole bubble (Qi et al., Zero Bubble, section 2.2)."""
+    """Twice as many as ZB-H1: enough to fill the whole bubble (Qi et al., Zero Bubble, section 2.2)."""
     return 2 * stage
 
 
 def one_hop_delay(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """What `weight_delays` gives where a gradient's way to the stage before takes as long as weight gradients do."""
+    """What `weight_delays` returns if sending a gradient to the previous stage takes as long as weight gradients."""
     return stage
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSchedule:
-    """A row of `NAMED_SCHEDULES`: what is particular to a schedule.
+    """A row of `NAMED_SCHEDULES`: the properties of a schedule.
 
-    warm_up, delay: of a schedule with one stage per rank; `delay` is None where the backward runs as one. A schedule
-        with several stages per rank, which `shares_ranks`, has neither.
-    delays_by_costs: whether the delays are those that `weight_delays` finds, where costs are known.
-    is_searched: whether a plan is searched for among steps of this schedule, where nothing else is said.
+    warm_up, delay: of a schedule with one stage per rank; `delay` is None if the backward is not split. A schedule
+        with several stages per rank (`shares_ranks`) has neither.
+    delays_by_costs: whether the delays come from `weight_delays` if costs are known.
+    is_searched: whether the planner tries this schedule by default.
     """
 
     warm_up: Count | None = None
@@ -74,12 +74,12 @@ class NamedSchedule:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether weight gradients are computed apart from input gradients."""
+        """Whether weight gradients are computed separately from input gradients."""
         return self.delay is not None
 
 
 NAMED_SCHEDULES: Mapping[str, NamedSchedule] = {
-    "gpipe": NamedSchedule(gpipe_warm_up, is_searched=False),  # as long as 1F1B, with more memory
+    "gpipe": NamedSchedule(gpipe_warm_up, is_searched=False),  # takes as long as 1F1B, with more memory
     "1f1b": NamedSchedule(one_f_one_b_warm_up),
     "eager-1f1b": NamedSchedule(eager_one_f_one_b_warm_up),
     "eager-1f1b-delayed": NamedSchedule(eager_one_f_one_b_warm_up, one_hop_delay, delays_by_costs=True),
@@ -92,7 +92,7 @@ INTERLEAVED, DELAYED = "interleaved", "eager-1f1b-delayed"
 
 
 def named_schedule(name: str) -> NamedSchedule:
-    """What is particular to the schedule called `name`.
+    """The properties of the schedule called `name`.
 
     Raises:
         UnknownScheduleError: there is none.
@@ -113,12 +113,12 @@ def build_schedule(
     """The schedule called `name`, one of `SCHEDULE_NAMES`, for any count of stages and microbatches from 1.
 
     Args:
-        num_ranks: how many pipe ranks share the stages (default: each has one). "interleaved" gives stage s to rank
-            s modulo `num_ranks`; all others want a rank for every stage.
+        num_ranks: how many pipe ranks share the stages (default: each has one). "interleaved" puts stage s on rank
+            s modulo `num_ranks`; all others need one rank per stage.
         delays: for "eager-1f1b-delayed", by how many microbatches the weight gradients of each stage lag behind, as
-            `weight_delays` finds; by default stage s delays s of them.
+            `weight_delays` returns; by default s for stage s.
 
-    Raises UnknownScheduleError for another name, InvalidScheduleError for counts below 1 or that do not fit together.
+    Raises UnknownScheduleError for another name, InvalidScheduleError for counts below 1 or that do not match.
     """
     named = named_schedule(name)
     num_ranks = num_stages if num_ranks is None else num_ranks
@@ -134,15 +134,15 @@ def build_schedule(
 
 
 def weight_delays(weights_us: Sequence[float], gradient_us: Sequence[float], num_microbatches: int) -> tuple[int, ...]:
-    """By how many microbatches to delay each stage's weight gradients, so that communication costs no time in the end.
+    """By how many microbatches to delay each stage's weight gradients to hide the communication at the end of a step.
 
-    When a stage has sent its last gradient back, that still has to pass all stages before it. The weight gradients that
-    the stage has left meanwhile cost nothing as long as they take no longer than that communication: these are the
-    fewest that cover it (backward weight delaying, Zhuang et al., section 4).
+    The last gradient that a stage sends back still has to pass all stages before it. Weight gradients that the stage
+    computes meanwhile take no additional time if they are done before that communication is: the delays are the
+    smallest that cover it (backward weight delaying, Zhuang et al., section 4).
 
     Args:
         weights_us: the time of one microbatch's weight gradients on each stage.
-        gradient_us: the time in which a gradient gets from each stage to the one before it; 0 for the first.
+        gradient_us: the time to send a gradient from each stage to the previous one; 0 for the first.
     """
     delays, way_us = [], 0.0
     for weight_us, hop_us in zip(weights_us, gradient_us, strict=True):
@@ -184,7 +184,7 @@ def _one_stage(
 
 
 def _alternate(stage: int, warm_up: int, num_microbatches: int) -> Iterator[Action]:
-    """`warm_up` forwards, then backward and forward in turn, then the backwards that are left."""
+    """`warm_up` forwards, then backwards and forwards alternately, then the remaining backwards."""
     forwards = iter([Action(stage, "F", microbatch) for microbatch in range(num_microbatches)])
     yield from islice(forwards, warm_up)
     for microbatch in range(num_microbatches):
@@ -193,7 +193,7 @@ def _alternate(stage: int, warm_up: int, num_microbatches: int) -> Iterator[Acti
 
 
 def _alternate_split(stage: int, warm_up: int, delay: int, num_microbatches: int) -> Iterator[Action]:
-    """Likewise, with input gradients for backwards; behind each come the weight gradients of `delay` before it."""
+    """As `_alternate`, with I for backwards; each is followed by W of the microbatch that is `delay` before its own."""
     forwards = iter([Action(stage, "F", microbatch) for microbatch in range(num_microbatches)])
     yield from islice(forwards, warm_up)
     for microbatch in range(num_microbatches):
@@ -208,8 +208,8 @@ def _alternate_split(stage: int, warm_up: int, delay: int, num_microbatches: int
 def _interleaved(rank: int, num_ranks: int, num_stages: int, num_microbatches: int) -> Iterator[Action]:
     """1F1B over all stages of a rank (Narayanan et al., Megatron-LM, section 2.2).
 
-    Microbatches go through the first stages of all ranks in groups, of as many as there are ranks or a few more, then
-    through the second ones, and so on.
+    Groups of microbatches, of as many as there are ranks or a few more, pass the first stages of all ranks, then the
+    second ones, and so on.
     """
     own = range(rank, num_stages, num_ranks)
     groups = _even_groups(num_microbatches, max(1, num_microbatches // num_ranks))
@@ -224,6 +224,6 @@ def _interleaved(rank: int, num_ranks: int, num_stages: int, num_microbatches: i
 
 
 def _even_groups(count: int, num_groups: int) -> list[range]:
-    """The numbers below `count` in groups that differ by one at most."""
+    """The numbers below `count`, in groups whose sizes differ by at most one."""
     bounds = [count * group // num_groups for group in range(num_groups + 1)]
     return [range(*bound) for bound in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""Prove, before anything is launched, that the programs of all ranks fit together and come to an end."""
+"""Prove, before anything is launched, that the programs of all ranks match and terminate."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def check_programs(
 ) -> None:
     """Match every receive with its send, then run the programs abstractly until all have ended.
 
-    A wait blocks until its message was sent and every rank before this one has posted its receive, and so passes the
-    message on. Nothing else blocks, and none of that is ever undone, so the outcome holds under any timing. That a
-    completion is right under any timing, too, is proved by vector clocks (Fidge; Mattern): what this rank waited for
-    must tell that all receivers have waited.
+    A wait blocks until its message was sent and every rank that passes it on to this one has posted its receive.
+    Nothing else blocks, and none of these conditions ever becomes false again, so the outcome holds under any timing.
+    Vector clocks (Fidge; Mattern) prove that completions, too, are right under any timing: what this rank has waited
+    for must imply that all receivers have waited.
 
     Args:
-        messages: what the stages' graphs and the plans between them say of every message, to be held against each
-            other; without them, all are taken to fit.
+        messages: what the stages' graphs and the resharding plans expect of every message, which is compared; without
+            them, nothing is compared.
 
     Raises InvalidScheduleError at the first instruction that has no counterpart on another rank, or a different one,
-    computes out of the schedule's order, or uses what is not there, and where ranks block each other for good.
+    computes out of the schedule's order, or uses what is not there, and if there is a deadlock.
     """
     assert [program.rank for program in programs] == list(range(len(schedule.ranks))), "one program per rank"
     routes = Routes(edges, schedule.placement)
@@ -54,7 +54,7 @@ def check_programs(
 
 
 def _check_messages(programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge], messages: Messages) -> None:
-    """Whoever sends or receives, and what moves it, agree on every message."""
+    """Raise unless sender, receiver and resharding plan agree on every message."""
     problems = messages.problems(edges)
     for program in programs if problems else ():
         for position, instruction in enumerate(program.instructions):
@@ -72,7 +72,7 @@ def _on_rank(stages: Iterable[int], rank: int, schedule: Schedule) -> Iterable[i
 
 
 def _check_matches(programs: Sequence[Program], routes: Routes) -> None:
-    """Between two ranks, the n-th receive posted takes the n-th message sent: they must be one transfer."""
+    """Between two ranks, the n-th receive posted takes the n-th message sent: both must be of the same transfer."""
     sends: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     posts: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for program in programs:
@@ -109,7 +109,7 @@ def _transfer(program: Program, position: int) -> Transfer:
 class _Network:
     """What the ranks have done so far that others may wait for.
 
-    sent: the messages on their way or there, each with what its sender knew of all ranks when it sent it.
+    sent: the messages that were sent, each with the vector clock of its sender at that time.
     posted: receives, with their ranks.
     waited: the positions of waits, by message and rank.
     """
@@ -120,22 +120,22 @@ class _Network:
     waited: dict[tuple[Transfer, int], int] = field(default_factory=dict)
 
     def reaches(self, transfer: Transfer, rank: int) -> bool:
-        """Whether `transfer` was sent, and all that are to pass it on to `rank` are ready to."""
+        """Whether `transfer` was sent, and all ranks that pass it on to `rank` have posted their receives."""
         return transfer in self.sent and not self.idle_before(transfer, rank)
 
     def idle_before(self, transfer: Transfer, rank: int) -> list[int]:
-        """The ranks that are to pass `transfer` on to `rank`, and have not posted their own receives."""
+        """The ranks that pass `transfer` on to `rank` but have not posted their own receives."""
         ranks = self.routes.target_ranks(transfer)
         return [before for before in ranks[: ranks.index(rank)] if (transfer, before) not in self.posted]
 
     def unproved(self, transfer: Transfer, clock: Clock) -> list[int]:
-        """The ranks of which whoever has this `clock` cannot know that they have waited for `transfer`."""
+        """The ranks that may not have waited for `transfer` yet, as far as a rank with this `clock` knows."""
         ranks = self.routes.target_ranks(transfer)
         return [rank for rank in ranks if self.waited.get((transfer, rank), clock[rank]) >= clock[rank]]
 
 
 class _Machine:
-    """One rank in abstract execution: the instruction it is at, and what it has at hand there."""
+    """One rank in abstract execution: its position in the program, and the state of its messages and actions."""
 
     def __init__(self, program: Program, actions: Sequence[Action], routes: Routes, num_ranks: int) -> None:
         self._program = program
@@ -156,7 +156,7 @@ class _Machine:
         return self._position == len(self._program.instructions)
 
     def blocked(self, network: _Network) -> str:
-        """The wait that this rank is at, who does not pass the message on, if it was sent, and for which action."""
+        """Describe the wait at which this rank blocks: its action, and who does not pass the message on, if sent."""
         located = _located(self._program, self._position)
         instruction = self._program.instructions[self._position]
         assert isinstance(instruction, Wait), f"{located} cannot block"
@@ -167,7 +167,7 @@ class _Machine:
         return f"{located}, which is not passed on before its receive is posted on rank {idle}{actions}"
 
     def run(self, network: _Network) -> int:
-        """Go on to the end or to a wait for what cannot have arrived; returns the steps taken."""
+        """Run to the end, or to a wait for a message that cannot have arrived; returns the number of steps."""
         start = self._position
         while not self.has_ended:
             instruction = self._program.instructions[self._position]
@@ -186,7 +186,7 @@ class _Machine:
         return transfer in self._posted and not network.reaches(transfer, self._program.rank)
 
     def _step(self, instruction: Instruction, network: _Network) -> str | None:
-        """Execute `instruction`; returns what is wrong with it, if anything is."""
+        """Execute `instruction`; returns what is wrong with it, or None."""
         match instruction:
             case PostReceive(transfer):
                 self._posted.add(transfer)
@@ -240,7 +240,7 @@ class _Machine:
         return None
 
     def check_end(self) -> None:
-        """Raise InvalidScheduleError for what is not computed or freed; other omissions show earlier."""
+        """Raise InvalidScheduleError for what is not computed, freed or reduced; other omissions show earlier."""
         missing = ("computes", self._to_compute[-1:]), ("frees", self._to_free), ("reduces stage", self._to_reduce)
         for verb, left in missing:
             if left:

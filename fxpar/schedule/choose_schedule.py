@@ -1,4 +1,4 @@
-"""From what a user says of the schedule to the schedule of this model on this mesh."""
+"""From the schedule that a user asks for to the schedule of this model on this mesh."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fxpar.schedule import (
 )
 
 _STAGES_PER_RANK = 2
-"""Of a schedule with several, where nothing else is said."""
+"""The default for schedules with several stages per rank."""
 
 
 def num_stages_of(schedule: str, pipe_ranks: int) -> int:
-    """Into how many stages a model is cut, where the user does not say."""
+    """The default number of stages into which a model is split."""
     if (named := NAMED_SCHEDULES.get(schedule)) is None:
         return Schedule.parse(schedule).num_stages
     return _STAGES_PER_RANK * pipe_ranks if named.shares_ranks else pipe_ranks
 
 
 def choose_placement(schedule: str, num_stages: int, pipe_ranks: int) -> tuple[int, ...]:
-    """The place of each stage on the pipe axis.
+    """The pipe rank of each stage.
 
     Raises:
-        InvalidStagesError: the schedule does not run so many stages on such a mesh.
+        InvalidStagesError: the schedule does not run this number of stages on this mesh.
     """
     if (named := NAMED_SCHEDULES.get(schedule)) is None:
         own = Schedule.parse(schedule)
@@ -50,7 +50,7 @@ def choose_placement(schedule: str, num_stages: int, pipe_ranks: int) -> tuple[i
 
 
 def choose_schedule(schedule: str, costs: Costs, pipe_ranks: int, microbatches: int) -> Schedule:
-    """The schedule that `schedule_text` gave, for stages that cost so much.
+    """The schedule with this name or text (see `schedule_text`), for stages with these costs.
 
     Raises:
         InvalidScheduleError: the user's own schedule is for other counts of ranks, stages or microbatches.
@@ -64,7 +64,7 @@ def choose_schedule(schedule: str, costs: Costs, pipe_ranks: int, microbatches: 
 
 
 def check_placement(schedule: Schedule, placement: Sequence[int]) -> None:
-    """Refuse a schedule for a model whose parameters are elsewhere.
+    """Refuse a schedule with another placement than the model's parameters have.
 
     Raises:
         InvalidScheduleError: it runs some stage on another rank.

@@ -1,4 +1,4 @@
-"""Find where a rank can know that what it sent has arrived, so that its memory is free before the step ends."""
+"""Find where a rank can know that what it sent has arrived, so that its memory is freed before the step ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Clock = npt.NDArray[np.int64]
 
 
 def insert_completions(programs: Sequence[Sequence[Instruction]], routes: Routes) -> list[list[Instruction]]:
-    """The same programs with a `Complete` behind each wait that proves something sent to have been waited for.
+    """The same programs with a `Complete` after each wait that proves that all receivers of a send have waited for it.
 
-    A message tells all that its sender knew when it sent it: what that had done, and what others had.
-    Ranks that wait for each other are left as they are, for the checker to find.
+    A message implies all that its sender knew when it sent it: its own progress, and that of other ranks. Deadlocks
+    are left as they are, for the checker to find.
     """
     observers = [_Observer(rank, instructions, routes, len(programs)) for rank, instructions in enumerate(programs)]
     waited_at = {
@@ -35,7 +35,7 @@ def insert_completions(programs: Sequence[Sequence[Instruction]], routes: Routes
 
 
 class _Observer:
-    """A rank that goes through its program as far as others let it, and learns what they have done."""
+    """A rank that runs its program until it would block, and learns from messages what others have done."""
 
     def __init__(self, rank: int, instructions: Sequence[Instruction], routes: Routes, num_ranks: int) -> None:
         self._rank, self._instructions, self._routes = rank, instructions, routes
@@ -45,7 +45,7 @@ class _Observer:
         self._output: list[Instruction] = []
 
     def run(self, sent: dict[Transfer, Clock], waited_at: dict[tuple[Transfer, int], int]) -> bool:
-        """Go on to the end, or to a wait for what was not sent yet; whether that was any way."""
+        """Run to the end, or to a wait for what was not sent yet; returns whether there was any progress."""
         start = self._position
         while self._position < len(self._instructions):
             instruction = self._instructions[self._position]

@@ -1,4 +1,4 @@
-"""What the parts of a step cost: computations by stage and kind, transfers by route, memory by stage."""
+"""The costs of a step: computations by stage and kind, transfers by route, memory by stage."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fxpar.schedule.memory import StageMemory
 from fxpar.schedule.transfer import Edge, Routes, Transfer
 
 Route: TypeAlias = tuple[str, int, tuple[int, ...]]
-"""Edge, source stage and target stages of a transfer, whatever its microbatch."""
+"""Edge, source stage and target stages of a transfer, without its microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """How long a transfer takes that has the network for itself, and how long each link is busy with it, by name.
+    """The time of a transfer that has the network for itself, and how long each link is busy with it, by name.
 
     A link is one direction of a host's interface. It moves one transfer after another.
     """
@@ -32,11 +32,11 @@ class TransferCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a step of `edges` between stages on the ranks of `placement` costs.
+    """The costs of a step with `edges` between stages on the ranks of `placement`.
 
-    Computations are given by stage and kind; what stays on its rank is no transfer, and takes no time. Reductions of
-    gradients and what crosses once per step are not included. `num_microbatches` is None where any number will do;
-    `memory` may lack.
+    `compute_us` is by stage and kind. Values that stay on their rank are not in `transfers` and take no time, unless
+    their layout changes. Reductions of gradients and transfers once per step are not included. `num_microbatches` is
+    None if any number will do; `memory` may be missing.
     """
 
     placement: tuple[int, ...]
@@ -48,7 +48,7 @@ class Costs:
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are, whether or not their costs are known."""
+        """The number of stages, whether or not their costs are known."""
         return len(self.placement)
 
     @property
@@ -57,12 +57,12 @@ class Costs:
         return max(self.placement) + 1
 
     def knows(self, stage: int, kind: Kind) -> bool:
-        """Whether `action_us` has an answer."""
+        """Whether `action_us` returns a time."""
         known = self.compute_us.get(stage, {})
         return kind in known or (kind == "B" and "I" in known and "W" in known)
 
     def action_us(self, stage: int, kind: Kind) -> float:
-        """How long a computation takes; a whole backward takes as long as its parts if it is not known itself.
+        """The time of a computation; for a whole backward that is not known itself, the sum of its parts.
 
         Raises InvalidCostsError if that is not known.
         """
@@ -73,7 +73,7 @@ class Costs:
         return known[kind] if kind in known else known["I"] + known["W"]
 
     def transfer(self, transfer: Transfer, *, stays: bool = False) -> TransferCost:
-        """What a transfer costs; one that `stays` on its pipe rank costs nothing unless its layout changes there.
+        """The cost of a transfer; one that `stays` on its pipe rank costs nothing unless its layout changes there.
 
         Raises InvalidCostsError if that is not known.
         """
@@ -85,11 +85,11 @@ class Costs:
         return cost
 
     def without_communication(self) -> Costs:
-        """The same, if transfers took no time."""
+        """The same costs, but transfers take no time."""
         return replace(self, transfers=dict.fromkeys(self.transfers, TransferCost(0.0)))
 
     def weight_delays(self, num_microbatches: int) -> tuple[int, ...]:
-        """What `weight_delays` says of them: by how many microbatches weight gradients of each stage lag behind.
+        """By how many microbatches weight gradients of each stage lag behind, as `build.weight_delays` returns.
 
         Raises InvalidCostsError if the times of weight gradients are not known.
         """
@@ -101,11 +101,11 @@ class Costs:
         return weight_delays(weights_us, hops_us, num_microbatches)
 
     def save(self, path: str | Path) -> None:
-        """Write them as JSON. Ranks that know their own stages alone may each write what they know."""
+        """Write them as JSON. Ranks that know only their own stages may each write what they know."""
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     def to_json(self) -> str:
-        """What `save` writes."""
+        """The JSON text that `save` writes."""
         return json.dumps(_to_json(self), indent=1)
 
     @staticmethod
@@ -122,9 +122,9 @@ class Costs:
 
     @staticmethod
     def merge(parts: Sequence[Costs]) -> Costs:
-        """What several ranks know of one step. Of ranks that share a stage, the slowest and the fullest count.
+        """The costs of one step from several ranks. For ranks that share a stage, the largest figures count.
 
-        Raises InvalidCostsError if they do not know the same of all but stages.
+        Raises InvalidCostsError if they differ in anything but the figures of stages.
         """
         first = parts[0]
         if any(replace(part, compute_us={}, memory={}) != replace(first, compute_us={}, memory={}) for part in parts):
@@ -157,13 +157,13 @@ def uniform_costs(
     value_us: float = 0.0,
     gradient_us: float = 0.0,
 ) -> Costs:
-    """Costs where all values take equally long, and all gradients.
+    """Costs in which all values take equally long, and all gradients.
 
-    Between two ranks there is one link per direction. A multicast takes the links from its source to its first target
-    and on from target to target, all at once: chunks follow each other closely.
+    Between two ranks there is one link per direction. A multicast occupies the links from its source to its first
+    target and from target to target at the same time: its chunks are pipelined.
 
     Args:
-        compute_us: `compute_us[kind][stage]` is what an action takes.
+        compute_us: `compute_us[kind][stage]` is the time of an action.
     """
     routes = Routes(edges, placement)
     transfers: dict[Route, TransferCost] = {}

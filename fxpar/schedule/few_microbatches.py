@@ -1,4 +1,4 @@
-"""Tell users what a step with fewer microbatches than stages wastes."""
+"""Warn about the bubble of a step with fewer microbatches than pipe ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fxpar.schedule.simulator import simulate
 from fxpar.schedule.transfer import Edge
 
 _TICKS: Mapping[Kind, float] = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-"""How long computations take against each other, as is usual of matrix products."""
+"""Relative times of computations, as is usual for matrix products."""
 
 
 def few_microbatches_warning(schedule: Schedule, edges: Sequence[Edge]) -> str | None:
-    """What to warn of if there are fewer microbatches than pipe ranks, which then never work all at once; else None.
+    """The warning for fewer microbatches than pipe ranks, which are then never busy all at once; None otherwise.
 
     Raises:
-        InvalidScheduleError: ranks wait for each other.
+        InvalidScheduleError: there is a deadlock.
     """
     num_ranks = len(schedule.ranks)
     if schedule.num_microbatches >= num_ranks:

@@ -1,4 +1,4 @@
-"""The instructions of programs: what a pipe rank does, one after another, in a step."""
+"""The instructions of programs, which a pipe rank runs one after another in a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxpar.schedule.transfer import Transfer
 
 @dataclass(frozen=True, slots=True)
 class PostReceive:
-    """Begin to receive, and to pass on what later targets need of it.
+    """Start receiving, and passing on to later targets what they need of it.
 
     Messages between two ranks match in the order in which they are posted and sent.
     """
@@ -34,7 +34,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run a stage's graph on what was waited for."""
+    """Run a stage's graph on values that were waited for."""
 
     action: Action
 
@@ -44,7 +44,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Begin to send what the last compute made; its memory is taken until that is completed, or the step ends."""
+    """Start sending what the last compute made; its memory is held until the send is completed, or the step ends."""
 
     transfer: Transfer
 
@@ -54,7 +54,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Forget what was sent: by what this rank has waited for, all receivers are known to have it."""
+    """Release what was sent: what this rank has waited for proves that all receivers have it."""
 
     transfer: Transfer
 
@@ -64,7 +64,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Begin to sum the gradients of a stage's parameters over the ranks that share them."""
+    """Start summing the gradients of a stage's parameters over the ranks that share them."""
 
     stage: int
 
@@ -74,7 +74,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Forget what the action received, made, and was saved for it, unless another action of this rank needs it."""
+    """Release what the action received and made, and what was saved for it, unless this rank still needs it."""
 
     action: Action
 

@@ -1,4 +1,4 @@
-"""Links between hosts, which messages share: how fast each moves, and when it has passed."""
+"""Links between hosts, which messages share: the rate of each message, and when it ends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fxpar.schedule.transfer import Transfer
 class Flow:
     """A transfer on its links.
 
-    shares: of each link, the part that it uses at full speed: all of the one that it keeps busy longest.
-    remaining_us: from `updated_us` on, at full speed; it moves at `rate` times that.
-    version: counts the changes of `rate`, each of which puts off or brings forward its end.
+    shares: the fraction of each link that it uses at full speed: 1 for the link that it keeps busy longest.
+    remaining_us: the time left from `updated_us` on, at full speed; the actual speed is `rate` times that.
+    version: counts the changes of `rate`, each of which changes its end.
     """
 
     transfer: Transfer
@@ -27,15 +27,15 @@ class Flow:
 
 
 class Links:
-    """Transfers under way, each over links that it would keep busy for some time if it had them for itself.
+    """Transfers in progress, each over links that it would keep busy for some time if it had them for itself.
 
-    Transfers over the same links go one after another, as messages of one connection do. Others share links fairly, as
-    connections do: where together they would use more than all of a link, it slows them all down by the same factor. A
-    transfer moves as the slowest of its links lets it. What it does not use of the others is left unused; in a chain of
+    Transfers over the same links run one after another, as messages of one connection do. Others share links fairly, as
+    connections do: if together they would need more than the whole of a link, all are slowed down by the same factor. A
+    transfer has the rate of the slowest of its links. What it does not use of the others is left unused; in a chain of
     stages that is nothing, since whatever slows one of two transfers on a link slows the other as much.
 
     Args:
-        end_at: is told at which time a flow of which version will end, as things are now.
+        end_at: called with the time at which a flow will end at the present rates, whenever that changes.
     """
 
     def __init__(self, end_at: Callable[[float, Flow], None]) -> None:
@@ -44,7 +44,7 @@ class Links:
         self._queues: defaultdict[frozenset[str], deque[Flow]] = defaultdict(deque)
 
     def add(self, transfer: Transfer, busy_us: Mapping[str, float], now: float) -> Flow | None:
-        """Let `transfer` pass; returns its flow if it starts at once, not behind another."""
+        """Add `transfer`; returns its flow if it starts at once, and None if it is queued behind another."""
         longest_us = max(busy_us.values())
         flow = Flow(transfer, {link: time_us / longest_us for link, time_us in busy_us.items()}, longest_us)
         queue = self._queues[frozenset(busy_us)]
@@ -52,7 +52,7 @@ class Links:
         return self._start(flow, now) if queue[0] is flow else None
 
     def end(self, flow: Flow, now: float) -> Flow | None:
-        """Take `flow` off its links at its end; returns the flow behind it, which starts then."""
+        """Remove `flow` at its end; returns the next flow of its queue, which starts then."""
         for link in flow.shares:
             self._on[link].remove(flow)
         self._update(flow.shares, now)
@@ -68,7 +68,7 @@ class Links:
         return flow
 
     def _update(self, links: Iterable[str], now: float) -> None:
-        """The rates of all flows on these links, after one has come or gone."""
+        """Update the rates of all flows on these links, after one was added or removed."""
         for flow in {id(flow): flow for link in links for flow in self._on[link]}.values():
             rate = 1 / max(1.0, *(self._load(link) for link in flow.shares))
             if rate != flow.rate:

@@ -1,4 +1,4 @@
-"""What a step keeps in memory: the figures of a stage, and the peak of a rank."""
+"""The memory of a step: the figures of a stage, and the peak of a rank."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from fxpar.errors import MemoryBudgetError
 from fxpar.schedule.action import Kind
 
 Part: TypeAlias = Literal["parameters", "gradients", "optimizer", "saved", "received", "made", "results", "working"]
-"""What memory is for. Values of edges that are saved for the backward are "saved", whoever made them."""
+"""What memory is used for. Values of edges that are saved for the backward are "saved", whichever stage made them."""
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of one stage on one of its ranks; what differs by microbatch is given for one.
+    """Bytes of one stage on one of its ranks; what exists per microbatch is given for one.
 
-    parameters, optimizer: there all the time.
-    gradients: sums over microbatches, from the first backward on; none are taken to be left of the step before.
-    terms: gradients of parameters that each backward, or W, makes anew; the first are what become the sums.
-    saved_for_inputs: made by F and kept until B, or until I where the backward is split.
+    parameters, optimizer: present all the time.
+    gradients: sums over microbatches, from the first backward on; none are assumed to remain from the previous step.
+    terms: gradients of parameters that each backward, or W, allocates; the first ones become the sums.
+    saved_for_inputs: made by F and kept until B, or until I if the backward is split.
     saved_for_weights: made by F and kept until B, or until W.
     carried: made by I and kept until W.
     results: made by F and kept to the end of the step.
-    values, gradients_of: by edge, what one that this stage makes takes, and its gradient that comes back.
-    read, returned: by edge, what one that this stage reads takes, and the gradient that it sends back.
+    values, gradients_of: by edge that this stage makes, the bytes of the value, and of the gradient that comes back.
+    read, returned: by edge that this stage reads, the bytes of the value, and of the gradient that it sends back.
     values_until, read_until: edges made or read whose memory is itself saved, with the action that needs it last: "I"
         or "W". (A whole backward needs all until B.)
     gradients_of_until, returned_until: edges whose gradient, received or returned, is itself carried until W.
-    working: by kind of action, the most that one takes while it runs, beyond its arguments and results; with `terms`.
+    working: by kind of action, its peak while it runs, beyond its arguments and results; `terms` are included.
 
-    No byte is in two other figures: what `*_until` name is in `values`, `read`, `gradients_of` and `returned` alone.
+    No byte is in two other figures: edges in `*_until` count in `values`, `read`, `gradients_of` and `returned` alone.
     """
 
     parameters: int = 0
@@ -56,10 +56,10 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The most that a rank's program has in memory at once, and where; prints as a row under `MEMORY_HEADER`.
+    """The peak memory of a rank's program, and where it is; prints as a row under `MEMORY_HEADER`.
 
-    `instruction`, at `position` of the program, is the first at which `peak_bytes` are taken, and `parts` what for.
-    saved_peak_bytes: the most of what is kept for the backward, which may be at another instruction.
+    `instruction`, at `position` of the program, is the first with `peak_bytes`, and `parts` is what they are used for.
+    saved_peak_bytes: the peak of what is saved for the backward, which may be at another instruction.
     """
 
     rank: int
@@ -75,7 +75,7 @@ class RankMemory:
 
 
 MEMORY_HEADER = "rank" + "".join(f"{title:>11}" for title in ("peak MiB", "peak saved", *PARTS)) + "  peak at"
-"""The head of a table of `RankMemory`: the peaks, then the parts of the first of them."""
+"""The header of a table of `RankMemory`: the peaks, then the parts of `peak_bytes`."""
 
 
 def check_memory(peaks: Sequence[RankMemory], budget_bytes: float) -> None:

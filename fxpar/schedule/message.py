@@ -1,4 +1,4 @@
-"""What the two ends of a message, and the plan that moves it, each believe that it is."""
+"""What the two ends of a message, and its resharding plan, each expect it to be."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from fxpar.schedule.transfer import Edge
 
 End: TypeAlias = tuple[str, int, bool]
-"""Edge, stage, and whether it is the edge's gradient: what a stage sends or receives there."""
+"""Edge, stage, and whether it is the edge's gradient: something that a stage sends or receives."""
 
 Hop: TypeAlias = tuple[str, int, int]
-"""Edge, and from which stage to which: what the latter receives or, with the former twice, what that sends."""
+"""Edge, source stage and target stage: what the target receives or, if both are the same, what that stage sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One whole value of a microbatch, as one end of an edge has it; `layout` is anything that tells its sharding."""
+    """One whole value of a microbatch, as seen at one end of an edge; `layout` is any description of its sharding."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -32,16 +32,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """What the stages' graphs send and receive, and what each plan that starts or ends there does, by end."""
+    """The messages that the stages' graphs send and receive, and those of the plans that start or end there, by end."""
 
     graphs: Mapping[End, Message]
     plans: Mapping[End, Sequence[Message]]
 
     def problems(self, edges: Sequence[Edge]) -> dict[Hop, str]:
-        """What is wrong with the messages of `edges`, by where it shows.
+        """What is wrong with the messages of `edges`, by hop.
 
-        The graphs at both ends must agree on shape and dtype, and each with its plan on the layout, too. What a graph
-        receives is held against what the other sends; so it is the receiving end that is wrong where they differ.
+        The graphs at both ends must agree on shape and dtype, and each with its plan on the layout, too. If the graphs
+        differ, the problem is reported for the receiving end.
         """
         found: dict[Hop, str | None] = {}
         for edge in edges:
@@ -69,7 +69,7 @@ class Messages:
 
 
 def _directions(edge: Edge) -> Iterator[tuple[End, End]]:
-    """From which end to which its values go, then its gradients."""
+    """The sending and the receiving end of its values, then of its gradients."""
     for target in edge.targets:
         yield (edge.name, edge.source, False), (edge.name, target, False)
     for target in edge.targets if edge.differentiable else ():

@@ -1,4 +1,4 @@
-"""Walk through programs, and find out how much each of them has in memory at most."""
+"""Walk through programs to find the peak memory of each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fxpar.schedule.transfer import Edge, Routes, Transfer
 def peak_memory(
     programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge], memory: Mapping[int, StageMemory]
 ) -> tuple[RankMemory, ...]:
-    """The peak of every rank; exact without timing, for a rank's instructions run one after another.
+    """The peak memory of every rank; exact without timing, since a rank's instructions run one after another.
 
-    A receive takes its buffer when it is posted, an action what it makes when it is computed. What is sent is kept
+    A receive allocates its buffer when it is posted, an action its results when it is computed. What is sent is kept
     until its completion, or to the end. What stays on a rank is passed by reference, and has no buffer of its own.
 
-    Not counted: what kernels and transports need inside, the buckets in which gradients are reduced after the last
-    action, what the optimizer takes for its step, and gaps that an allocator leaves.
+    Not counted: memory that kernels and transports use internally, the buckets in which gradients are reduced after
+    the last action, temporaries of the optimizer's step, and fragmentation.
 
     Args:
         memory: the figures of every stage.
@@ -34,12 +34,12 @@ def peak_memory(
 
 
 _Key: TypeAlias = tuple[str, int, int, bool]
-"""Of memory: the edge and microbatch whose value or gradient lies there, the stage that made it, and which it is."""
+"""A value or gradient of an edge: edge, microbatch, the stage that made it, and whether it is the gradient."""
 
 
 @dataclass(slots=True)
 class _Storage:
-    """Memory of an edge; it is there as long as anything holds it, and counts as saved while something saves it."""
+    """Memory of an edge, allocated as long as anything holds it; it counts as saved while something saves it."""
 
     part: Part
     num_bytes: int
@@ -52,7 +52,7 @@ class _Storage:
 
 
 class _Walk:
-    """One rank on its way through its program."""
+    """The memory of one rank while it runs its program."""
 
     def __init__(self, program: Program, schedule: Schedule, routes: Routes, memory: Mapping[int, StageMemory]) -> None:
         self._program, self._routes, self._memory = program, routes, memory
@@ -66,7 +66,7 @@ class _Walk:
             self._totals["optimizer"] += memory[stage].optimizer
 
     def peak(self) -> RankMemory:
-        """Go through it."""
+        """Walk through the program."""
         peak = saved_peak = -1
         at, parts = 0, self._totals.copy()
         for position, instruction in enumerate(self._program.instructions):
@@ -92,7 +92,7 @@ class _Walk:
                 self._free(action)
 
     def _work(self, action: Action) -> None:
-        """Take what an action needs while it runs; the first to make gradients of parameters leaves them behind."""
+        """Count what an action needs while it runs; the first that makes parameter gradients leaves them allocated."""
         memory = self._memory[action.stage]
         working = memory.working.get(action.kind, 0)
         if action.kind in ("B", "W") and action.stage not in self._with_gradients:
@@ -111,7 +111,7 @@ class _Walk:
             self._hold(_key(transfer))
 
     def _compute(self, action: Action) -> None:
-        """Take what is made, and note what is saved from now on."""
+        """Allocate what is made, and count what is saved from now on."""
         memory = self._memory[action.stage]
         made = memory.values if action.kind == "F" else memory.returned
         for key in dict.fromkeys(map(_key, self._routes.sent(action))):
@@ -130,7 +130,7 @@ class _Walk:
                     self._hold(key, saving=True)
 
     def _free(self, action: Action) -> None:
-        """Give back what it was given and made, then what is kept until it has run."""
+        """Release what the action received and made, then what was saved until it has run."""
         memory = self._memory[action.stage]
         made = dict.fromkeys(map(_key, self._routes.sent(action)))
         for key in (*map(_key, self._routes.received(action)), *made):
@@ -148,7 +148,7 @@ class _Walk:
                 self._release(key, saving=True)
 
     def _kept(self, action: Action) -> Iterator[tuple[_Key, Kind]]:
-        """Values of edges that the stage keeps for the backward of the microbatch, and until when."""
+        """Values of edges that the stage saves for the microbatch's backward, and the action that needs each last."""
         memory, forward = self._memory[action.stage], Action(action.stage, "F", action.microbatch)
         if memory.read_until:
             for key in map(_key, self._routes.received(forward)):

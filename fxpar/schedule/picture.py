@@ -1,4 +1,4 @@
-"""Timelines as a picture: for every rank a lane of what it computes, and one of what it has under way."""
+"""Timelines as a picture: for every rank a lane of its computations, and lanes of the messages that it sends."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LEGEND = tuple((label, _COLOURS[kind]) for kind, label in _LEGEND_OF.items())
 
 
 def draw_timelines(title: str, timelines: Mapping[str, Timeline], *, beside: bool = False) -> str:
-    """An SVG document of several timelines, by label, one below another or, if `beside`, rank by rank.
+    """An SVG document of several timelines, by label: one below another or, if `beside`, interleaved rank by rank.
 
-    Bars bear the number of their microbatch. Where a rank waits, its lane is empty.
+    Bars are labelled with the number of their microbatch. Where a rank waits, its lane is empty.
     """
     lanes = [
         ((rank, name, number) if beside else (number, rank, name), lane)
@@ -54,7 +54,7 @@ def _bars(spans: Sequence[Span], begin_us: float) -> list[Bar]:
 
 
 def _figures(timelines: Mapping[str, Timeline]) -> str:
-    """Of many there is only room for the first figure."""
+    """The makespan of each timeline; with at most two of them, there is room for the bubble, too."""
     shown = []
     for label, timeline in timelines.items():
         bubble = "" if len(timelines) > 2 else f", bubble {timeline.bubble_share:.1%}"

@@ -1,11 +1,12 @@
 """Programs: a schedule with its communication, as one flat list of instructions per pipe rank.
 
-Around each action stand, in this order: the waits for what it needs, receives posted for later actions, the
-action, its sends, and a free. Behind a wait, what it proves to have arrived elsewhere is completed. So only `Wait` can
-block. A stage's gradients are reduced behind its last action.
+For each action there are, in this order: waits for what it needs, posted receives for later actions, the action, its
+sends, and a free. A wait is followed by the completion of each send whose arrival it proves. So only `Wait` can block.
+A stage's gradients are reduced after its last action.
 
-A multicast has one send, on its source, and a receive and a wait on each target's rank. That passes it on to the next
-beside its own program, once its receive is posted. What stays on a rank is sent and received there, too.
+A multicast has one send, on its source, and a receive and a wait on each target's rank. That rank passes it on to the
+next one concurrently with its own program, once its receive is posted. What stays on a rank is sent and received
+there, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fxpar.schedule.transfer import Edge, Routes, Transfer
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one pipe rank does in a step; prints as one instruction per line."""
+    """The instructions of one pipe rank in a step; prints as one instruction per line."""
 
     rank: int
     instructions: tuple[Instruction, ...]
@@ -36,8 +37,8 @@ def lower(schedule: Schedule, edges: Sequence[Edge], lookahead: int | None = Non
     """The program of every pipe rank, given the edges between the stages.
 
     `lookahead` is how many receives of one edge from one stage may be posted and not yet waited for. By
-    default it is one more than the microbatches in flight on the rank, so that buffers grow only with what
-    is in flight; with 0, a receive is posted right before its wait.
+    default it is one more than the microbatches in flight on the rank, so that buffers grow only with their
+    number; with 0, a receive is posted right before its wait.
     """
     routes = Routes(edges, schedule.placement)
     queues = _queues(schedule, routes)
@@ -70,7 +71,7 @@ def _lower_rank(actions: Sequence[Action], routes: Routes, inbox: _Inbox) -> lis
 
 
 def _queues(schedule: Schedule, routes: Routes) -> list[defaultdict[int, deque[Transfer]]]:
-    """For every rank, what each other rank sends to it, in the order of the sends."""
+    """For every rank, the transfers from each other rank to it, in the order of the sends."""
     queues: list[defaultdict[int, deque[Transfer]]] = [defaultdict(deque) for _ in schedule.ranks]
     for source, actions in enumerate(schedule.ranks):
         for action in actions:
@@ -93,7 +94,7 @@ class _Inbox:
         self._outstanding: Counter[tuple[str, int]] = Counter()
 
     def post_ahead(self) -> Iterator[Transfer]:
-        """Post what the lookahead permits."""
+        """Post the receives that the lookahead permits."""
         for queue in self._queues.values():
             while queue and self._outstanding[queue[0].edge, queue[0].source] < self._lookahead:
                 yield self._post(queue)
@@ -104,12 +105,12 @@ class _Inbox:
             yield self._post(self._queues[self._senders[wanted]])
 
     def post_own(self, transfer: Transfer) -> PostReceive:
-        """Post what this rank is about to send to itself."""
+        """Post the receive of what this rank is about to send to itself."""
         self._outstanding[transfer.edge, transfer.source] += 1
         return PostReceive(transfer)
 
     def wait_for(self, transfer: Transfer) -> bool:
-        """Whether it must be waited for: not if another stage of this rank has done so."""
+        """Whether it must be waited for: not if another stage of this rank has waited already."""
         if transfer in self._arrived:
             return False
         self._arrived.add(transfer)

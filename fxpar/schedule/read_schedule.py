@@ -1,4 +1,4 @@
-"""Schedules that users wrote, whatever they wrote them as."""
+"""Read schedules that users give, in any of the accepted forms."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fxpar.schedule.schedule import Schedule, schedule_from_cells
 from fxpar.schedule.torch_csv import cells_of, read_csv
 
 GivenSchedule: TypeAlias = Schedule | str | Path | Sequence[Sequence[str | Action]]
-"""A name, or a user's own: as `read_schedule` takes it."""
+"""A name, or a user's own schedule in a form that `read_schedule` takes."""
 
 
 def schedule_text(given: GivenSchedule) -> str:
-    """The name of a schedule, or a user's own as text, one line of actions per rank: what a plan can keep.
+    """The name of a schedule, or a user's own as text, one line of actions per rank: the form that a plan stores.
 
     Raises:
-        UnknownScheduleError, InvalidScheduleError: as of `read_schedule`.
+        UnknownScheduleError, InvalidScheduleError: as in `read_schedule`.
     """
     return given if isinstance(given, str) and given in SCHEDULE_NAMES else str(read_schedule(given))
 
@@ -29,12 +29,12 @@ def read_schedule(given: GivenSchedule) -> Schedule:
     """The schedule that is `given`.
 
     Args:
-        given: one, the path to a CSV file as torch.distributed.pipelining has them (as a str, if it ends in ".csv"), a
-            text with a line of actions such as "0F0 0F1 0B0 0B1" per rank, or a sequence of them per rank.
+        given: a `Schedule`, the path to a CSV file of torch.distributed.pipelining (as a str, if it ends in ".csv"), a
+            text with a line of actions such as "0F0 0F1 0B0 0B1" per rank, or a sequence of actions per rank.
 
     Raises:
-        UnknownScheduleError: it is a single word which is no action: not the name of a schedule either.
-        InvalidScheduleError: what is there is no action, or the schedule is not complete.
+        UnknownScheduleError: it is a single word that is not an action, or of another type.
+        InvalidScheduleError: it has something that is not an action, or the schedule is not complete.
     """
     if isinstance(given, Schedule):
         return given
@@ -50,7 +50,7 @@ def read_schedule(given: GivenSchedule) -> Schedule:
 
 
 def check_fits(schedule: Schedule, num_ranks: int, num_stages: int, num_microbatches: int) -> None:
-    """Raise InvalidScheduleError unless `schedule` is for so many pipe ranks, stages and microbatches."""
+    """Raise InvalidScheduleError unless `schedule` has these numbers of pipe ranks, stages and microbatches."""
     found = len(schedule.ranks), schedule.num_stages, schedule.num_microbatches
     expected = num_ranks, num_stages, num_microbatches
     if found != expected:
@@ -74,6 +74,6 @@ def _counts(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
 
 
 def _first_actions(schedule: Schedule) -> str:
-    """A line per rank, cut where it gets long."""
+    """A line per rank, truncated if it is long."""
     lines = (" ".join(map(str, actions[:12])) + (" ..." if len(actions) > 12 else "") for actions in schedule.ranks)
     return "\n  ".join(lines)

@@ -16,10 +16,10 @@ _EXCLUDES: dict[Kind, Kind] = {"B": "I", "I": "B"}
 class Schedule:
     """`ranks[r]` is what pipe rank r runs, in order: all actions of one stage, or of several.
 
-    A schedule that exists is complete: each stage is on one rank, which runs its forward of each microbatch once and,
-    unless there is no backward anywhere, its backward once and later. Whether the ranks' orders fit together depends
-    on what the stages exchange, which `check_programs` proves. `str` returns one line per rank, which `parse` reads.
-    `placement[s]` is the rank that runs stage s.
+    A schedule is always complete: each stage is on one rank, which runs its forward of each microbatch once and,
+    unless the schedule has no backward at all, its backward once and later. Whether the orders of the ranks match
+    depends on what the stages exchange; `check_programs` proves it. `str` returns one line per rank, which `parse`
+    reads. `placement[s]` is the rank that runs stage s.
 
     Raises InvalidScheduleError, which marks the first wrong action.
     """
@@ -71,12 +71,12 @@ class Schedule:
 
     @property
     def has_backward(self) -> bool:
-        """Whether it trains; if not, it only runs forwards."""
+        """Whether it has backwards; if not, it only runs forwards."""
         return any(action.kind != "F" for actions in self.ranks for action in actions)
 
 
 def schedule_from_cells(rows: Iterable[Iterable[str]], name: str) -> Schedule:
-    """The schedule whose rank r runs the actions that row r has printed, on the microbatches they name."""
+    """The schedule whose rank r runs the actions in row r, each in its printed form."""
     ranks = tuple(
         tuple(_parse_cell(cell, rank, position, name) for position, cell in enumerate(row))
         for rank, row in enumerate(rows)
@@ -103,7 +103,7 @@ def check_trains(schedule: Schedule) -> None:
     """Refuse a schedule without a backward for a step with gradients.
 
     Raises:
-        InvalidScheduleError: names the first backward that is missing; a schedule cannot lack some of them only.
+        InvalidScheduleError: names the first missing backward; a schedule cannot lack only some of them.
     """
     if schedule.has_backward:
         return
@@ -117,7 +117,7 @@ def check_trains(schedule: Schedule) -> None:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Per rank, the most forwards, of any stage, that have begun and whose microbatch's last action has not ended."""
+    """Per rank, the largest number of forwards begun, of any stage, whose microbatch's last action has not ended."""
     last_kinds: tuple[Kind, ...] = ("B", "W") if schedule.has_backward else ("F",)
     return tuple(_peak_of_rank(actions, last_kinds) for actions in schedule.ranks)
 
@@ -132,14 +132,14 @@ def _peak_of_rank(actions: Sequence[Action], last_kinds: Sequence[Kind]) -> int:
 
 
 def marked(items: Sequence[object], position: int, separator: str = " ", around: int = 3) -> str:
-    """Some `items` before and after `position`, and an arrow at the one there, for error messages."""
+    """Some `items` around `position`, with arrows at the one there, for error messages."""
     first, stop = max(0, position - around), position + around + 1
     shown = [f"--> {item} <--" if i == position else str(item) for i, item in enumerate(items[:stop])][first:]
     return separator.join((["..."] if first else []) + shown + (["..."] if stop < len(items) else []))
 
 
 def _check_order(schedule: Schedule, rank: int, homes: dict[int, int]) -> None:
-    """Every action of `rank` can run after those before it; `homes` learns whose stages are its."""
+    """Raise unless every action of `rank` can run after those before it; adds the rank's stages to `homes`."""
     actions = schedule.ranks[rank]
     done: set[Action] = set()
     for position, action in enumerate(actions):
@@ -151,7 +151,7 @@ def _check_order(schedule: Schedule, rank: int, homes: dict[int, int]) -> None:
 
 
 def _problem(schedule: Schedule, rank: int, action: Action, done: set[Action], homes: Mapping[int, int]) -> str | None:
-    """Why `action` cannot run on `rank` after the actions that are `done`, if so."""
+    """Why `action` cannot run on `rank` after the actions that are `done`; None if it can."""
     stage, kind, microbatch = action.stage, action.kind, action.microbatch
     if stage >= schedule.num_stages:
         return f"is of stage {stage}: expected one below {schedule.num_stages}"
@@ -169,7 +169,7 @@ def _problem(schedule: Schedule, rank: int, action: Action, done: set[Action], h
 
 
 def _check_whole(schedule: Schedule, stage: int, rank: int) -> None:
-    """No action of `stage` is missing."""
+    """Raise if an action of `stage` is missing."""
     done = {action for action in schedule.ranks[rank] if action.stage == stage}
     for microbatch in range(schedule.num_microbatches):
         forward, whole, inputs, weights = (Action(stage, kind, microbatch) for kind in ("F", "B", "I", "W"))
@@ -186,7 +186,7 @@ def _check_whole(schedule: Schedule, stage: int, rank: int) -> None:
 
 
 def _gap(actions: Sequence[Action], missing: Action) -> str:
-    """Where `missing` could be: behind that of the microbatch before, or at the end."""
+    """Show where `missing` could be: after that of the previous microbatch, or at the end."""
     before = Action(missing.stage, missing.kind, missing.microbatch - 1)
     position = actions.index(before) + 1 if before in actions else len(actions)
     return marked([*actions[:position], f"{missing}?", *actions[position:]], position)

@@ -1,4 +1,4 @@
-"""Predict when everything in a step happens, by running the programs of all ranks on a clock."""
+"""Predict the timeline of a step by simulating the programs of all ranks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fxpar.schedule.transfer import Routes, Transfer
 
 
 def simulate(programs: Sequence[Program], costs: Costs) -> Timeline:
-    """Run the instructions of each pipe rank in order: computations take their time, waits last until arrival.
+    """Simulate the instructions of each pipe rank in order: computations take their time, waits last until arrival.
 
-    All else takes no time and goes on beside them. A transfer starts once it is sent, its first receiver has posted,
-    and all earlier ones over the same links have passed. It shares its links with those over others, as `Links` says.
-    All ranks of a multicast have it after the same time, unless one that is to pass it on posts late.
-    Time 0 is the start of the step.
+    Other instructions take no time, and transfers run concurrently. A transfer starts once it is sent, its first
+    receiver has posted, and all earlier ones over the same links have ended. It shares its links with transfers over
+    other combinations of links, as in `Links`. A multicast arrives on all its ranks at the same time, unless a rank
+    that passes it on posts late. Time 0 is the start of the step.
 
     Raises:
-        InvalidScheduleError: ranks wait for each other.
+        InvalidScheduleError: there is a deadlock.
         InvalidCostsError: the costs of something are not known.
     """
     simulation = _Simulation(programs, costs)
@@ -46,10 +46,10 @@ class _Way:
 
 @dataclass(slots=True)
 class _Message:
-    """A transfer.
+    """The state of a transfer.
 
     posted: the ranks that have posted their receive.
-    ready_us: when it was sent and each rank, and all that pass it on to it, had posted.
+    ready_us: for each rank, when it was sent and this rank, and all that pass it on to it, had posted.
     start_us, end_us: when it started, and when it has arrived on all ranks that were ready by then.
     arrivals_us: on each rank.
     blocked: ranks that wait for it.
@@ -65,7 +65,7 @@ class _Message:
 
 
 class _Simulation:
-    """Ranks at their instructions, messages under way, and the points of time at which a rank goes on."""
+    """The positions of ranks in their programs, the messages in flight, and the times at which a rank continues."""
 
     def __init__(self, programs: Sequence[Program], costs: Costs) -> None:
         self._programs, self._costs = programs, costs
@@ -76,7 +76,7 @@ class _Simulation:
         self._positions = [0] * len(programs)
         self._waits: dict[int, tuple[Transfer, float]] = {}
         self._spans: list[Span] = []
-        # Ranks that go on at the same time do so in the order of their numbers.
+        # Ranks that continue at the same time do so in the order of their numbers.
         self._events = [(0.0, rank) for rank in range(len(programs))]
         self._flow_ends: list[tuple[float, int, int, Flow]] = []
         self._numbers = count()
@@ -95,7 +95,7 @@ class _Simulation:
             raise InvalidScheduleError(f"deadlock: these ranks wait for each other\n  {blocked}")
 
     def spans(self) -> tuple[Span, ...]:
-        """What has happened, rank by rank and in the order of time."""
+        """The spans of the simulated step, sorted by rank and time."""
         spans = list(self._spans)
         for transfer, message in self._messages.items():
             way = self._way(transfer)
@@ -148,7 +148,7 @@ class _Simulation:
                 self._spans.append(Span.of_transfer(rank, WAIT, transfer, begin_us, now))
 
     def _progress(self, transfer: Transfer, now: float) -> None:
-        """Start `transfer` if it can, and note which ranks it can reach now."""
+        """Start `transfer` if it can start, and record which ranks it can reach now."""
         message, way = self._messages[transfer], self._way(transfer)
         if not message.is_sent or way.targets[0] not in message.posted:
             return
@@ -156,7 +156,7 @@ class _Simulation:
             self._start(transfer, way.cost, now)
         for rank in way.targets:
             if rank not in message.posted:
-                break  # nor does it pass anything on
+                break  # nor can it pass the message on
             if rank not in message.ready_us:
                 message.ready_us[rank] = now
                 self._deliver(message, rank, way.cost)
@@ -176,7 +176,7 @@ class _Simulation:
         heappush(self._flow_ends, (end_us, next(self._numbers), flow.version, flow))
 
     def _end_flow(self, now: float, _: int, version: int, flow: Flow) -> None:
-        """A transfer has passed its links, unless it has changed its pace since that was foreseen."""
+        """End a transfer on its links, unless its rate has changed since this end was predicted."""
         if version != flow.version:
             return
         message, cost = self._messages[flow.transfer], self._way(flow.transfer).cost
@@ -186,7 +186,7 @@ class _Simulation:
         self._note_start(self._links.end(flow, now), now)
 
     def _deliver(self, message: _Message, rank: int, cost: TransferCost) -> None:
-        """Find out when a message arrives on a rank that is ready for it, and wake that if it waits."""
+        """Set the time at which a message arrives on a rank that is ready for it, and wake the rank if it waits."""
         if message.end_us is None:
             return
         message.arrivals_us[rank] = max(message.end_us, message.ready_us[rank] + cost.time_us)
@@ -203,7 +203,7 @@ class _Simulation:
         return way
 
     def _blocked(self, rank: int, transfer: Transfer) -> str:
-        """What `rank` wants to compute, and why it cannot."""
+        """Describe what `rank` would compute next, and why it cannot."""
         following = self._programs[rank].instructions[self._positions[rank] :]
         wanted = next((str(found.action) for found in following if isinstance(found, Compute)), "the end")
         if self._messages[transfer].is_sent:

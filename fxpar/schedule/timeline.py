@@ -1,4 +1,4 @@
-"""Timelines of a step, predicted or measured alike: what every pipe rank did when, and the figures of it."""
+"""Timelines of a step, predicted or measured: what every pipe rank does when, and figures such as the bubble."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fxpar.schedule.action import Action
 from fxpar.schedule.transfer import Transfer
 
 COMPUTE, WAIT, SENDS = "compute", "wait", "sends"
-"""The lanes of a rank: what it computes, which messages it idly waits for, and how long its messages are under way."""
+"""The lanes of a rank: its computations, its idle waits for messages, and the messages that it has in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something of one `rank` that lasts from `begin_us` to `end_us`; what goes on at once is in different lanes.
+    """Something that one `rank` does from `begin_us` to `end_us`; what runs concurrently is in different lanes.
 
-    `kind` is that of an action, "value" or "gradient" for messages; `stage` computes or sends.
+    `kind` is that of an action, or "value" or "gradient" for messages; `stage` is the one that computes or sends.
     """
 
     rank: int
@@ -35,12 +35,12 @@ class Span:
 
     @staticmethod
     def of_action(rank: int, action: Action, begin_us: float, end_us: float) -> Span:
-        """A computation."""
+        """The span of a computation."""
         return Span(rank, COMPUTE, str(action), begin_us, end_us, action.kind, action.stage, action.microbatch)
 
     @staticmethod
     def of_transfer(rank: int, lane: str, transfer: Transfer, begin_us: float, end_us: float) -> Span:
-        """A wait for a message, or its way, by `lane`."""
+        """The span of a wait for a message, or of its transfer, depending on `lane`."""
         kind = "gradient" if transfer.is_backward else "value"
         return Span(rank, lane, str(transfer), begin_us, end_us, kind, transfer.source, transfer.microbatch)
 
@@ -53,7 +53,7 @@ class Timeline:
 
     @property
     def begin_us(self) -> float:
-        """When the first rank begins: with the step."""
+        """When the first rank begins, which is the start of the step."""
         return min((span.begin_us for span in self.spans), default=0.0)
 
     @property
@@ -68,7 +68,7 @@ class Timeline:
 
     @property
     def busy_us(self) -> dict[int, float]:
-        """By rank, how long it computes."""
+        """By rank, the time in which it computes."""
         busy = dict.fromkeys(self.ranks, 0.0)
         for span in self.spans:
             if span.lane == COMPUTE:
@@ -77,7 +77,7 @@ class Timeline:
 
     @property
     def bubble_share(self) -> float:
-        """The share of makespan times ranks in which no rank computes: as it fills, drains, or awaits messages."""
+        """The share of all ranks' time in which they do not compute: warm-up, drain, and waits for messages."""
         whole_us = self.makespan_us * len(self.ranks)
         return 1 - sum(self.busy_us.values()) / whole_us if whole_us else 0.0
 
@@ -88,7 +88,7 @@ class Timeline:
         return Timeline(tuple(moved))
 
     def tracks(self) -> Iterator[tuple[int, str, list[Span]]]:
-        """Rank, lane, and spans that do not overlap; a lane with spans that do has several such tracks."""
+        """Rank, lane, and spans that do not overlap; a lane with overlapping spans has several such tracks."""
         lanes: defaultdict[tuple[int, int, str], list[Span]] = defaultdict(list)
         order = {COMPUTE: 0, WAIT: 1, SENDS: 2}
         for span in self.spans:
@@ -115,12 +115,12 @@ class Timeline:
 
     @staticmethod
     def merge(timelines: Iterable[Timeline]) -> Timeline:
-        """One timeline of several ranks' own, whose clocks must agree."""
+        """One timeline from those of several ranks, whose clocks must agree."""
         return Timeline(tuple(span for timeline in timelines for span in timeline.spans))
 
 
 def save_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
-    """Write one trace of several timelines, by label; each rank of each is a process in it, each lane a thread."""
+    """Write one trace of several timelines, by label; each of their ranks is a process in it, each lane a thread."""
     events = [event for number, (label, line) in enumerate(timelines.items()) for event in _events(number, label, line)]
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
@@ -176,7 +176,7 @@ def _from_event(event: Mapping[str, Any]) -> Span:
 
 
 def _apart(spans: Sequence[Span]) -> list[list[Span]]:
-    """The spans on as few tracks as let none overlap another, each in the order of time."""
+    """The spans on as few tracks as possible without overlaps, each in the order of time."""
     tracks: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span.begin_us, span.end_us)):
         free = next((track for track in tracks if track[-1].end_us <= span.begin_us), None)

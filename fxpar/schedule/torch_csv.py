@@ -28,8 +28,9 @@ def read_csv(path: Path) -> Schedule:
 
 
 def cells_of(row: Iterable[str]) -> list[str]:
-    """The computations in a row: all cells but idle ticks and torch's reductions of gradients, which end a stage here.
+    """The computations in a row: all cells except idle ticks and torch's reductions of gradients.
 
+    Here, gradients are reduced after the last action of their stage.
     A forward and a backward that torch overlaps, as in "(0F1;1B0)OVERLAP_F_B", run one after the other.
     """
     return [action for cell in row for action in _actions_of(cell.strip())]

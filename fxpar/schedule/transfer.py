@@ -17,8 +17,8 @@ class Edge:
     """A value that stage `source` makes and the later stages `targets` use, whether or not they are adjacent.
 
     If it is `differentiable`, every target sends its gradient back to the source, which adds them up. If it is a
-    `multicast`, one transfer serves all targets on other ranks than the source's; otherwise each such rank has its own,
-    so that none waits for what a later one does.
+    `multicast`, one transfer serves all targets on other ranks than the source's; otherwise each such rank has a
+    transfer of its own, so that none waits for another.
     """
 
     name: str
@@ -42,16 +42,16 @@ class Edge:
 
 
 def chain(num_stages: int) -> tuple[Edge, ...]:
-    """The edges of a model whose every stage feeds the next one alone."""
+    """The edges of a model in which each stage only feeds the next one."""
     return tuple(Edge(f"out{stage}", stage, (stage + 1,)) for stage in range(num_stages - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One message of one microbatch: the value of `edge` to all its readers or, on the way back, one's gradient.
+    """One message of one microbatch: the value of `edge` to its readers or, in the backward, the gradient of one.
 
-    Where there are targets on several ranks it is a multicast: the source sends once, and each rank passes what it
-    receives on to the next one. What stays on a rank is a transfer, too.
+    With targets on several ranks it is a multicast: the source sends once, and each rank passes what it receives on to
+    the next one. What stays on a rank is a transfer, too.
     """
 
     edge: str
@@ -75,7 +75,7 @@ class Transfer:
 
 
 _Route: TypeAlias = tuple[str, int, tuple[int, ...]]
-"""Edge, source stage and target stages of a transfer, whatever its microbatch."""
+"""Edge, source stage and target stages of a transfer, without its microbatch."""
 
 _RouteTable: TypeAlias = defaultdict[tuple[int, Kind], list[_Route]]
 """Stage and kind of an action -> its transfers."""
@@ -114,11 +114,11 @@ class Routes:
         return self._transfers(self._received, action)
 
     def sent(self, action: Action) -> list[Transfer]:
-        """What leaves as soon as `action` has run."""
+        """What is sent as soon as `action` has run."""
         return self._transfers(self._sent, action)
 
     def _transfers(self, table: _RouteTable, action: Action) -> list[Transfer]:
-        """The action's transfers, each one object however often it is asked for, which makes lookups quicker."""
+        """The action's transfers; each is the same object in every call, which makes lookups faster."""
         found = []
         for route in table.get((action.stage, action.kind), ()):
             key = route, action.microbatch
@@ -137,11 +137,11 @@ class Routes:
         return tuple(dict.fromkeys(self._rank_of[target] for target in transfer.targets))
 
     def stays(self, transfer: Transfer) -> bool:
-        """Whether it does not leave its rank."""
+        """Whether it stays on its rank."""
         return self._rank_of[transfer.targets[0]] == self._rank_of[transfer.source]
 
 
 def _distance(stage: int, route: _Route) -> int:
-    """How far the other end is for `stage`: the source or, for the source itself, the first target."""
+    """The distance of `stage` to the other end: the source or, for the source itself, the first target."""
     _, source, targets = route
     return abs(stage - (targets[0] if stage == source else source))

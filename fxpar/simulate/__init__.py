@@ -1,1 +1,1 @@
-"""`fxpar simulate`: what schedules come to with given costs, as a table, as pictures, and beside a measured step."""
+"""`fxpar simulate`: predict schedules with given costs, as a table, as pictures, and next to a measured step."""

@@ -1,4 +1,4 @@
-"""The command: from flags to what it prints and writes."""
+"""The command: read the flags, simulate, print and write the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_SHOWN = 8  # ranks whose figures fit into a cell of a table
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("costs", nargs="?", type=Path, help="file or folder with costs that a compile has dumped")
     parser.add_argument(
         "--schedule",
@@ -59,7 +59,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    """Simulate, then print and write what is asked for; returns the exit status.
+    """Simulate, then print and write the results; returns the exit status.
 
     Raises InvalidCostsError, InvalidScheduleError, UnknownScheduleError, InvalidTimelineError.
     """

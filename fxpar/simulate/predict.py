@@ -1,4 +1,4 @@
-"""Build schedules, prove that they run, and simulate them."""
+"""Build schedules, prove that they terminate, and simulate them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fxpar.simulate.sources import CostSource
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a schedule comes to.
+    """The prediction for a schedule.
 
-    exposed_us: what it would save if transfers took no time.
-    in_flight, peak_bytes: by rank; the latter is empty where the memory of some stage is not known.
+    exposed_us: the time that it would save if transfers took none.
+    in_flight, peak_bytes: by rank; the latter is empty if the memory of some stage is not known.
     """
 
     schedule: Schedule
@@ -53,9 +53,9 @@ def predict_named(name: str, source: CostSource, num_microbatches: int) -> Predi
 
 
 def predict_all(source: CostSource, num_microbatches: int) -> tuple[list[Prediction], dict[str, InvalidCostsError]]:
-    """All schedules with a name that run so many stages on so many ranks; for those left out, the cost that lacks.
+    """All named schedules for these numbers of stages and ranks; for those left out, which cost is missing.
 
-    Raises InvalidCostsError if that is all of them.
+    Raises InvalidCostsError if all are left out.
     """
     predictions, left_out = [], {}
     for name in _fitting(source):
@@ -69,7 +69,7 @@ def predict_all(source: CostSource, num_microbatches: int) -> tuple[list[Predict
 
 
 def predict_own(path: Path, source: CostSource, num_microbatches: int | None) -> Prediction:
-    """The schedule in the file `path`: CSV if it is called so, else a line of actions per rank.
+    """The schedule in the file `path`: a CSV file if its name ends in .csv, else a line of actions per rank.
 
     Raises InvalidScheduleError, InvalidCostsError.
     """
@@ -86,8 +86,8 @@ def predict(schedule: Schedule, costs: Costs) -> Prediction:
     """Simulate `schedule`.
 
     Raises:
-        InvalidScheduleError: its ranks would wait for each other.
-        InvalidCostsError: something that it does has no cost.
+        InvalidScheduleError: there is a deadlock.
+        InvalidCostsError: a cost is missing.
     """
     programs = lower(schedule, costs.edges)
     check_programs(programs, schedule, costs.edges)
@@ -105,7 +105,7 @@ def predict(schedule: Schedule, costs: Costs) -> Prediction:
 
 
 def _fitting(source: CostSource) -> Iterator[str]:
-    """With one stage per rank, interleaving is nothing of its own."""
+    """The named schedules to predict: with one stage per rank, interleaving makes no difference and is left out."""
     for name, schedule in NAMED_SCHEDULES.items():
         several = source.num_stages_for(name) > source.num_ranks
         if several == schedule.shares_ranks:

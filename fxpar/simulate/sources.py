@@ -11,7 +11,7 @@ from fxpar.schedule import Costs, Kind, chain, named_schedule, uniform_costs
 
 
 class CostSource(Protocol):
-    """Has costs of `num_stages` stages on `num_ranks` pipe ranks."""
+    """Provides the costs of `num_stages` stages on `num_ranks` pipe ranks."""
 
     @property
     def num_stages(self) -> int: ...
@@ -20,11 +20,11 @@ class CostSource(Protocol):
     def num_ranks(self) -> int: ...
 
     def num_stages_for(self, name: str) -> int:
-        """How many stages the schedule called `name` is to run."""
+        """The number of stages that the schedule called `name` is to run."""
         ...
 
     def costs(self, placement: Sequence[int]) -> Costs:
-        """Of stages on the ranks of `placement`.
+        """The costs of stages on the ranks of `placement`.
 
         Raises InvalidCostsError if there are none.
         """
@@ -33,7 +33,7 @@ class CostSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordedCosts:
-    """Those of a compiled step, whose stages are where they are."""
+    """The costs of a compiled step, whose placement is fixed."""
 
     recorded: Costs
 
@@ -57,9 +57,9 @@ class RecordedCosts:
 
 @dataclass(frozen=True, slots=True)
 class GivenCosts:
-    """Those of a chain of stages, in microseconds: of each computation for all stages alike, or stage by stage.
+    """The costs of a chain of stages, in microseconds: for each computation one for all stages, or one per stage.
 
-    Schedules with one stage per rank take as many stages together as make one per rank, to compare with.
+    For schedules with one stage per rank, consecutive stages are merged into one per rank, for comparison.
     """
 
     num_stages: int
