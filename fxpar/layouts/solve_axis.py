@@ -18,7 +18,7 @@ from fxpar.layouts.prune import prune
 from fxpar.layouts.weights import Wanted
 from fxpar.rules.rule import Strategy
 
-_DEAR_US = 1e9
+_PENALTY_US = 1e9
 """The penalty for redistributing a value that must not be, to find those that make a problem infeasible."""
 
 
@@ -59,7 +59,7 @@ class _AxisSolver:
             chosen = choose(self._program, possible, self._axis, immovable.keys()) if all(possible) else None
             if chosen is not None:
                 return [found[k] for found, k in zip(possible, chosen, strict=True)]
-            self._give_way(strategies, immovable)
+            self._relax(strategies, immovable)
 
     def _narrowed(self) -> tuple[list[Sequence[Strategy]], set[fx.Node]]:
         """The strategies of each operation, and the weights that must not be redistributed: those always sharded."""
@@ -74,7 +74,7 @@ class _AxisSolver:
                     fixed.add(operation.node)
         return strategies, fixed
 
-    def _give_way(self, strategies: Sequence[Sequence[Strategy]], immovable: Mapping[Value, Sequence[Port]]) -> None:
+    def _relax(self, strategies: Sequence[Sequence[Strategy]], immovable: Mapping[Value, Sequence[Port]]) -> None:
         """Relax what is wanted of the weights that would have to be redistributed, or of all if there are none.
 
         Raises:
@@ -105,7 +105,7 @@ def _moved(
     immovable: Mapping[Value, Sequence[Port]],
 ) -> list[_Moved] | None:
     """The immovable values that would have to be redistributed for a solution to exist; None if that does not help."""
-    chosen = choose(program, strategies, axis, immovable.keys(), penalty_us=_DEAR_US)
+    chosen = choose(program, strategies, axis, immovable.keys(), penalty_us=_PENALTY_US)
     if chosen is None:
         return None
     picked = [found[k] for found, k in zip(strategies, chosen, strict=True)]

@@ -48,7 +48,7 @@ class BestFirst:
             if not choices:
                 break
             if self.estimates and begun - begin + longest > seconds:
-                self.left_out |= dict.fromkeys(self._rest(), f"not looked at within {seconds:.0f} seconds")
+                self.left_out |= dict.fromkeys(self._rest(), f"not estimated from graphs within {seconds:.0f} seconds")
                 return
             configuration = choices[0]
             say(f"{number} of {total}: {configuration}")

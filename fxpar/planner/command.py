@@ -42,7 +42,13 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--microbatches", type=counts, metavar="N,...", help="numbers to try")
     parser.add_argument("--schedules", type=names, default=SCHEDULES, metavar="NAME,...", help="to try")
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
-    parser.add_argument("--most", type=count, default=MOST_ESTIMATED, metavar="N", help="meshes to look at closely")
+    parser.add_argument(
+        "--most",
+        type=count,
+        default=MOST_ESTIMATED,
+        metavar="N",
+        help="largest number of meshes to estimate from graphs",
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="for how long; one at least")
     parser.add_argument("--whole", action="store_true", help="make the graphs of all layers, also of those alike")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the best as a plan for fxpar.distribute")

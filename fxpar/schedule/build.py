@@ -144,10 +144,10 @@ def weight_delays(weights_us: Sequence[float], gradient_us: Sequence[float], num
         weights_us: the time of one microbatch's weight gradients on each stage.
         gradient_us: the time to send a gradient from each stage to the previous one; 0 for the first.
     """
-    delays, way_us = [], 0.0
+    delays, path_us = [], 0.0
     for weight_us, hop_us in zip(weights_us, gradient_us, strict=True):
-        way_us += hop_us
-        needed = math.ceil(way_us / weight_us) if weight_us > 0 else 0
+        path_us += hop_us
+        needed = math.ceil(path_us / weight_us) if weight_us > 0 else 0
         delays.append(min(needed, num_microbatches))
     return tuple(delays)
 

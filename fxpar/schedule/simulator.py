@@ -36,7 +36,7 @@ def simulate(programs: Sequence[Program], costs: Costs) -> Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _RouteInfo:
     """What all transfers of a route have in common."""
 
     source: int
@@ -70,7 +70,7 @@ class _Simulation:
     def __init__(self, programs: Sequence[Program], costs: Costs) -> None:
         self._programs, self._costs = programs, costs
         self._routes = Routes(costs.edges, costs.placement)
-        self._ways: dict[Route, _Way] = {}
+        self._route_infos: dict[Route, _RouteInfo] = {}
         self._messages: defaultdict[Transfer, _Message] = defaultdict(_Message)
         self._links = Links(self._end_flow_at)
         self._positions = [0] * len(programs)
@@ -89,7 +89,7 @@ class _Simulation:
                 continue
             now, rank = heappop(self._events)
             self._end_wait(rank, now)
-            self._go_on(rank, now)
+            self._advance(rank, now)
         if self._waits:
             blocked = "\n  ".join(self._blocked(rank, transfer) for rank, (transfer, _) in sorted(self._waits.items()))
             raise InvalidScheduleError(f"deadlock: these ranks wait for each other\n  {blocked}")
@@ -98,13 +98,13 @@ class _Simulation:
         """The spans of the simulated step, sorted by rank and time."""
         spans = list(self._spans)
         for transfer, message in self._messages.items():
-            way = self._way(transfer)
+            way = self._route_info(transfer)
             if message.arrivals_us and message.start_us is not None and way.cost.time_us:
                 end_us = max(message.arrivals_us.values())
                 spans.append(Span.of_transfer(way.source, SENDS, transfer, message.start_us, end_us))
         return tuple(sorted(spans, key=lambda span: (span.rank, span.begin_us, span.end_us, span.name)))
 
-    def _go_on(self, rank: int, now: float) -> None:
+    def _advance(self, rank: int, now: float) -> None:
         """Run instructions of `rank` until one takes time."""
         instructions = self._programs[rank].instructions
         while (position := self._positions[rank]) < len(instructions):
@@ -149,7 +149,7 @@ class _Simulation:
 
     def _progress(self, transfer: Transfer, now: float) -> None:
         """Start `transfer` if it can start, and record which ranks it can reach now."""
-        message, way = self._messages[transfer], self._way(transfer)
+        message, way = self._messages[transfer], self._route_info(transfer)
         if not message.is_sent or way.targets[0] not in message.posted:
             return
         if not message.ready_us:
@@ -179,7 +179,7 @@ class _Simulation:
         """End a transfer on its links, unless its rate has changed since this end was predicted."""
         if version != flow.version:
             return
-        message, cost = self._messages[flow.transfer], self._way(flow.transfer).cost
+        message, cost = self._messages[flow.transfer], self._route_info(flow.transfer).cost
         message.end_us = now + cost.time_us - max(cost.busy_us.values())
         for rank in message.ready_us:
             self._deliver(message, rank, cost)
@@ -193,13 +193,15 @@ class _Simulation:
         if rank in message.blocked:
             heappush(self._events, (message.arrivals_us[rank], rank))
 
-    def _way(self, transfer: Transfer) -> _Way:
+    def _route_info(self, transfer: Transfer) -> _RouteInfo:
         route = transfer.edge, transfer.source, transfer.targets
-        way = self._ways.get(route)
+        way = self._route_infos.get(route)
         if way is None:
             routes = self._routes
             cost = self._costs.transfer(transfer, stays=routes.stays(transfer))
-            way = self._ways[route] = _Way(routes.source_rank(transfer), routes.target_ranks(transfer), cost)
+            way = self._route_infos[route] = _RouteInfo(
+                routes.source_rank(transfer), routes.target_ranks(transfer), cost
+            )
         return way
 
     def _blocked(self, rank: int, transfer: Transfer) -> str:
@@ -207,7 +209,7 @@ class _Simulation:
         following = self._programs[rank].instructions[self._positions[rank] :]
         wanted = next((str(found.action) for found in following if isinstance(found, Compute)), "the end")
         if self._messages[transfer].is_sent:
-            idle = next(to for to in self._way(transfer).targets if to not in self._messages[transfer].posted)
+            idle = next(to for to in self._route_info(transfer).targets if to not in self._messages[transfer].posted)
             return f"rank {rank}: {wanted} waits for {transfer}, whose receive rank {idle} has not posted"
         return f"rank {rank}: {wanted} waits for {transfer}, which {self._maker(transfer)} makes"
 

@@ -183,7 +183,7 @@ def test_what_its_graphs_need_counts_too() -> None:
 def test_a_look_that_would_take_too_long_is_not_begun() -> None:
     found = plan(*on_meta(), CLUSTER, 2, microbatches=[2], schedules=["1f1b"], seconds=1e-6)
     assert len(found.ranked) == 1, "one at least"
-    assert "not looked at within 0 seconds" in found.left_out.values()
+    assert "not estimated from graphs within 0 seconds" in found.left_out.values()
 
 
 def test_a_batch_that_no_mesh_divides_is_told() -> None:
