@@ -49,8 +49,18 @@ def add_flags(parser: ArgumentParser) -> None:
         metavar="N",
         help="largest number of meshes to estimate from graphs",
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="for how long; one at least")
-    parser.add_argument("--whole", action="store_true", help="make the graphs of all layers, also of those alike")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        metavar="S",
+        help="time limit for that; at least one mesh is estimated",
+    )
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="make the graphs of all layers instead of extrapolating from a few equal ones",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the best as a plan for fxpar.distribute")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")
 
