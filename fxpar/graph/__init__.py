@@ -1,1 +1,1 @@
-"""What passes have in common: reading and rewriting FX graphs."""
+"""Reading and rewriting of FX graphs, shared by passes."""

@@ -1,4 +1,4 @@
-"""The collectives of a graph that may run beside computation: what each waits for, and which rule it falls under."""
+"""The collectives of a graph that may overlap computation: the ops that each can start after, and its rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ATTENTION_ON_CPU = (  # which PyTorch's registry leaves out
 class Site:
     """A collective: its start and its wait, the rule that it falls under, and the ops that it can start after.
 
-    num_bytes: of its result, on the rank that has most.
+    num_bytes: of its result, on the rank with the largest piece.
     """
 
     start: fx.Node
@@ -46,7 +46,7 @@ class Site:
 
     @property
     def held_bytes(self) -> int:
-        """Of what it was given, on the rank that has most: of a reduction, one result for each rank it has one for."""
+        """The bytes of its operand, on the rank with the largest piece; a reduce-scatter's has one result per rank."""
         given, result = tensor(self.start.all_input_nodes[0]), tensor(self.start)
         return self.num_bytes * max(1, given.numel() // max(1, result.numel()))
 
@@ -54,15 +54,16 @@ class Site:
 def find_sites(graph: fx.Graph, rules: AbstractSet[OverlapRule]) -> list[Site]:
     """The collectives of `graph` under one of the `rules`, in its order.
 
-    What only leaves the graph, if rearranged or added to something, falls under "reduce_scatters", as gradients of
-    weights do. What is made of inputs alone falls under "all_gathers". All else is computed and needed, and falls under
-    "input_gradients". Nothing here depends on sizes, which may differ between ranks.
+    A collective whose result only leaves the graph, perhaps rearranged or added to something, is under
+    "reduce_scatters", as for gradients of weights. A collective of inputs alone is under "all_gathers". All others, of
+    computed values that are used again, are under "input_gradients". Nothing here depends on sizes, which may differ
+    between ranks.
     """
     leaving, given = _leaving(graph), _given(graph)
     sites = []
     for node in graph.nodes:
         done, waits = communication(node), [user for user in node.users if _waits(user)]
-        if done is None or not waits:  # others hand it over while it is under way
+        if done is None or not waits:  # it leaves the graph while in flight
             continue
         (wait,) = waits
         rule: OverlapRule = (
@@ -75,7 +76,7 @@ def find_sites(graph: fx.Graph, rules: AbstractSet[OverlapRule]) -> list[Site]:
 
 
 def is_matmul(node: fx.Node) -> bool:
-    """Whether `node` is a matmul, a convolution or an attention: what takes time to compute."""
+    """Whether `node` is a matmul, a convolution or an attention: an op that takes time to compute."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     packet = node.target.overloadpacket
@@ -88,9 +89,9 @@ def is_collective(node: fx.Node) -> bool:
 
 
 def late_ops(graph: fx.Graph, sites: Iterable[Site]) -> set[fx.Node]:
-    """The waits, and what does nothing but rearrange what they give or hand it out of the graph: run when needed.
+    """The waits, the ops that only rearrange their results, and all users of results that only leave the graph.
 
-    Among them are the waits for what started before the graph.
+    These run when they are needed. Waits for collectives that started before the graph are included.
     """
     waits: dict[fx.Node, Site] = {site.wait: site for site in sites}
     late = {node for node in graph.nodes if _waits(node) and node.all_input_nodes[0].op == "placeholder"}
@@ -105,7 +106,7 @@ def late_ops(graph: fx.Graph, sites: Iterable[Site]) -> set[fx.Node]:
 
 
 def waits_of(graph: fx.Graph, sites: Iterable[Site], late: AbstractSet[fx.Node]) -> dict[fx.Node, list[Site]]:
-    """For each node, the sites that it waits for if nobody has before, in the order in which that happens."""
+    """For each node, the sites that it must wait for unless an earlier node did, in the order of the waits."""
     starts = {site.start: site for site in sites}
     waits: dict[fx.Node, list[Site]] = {}
     for node in graph.nodes:
@@ -116,7 +117,7 @@ def waits_of(graph: fx.Graph, sites: Iterable[Site], late: AbstractSet[fx.Node])
 
 
 def _leaving(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose values only leave the graph, by way of collectives and of ops that take next to no time."""
+    """The nodes whose values only leave the graph, through collectives and ops that take next to no time."""
     leaving: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.users and all(user.op == "output" or (user in leaving and _is_passive(user)) for user in node.users):
@@ -125,7 +126,7 @@ def _leaving(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _given(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that are made of inputs alone, by rearranging and by collectives."""
+    """The nodes that are computed from inputs alone, by rearrangements and collectives."""
     given: set[fx.Node] = set()
     for node in graph.nodes:
         moves = node.op == "call_function" and _moves(node)
@@ -135,7 +136,7 @@ def _given(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _sources(start: fx.Node, *, through_collectives: bool) -> frozenset[fx.Node]:
-    """The nearest ops that compute what `start` takes; behind another collective, perhaps those of both."""
+    """The nearest ops that compute the operand of `start`; other collectives in between may be looked through."""
     passed: Callable[[fx.Node], bool] = _moves if through_collectives else _rearranges
     sources, pending, seen = set[fx.Node](), list(start.all_input_nodes), set[fx.Node]()
     while pending:
@@ -151,7 +152,7 @@ def _sources(start: fx.Node, *, through_collectives: bool) -> frozenset[fx.Node]
 
 
 def _result_bytes(wait: fx.Node) -> int:
-    """The bytes of the largest piece of what is waited for; 0 where that has no layout, as several weights together."""
+    """The bytes of the largest piece of the result, over ranks; 0 if it has no layout, as a bucket of weights."""
     node = wait
     while (layout := layout_of(node)) is None:
         behind = list(node.users)

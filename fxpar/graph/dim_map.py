@@ -1,6 +1,6 @@
-"""Where the elements of a value lie in another that only rearranges them: each dim as digits of the source's dims.
+"""Map the dims of a rearranged value to those of its source: each dim as digits of the source's dims.
 
-A dim of a value is a mixed-radix number, most significant digit first. A digit of a rearranged value is a stretch of a
+An index along a dim is a mixed-radix number, most significant digit first. A digit of a rearranged value is a part of a
 dim of its source: with the source's dims `[B, T]`, the value `view([B, 2, T / 2]).permute([1, 0, 2])` has the dims
 `[(T, high half)]`, `[B]` and `[(T, low half)]`.
 """
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 class Digit(NamedTuple):
-    """`size` values of dim `dim` of the source, `step` elements of it apart."""
+    """`size` indices along dim `dim` of the source, `step` apart."""
 
     dim: int
     step: int
@@ -33,17 +33,17 @@ Dims: TypeAlias = tuple[tuple[Digit, ...], ...]
 
 
 def whole(shape: Sequence[int]) -> Dims:
-    """A source itself."""
+    """The dims of a source of `shape`."""
     return tuple((Digit(dim, 1, size),) if size != 1 else () for dim, size in enumerate(shape))
 
 
 def sizes(dims: Dims) -> list[int]:
-    """The shape of a value."""
+    """The shape of a value of `dims`."""
     return [math.prod(digit.size for digit in digits) for digits in dims]
 
 
 def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
-    """The dims after a view in `shape`; None where that cuts through a digit."""
+    """The dims after a view in `shape`; None where that divides a digit unevenly."""
     left = [digit for digits in dims for digit in digits][::-1]
     result = []
     for size in shape:
@@ -67,7 +67,7 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
 
 
 def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
-    """`digits` with those made one that are one stretch of the source."""
+    """`digits`, with neighbours merged that are contiguous in the source."""
     found: list[Digit] = []
     for digit in digits:
         if found and found[-1].dim == digit.dim and found[-1].step == digit.step * digit.size:
@@ -93,13 +93,13 @@ _REGROUPING = {
     aten.contiguous.default,
     aten.lift_fresh_copy.default,
 }
-"""What keeps the order of elements where it keeps their number."""
+"""Ops that keep the order of elements if they keep their number."""
 
 _TRANSPOSING = {aten.permute.default, aten.transpose.int, aten.t.default}
 
 
 def rearranges(node: fx.Node) -> bool:
-    """Whether `node` returns the elements of its one operand, each once and none else, in whatever order."""
+    """Whether `node` returns exactly the elements of its one operand, each once, in any order."""
     if node.target in _TRANSPOSING:
         return True
     if node.target not in _REGROUPING:
@@ -109,7 +109,7 @@ def rearranges(node: fx.Node) -> bool:
 
 
 def through(node: fx.Node, dims: Dims) -> Dims | None:
-    """The dims of what a rearranging `node` returns of an operand of `dims`; None where it cuts through a digit."""
+    """The dims of the result of a rearranging `node` on an operand of `dims`; None if it divides a digit unevenly."""
     if node.target is aten.t.default:
         return dims[::-1]
     if node.target is aten.permute.default:
@@ -123,11 +123,11 @@ def through(node: fx.Node, dims: Dims) -> Dims | None:
 
 
 def origin(node: fx.Node) -> tuple[fx.Node, Dims]:
-    """The value that `node` is rearranged from, all the way back, and the dims of `node` as digits of those."""
+    """The first value that `node` is a rearrangement of, and the dims of `node` in digits of that value."""
     path = [node]
     while rearranges(path[-1]):
         path.append(path[-1].all_input_nodes[0])
-    for start in reversed(path):  # from farther back, unless the way cuts through a digit
+    for start in reversed(path):  # the first one unless a digit is divided unevenly
         dims: Dims | None = whole(tensor(start).shape)
         for step in reversed(path[: path.index(start)]):
             dims = dims and through(step, dims)
@@ -137,7 +137,7 @@ def origin(node: fx.Node) -> tuple[fx.Node, Dims]:
 
 
 def composed(outer: Dims, inner: Dims) -> Dims | None:
-    """`outer`, whose digits are of a value of the dims `inner`, in digits of the source of that."""
+    """`outer`, in digits of a value that has the dims `inner`, converted to digits of that value's source."""
     result = []
     for digits in outer:
         found: list[Digit] = []
@@ -151,14 +151,14 @@ def composed(outer: Dims, inner: Dims) -> Dims | None:
 
 
 def _stretch(digits: Sequence[Digit], wanted: Digit) -> list[Digit] | None:
-    """The part of a dim of `digits` that is `wanted` of it."""
+    """The digits of the part `wanted` of a dim that has `digits`."""
     size = math.prod(digit.size for digit in digits)
     parts = regrouped((tuple(digits),), [size // wanted.step // wanted.size, wanted.size, wanted.step])
     return None if parts is None else list(parts[1])
 
 
 def refined(first: Dims, second: Dims) -> tuple[Dims, Dims] | None:
-    """Both with their digits cut so that each has the same ones; None where they do not fit."""
+    """Both, with digits divided so that they have the same ones; None where that is not possible."""
     cuts: dict[int, set[int]] = {}
     for digits in (*first, *second):
         for digit in digits:

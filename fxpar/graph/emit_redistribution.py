@@ -1,9 +1,9 @@
-"""Write one step of a move into the local graph: a collective or a slice, and the views around it.
+"""Emit one step of a redistribution into the local graph: a collective or a slice, and the views around it.
 
 Collectives join and split the first dim. A digit inside a dim is therefore brought to the front of an unflattened view,
 and put back in its place afterwards. A ragged dim is padded to equal pieces and narrowed again.
 
-Everything happens in the order in which the logical value's dims lie in memory: so results keep it, and copies are few.
+All this works on the dims in the logical value's stride order: so results keep that order, and few copies are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fxpar.world.mesh import Mesh
 
 
 def emit_step(local: LocalGraph, node: fx.Node, step: RedistributeStep, order: Sequence[int], mesh: Mesh) -> fx.Node:
-    """Append `step` for the local value `node`, whose logical value lies in memory in `order`; give the moved value."""
+    """Append `step` on the local value `node`, whose logical value has the stride `order`; returns the new value."""
     if mesh.sizes[step.axis] == 1:
         return node
     site = _Site(local, mesh, RedistributeStep(step.axis, _permuted(step.before, order), _permuted(step.after, order)))
@@ -37,14 +37,14 @@ def emit_step(local: LocalGraph, node: fx.Node, step: RedistributeStep, order: S
 
 
 def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
-    """The layout of the value whose dim i is dim `order[i]` of that of `layout`."""
+    """The layout of the permuted value, whose dim i is dim `order[i]` of `layout`."""
     axes = ((axis, replace(p, dim=order.index(p.dim)) if isinstance(p, Shard) else p) for axis, p in layout.axes)
     return Layout(tuple(layout.shape[dim] for dim in order), tuple(axes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a step is written: the graph, whose rank it is, and the step in the order of memory."""
+    """The context of a step: the local graph, the mesh as this rank has it, and the step with dims in stride order."""
 
     local: LocalGraph
     mesh: Mesh
@@ -80,13 +80,13 @@ class _Site:
         return self.step.before.shape[shard.dim]
 
     def leading(self, shard: Shard) -> int:
-        """How many values the digits before that of `shard` take on this rank; those held by an axis take one."""
+        """The product of the digits before that of `shard` on this rank, where one held by an axis counts as 1."""
         held = {p for layout in (self.step.before, self.step.after) for _, p in layout.axes if isinstance(p, Shard)}
         before = [p.parts for p in held if p.dim == shard.dim and p.outer < shard.outer]
         return shard.outer // math.prod(before)
 
     def pad(self, node: fx.Node, shard: Shard, pieces: int) -> fx.Node:
-        """Make the ragged dim of `shard` as long as `pieces` whole pieces."""
+        """Pad the ragged dim of `shard` to the length of `pieces` whole pieces."""
         if shard.fits(self.logical_size(shard)):
             return node
         return self.local.pad(node, shard.dim, pieces * -(-self.logical_size(shard) // self.parts))
@@ -175,7 +175,7 @@ def _all_to_all(site: _Site, node: fx.Node) -> fx.Node:
 
 
 def _contribute(site: _Site, node: fx.Node) -> fx.Node:
-    """A whole value as a partial one: of a sum, the first rank holds all; of a maximum, every rank does."""
+    """A replicated value as a partial one: for a sum, the first rank holds it and the others zeros; for a max, all."""
     if site.step.after.placement(site.step.axis) == Partial("sum") and site.index != 0:
         return site.local.call(aten.zeros_like.default, node)
     return node

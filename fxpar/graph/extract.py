@@ -1,4 +1,4 @@
-"""Take a part of a graph out of it, with what enters at its border and what leaves."""
+"""Extract a part of a graph between given inputs and outputs; copy and reorder nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def extract(
 
 
 def _enter(graph: fx.Graph, made: fx.Node) -> fx.Node:
-    """The input at which a value that an earlier part made enters a later one."""
+    """A placeholder for the value `made` of an earlier part."""
     node = graph.placeholder(made.name)
     set_value(node, value(made))
     set_origin(node, made, backward=is_backward(made))
@@ -46,12 +46,12 @@ def _enter(graph: fx.Graph, made: fx.Node) -> fx.Node:
 
 
 def copy_parts(early: fx.GraphModule, num_outputs: int) -> None:
-    """Behind its first outputs, let `early` give parts of larger values as copies, so that the rest can be freed."""
+    """Let `early` return, after the first outputs, copies of parts of larger storages, so that these can be freed."""
     placeholders = early.graph.find_nodes(op="placeholder")
     given = returned(early)
     for position, node in enumerate(given[num_outputs:], start=num_outputs):
         if _is_dense_part(tensor(node)):
-            # At once, so that the copy belongs to its layer, and what it is a part of is freed there.
+            # Right after the node, so that the larger storage is freed within the same layer.
             with early.graph.inserting_after(placeholders[-1] if node in placeholders else node):
                 given[position] = early.graph.call_function(aten.clone.default, (node,))
             set_origin(given[position], node, backward=is_backward(node))
@@ -65,7 +65,7 @@ def _is_dense_part(kept: Tensor) -> bool:
 
 
 def reordered(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> fx.GraphModule:
-    """A copy of `module` whose nodes stand in the order of `nodes`."""
+    """A copy of `module` with its nodes in the order of `nodes`."""
     return fx.GraphModule(module, copied(nodes))
 
 
@@ -79,7 +79,7 @@ def copied(nodes: Iterable[fx.Node]) -> fx.Graph:
 
 
 def append_after_operands(node: fx.Node, ordered: dict[fx.Node, None]) -> None:
-    """Append `node` to what is `ordered`, after all that it is made of and that is not there yet."""
+    """Append `node` to `ordered`, after all nodes that it depends on and that are not there yet."""
     pending = [node]
     while pending:
         missing = [operand for operand in pending[-1].all_input_nodes if operand not in ordered]
@@ -96,7 +96,7 @@ def returned(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def check_nothing_runs_twice(*parts: fx.GraphModule, but: AbstractSet[str] = frozenset()) -> None:
-    """Raise an AssertionError if an op that is worth anything, and not named in `but`, stands in several of `parts`."""
+    """Raise an AssertionError if an op that is not free to recompute, nor named in `but`, is in several of `parts`."""
     seen: set[str] = set()
     for part in parts:
         names = {

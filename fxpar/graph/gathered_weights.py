@@ -1,4 +1,4 @@
-"""Which values of a local graph are weights, gathered from where they are stored."""
+"""Find the values of a local graph that are weights, gathered from their shards."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def made_of_parameters(joint: JointGraph) -> list[fx.Node]:
 
 
 def is_gathered(node: fx.Node) -> bool:
-    """Whether `node`, which is made of parameters alone, is where a weight arrives that this graph gathers."""
+    """Whether `node`, computed from parameters alone, is the wait for a weight that this graph gathers."""
     return node.target is c10d_functional.wait_tensor.default and communication(node.all_input_nodes[0]) is not None

@@ -1,4 +1,4 @@
-"""Build a graph of local tensors whose every node has its fake value, its tag and its origin from the start."""
+"""Write nodes of local tensors, each with its fake value, its forward or backward tag and its origin."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
 
 
 class GraphWriter(ABC):
-    """Writes calls of ATen ops into a graph, and leaves those out that would change nothing."""
+    """Writes calls of ATen ops into a graph, except for those that would change nothing."""
 
     @abstractmethod
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Write a call, with its value, tag and origin."""
 
     def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
-        """`node` in another shape; its elements must lie in memory in row-major order."""
+        """`node` in another shape, made contiguous first."""
         if tuple(tensor(node).shape) == tuple(shape):
             return node
         return self.call(aten.view.default, self.contiguous(node), list(shape))
@@ -65,7 +65,7 @@ class GraphWriter(ABC):
         return self.call(aten.constant_pad_nd.default, node, margins, 0)
 
     def in_order(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
-        """`node`, or a copy whose dims lie in memory in `order`, without gaps."""
+        """`node`, or a dense copy whose stride order is `order`."""
         if lies_in_order(tensor(node), order):
             return node
         return self.permute(self.contiguous(self.permute(node, order)), inverse(order))
@@ -87,12 +87,12 @@ class _NamedGraph(fx.Graph):
 
 
 def _name_of(target: object) -> str | None:
-    """What nodes that call an op are to be named after; None for what is no op."""
+    """The name for nodes that call the op `target`; None if it is no op."""
     return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else None
 
 
 class WriterInPlace(GraphWriter):
-    """Writes into a graph that is there, where its insert point is, on behalf of the node `like`."""
+    """Writes into an existing graph at its insert point; new nodes get the origin and the tag of the node `like`."""
 
     def __init__(self, graph: fx.Graph, like: fx.Node) -> None:
         self.graph, self._like = graph, like
@@ -108,7 +108,7 @@ class WriterInPlace(GraphWriter):
 
 
 class LocalGraph(GraphWriter):
-    """A graph under construction. Every call runs at once under the fake mode, so that its value can be looked at."""
+    """A graph under construction. Every call runs immediately under the fake mode, so that its value is known."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.graph: fx.Graph = _NamedGraph()
@@ -125,7 +125,7 @@ class LocalGraph(GraphWriter):
         self._origin = before
 
     def placeholder(self, name: str, shape: Sequence[int], like: Tensor) -> fx.Node:
-        """An input of `shape` whose dims lie in memory in the order of those of `like`, without gaps."""
+        """A dense input of `shape` that has the stride order of `like`."""
         order = stride_order(like)
         with self._mode:
             dense = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
@@ -145,7 +145,7 @@ class LocalGraph(GraphWriter):
         return node
 
     def complete(self) -> None:
-        """Run what was appended to `graph` since the last call, and note its origin."""
+        """Run the nodes appended to `graph` since the last call, and record their origin."""
         assert self._origin is not None, "nodes are appended on behalf of a logical node only"
         nodes = self.graph.nodes
         fresh: list[fx.Node] = []

@@ -1,7 +1,7 @@
-"""What must hold of a graph between passes, checked where FXPAR_CHECK=1: a pass that breaks it is named, with the node.
+"""Invariants of graphs between passes, checked if FXPAR_CHECK=1: errors name the pass that broke one, and the node.
 
-Of every graph: values are there and are what the ops return, nothing is computed for nobody, no wait is missing. Of one
-with layouts also: they fit the values. Between graphs: passes that divide or order collectives lose none and add none.
+In every graph, nodes have values, which are what their ops return, no result is unused, and no wait is missing. Layouts
+fit the values. Passes that divide graphs or order collectives lose no collective and add none.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Form(Enum):
     """What kind of graph a pass leaves."""
 
     LOGICAL = "logical"
-    """ATen ops on logical values, nothing laid out."""
+    """ATen ops on logical values, without layouts."""
     LAID_OUT = "laid out"
     """ATen ops on logical values, every one with the layouts of its operands and results."""
     LOCAL = "local"
-    """ATen ops and collectives on the pieces of one rank; layouts only where something still asks for them."""
+    """ATen ops and collectives on the pieces of one rank; layouts only where they are still needed."""
     STARTING = "starting"
-    """As local, but returns what collectives are still writing."""
+    """As local, but returns the outputs of collectives that are still in flight."""
 
 
 class BrokenInvariantError(AssertionError):
-    """A pass left a graph of which something does not hold that must: a bug of fxpar's, not of its user."""
+    """A pass left a graph that breaks an invariant: a bug of fxpar's, not of its user."""
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"{where}: {problem}; please report this, with the files that FXPAR_DUMP=<folder> writes")
@@ -53,7 +53,7 @@ def check_graph(module: fx.GraphModule, form: Form, where: str, coordinate: Mapp
         coordinate: of the rank whose pieces a local graph computes; None if it is not known.
 
     Raises:
-        BrokenInvariantError: names the first node of which something does not hold.
+        BrokenInvariantError: names the first node that breaks an invariant.
     """
     try:
         module.graph.lint()
@@ -76,7 +76,7 @@ def check_collectives_kept(
     """Check that the graphs `after` a pass communicate what those `before` it did; fused ops count as their collective.
 
     Args:
-        may_repeat: whether some may stand in several graphs, such as gathers that a backward repeats.
+        may_repeat: whether a collective may be in several graphs, such as a gather that a backward repeats.
 
     Raises:
         BrokenInvariantError: a collective is lost, or was added.
@@ -176,7 +176,7 @@ def _check_results(module: fx.GraphModule, where: str) -> None:
 
 _Description = Hashable
 _made: dict[Hashable, _Description] = {}
-"""What ops return, by op and operands: layers repeat each other, so most calls are known."""
+"""A cache of what ops return, by op and operands: layers repeat each other, so most calls are in it."""
 
 
 def _made_by(node: fx.Node) -> _Description | None:
@@ -205,7 +205,7 @@ def _described_leaf(leaf: object) -> Hashable:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those that mean something: of dims that have several elements."""
+    """The strides of dims that have several elements; others have no meaning."""
     if tensor.numel() == 0:
         return ()
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)

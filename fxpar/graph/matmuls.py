@@ -1,4 +1,4 @@
-"""Matmuls of ATen graphs, whichever op they are."""
+"""Matmuls of ATen graphs: mm, bmm, addmm and baddbmm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITH_BIAS = {aten.addmm.default, aten.baddbmm.default}
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """`node` returns `left @ right + bias`, of two matrices or of as many pairs of them."""
+    """`node` returns `left @ right + bias`, of two matrices or of two batches of them."""
 
     node: fx.Node
     left: fx.Node
@@ -24,7 +24,7 @@ class Matmul:
 
 
 def matmul_at(node: fx.Node) -> Matmul | None:
-    """The matmul at `node`; None where it is none, or its bias or product is scaled."""
+    """The matmul at `node`; None if `node` is none, or scales its bias or product."""
     if node.target in _PLAIN:
         left, right = _tensors(node, 2)
         return Matmul(node, left, right)

@@ -1,4 +1,4 @@
-"""Which node made the memory that a value lies in, and how much values take together."""
+"""Which node allocates the storage of a value, and how many bytes storages take together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fxpar.ir.op_predicates import is_view
 
 
 def owner_of(node: fx.Node) -> fx.Node:
-    """The node that made the memory in which the value of `node` lies."""
+    """The node that allocates the storage of the value of `node`."""
     while (viewed := _viewed(node)) is not None:
         node = viewed
     return node
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """What `node` shares its memory with, one step nearer to its origin."""
+    """The node that `node` shares its storage with, one step back; None if it allocates its own."""
     if node.target is operator.getitem:
         return _viewed(node.all_input_nodes[0])
     shares = is_view(node.target) or node.target is c10d_functional.wait_tensor.default
@@ -28,10 +28,10 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 
 def held_bytes(nodes: Iterable[fx.Node]) -> int:
-    """What the values of `nodes` take in memory together: all that they are views of, once."""
+    """The bytes that the values of `nodes` hold together: every storage that they view, once."""
     return owned_bytes({owner_of(node) for node in nodes})
 
 
 def owned_bytes(owners: Iterable[fx.Node]) -> int:
-    """What distinct `owners` take in memory."""
+    """The bytes of the values of distinct `owners`."""
     return sum(map(kept_bytes, owners))

@@ -1,4 +1,4 @@
-"""Where a graph that runs in two parts is best cut: what may run twice, and which values cross for the least memory."""
+"""A minimum cut of a graph that runs in two parts: the values that cross from one to the other in the fewest bytes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def min_cut_values(
 ) -> list[fx.Node]:
     """The values that the early part passes to the late part: a minimum cut between what must run in each.
 
-    Every value v is an edge from (v, "made") to (v, "kept") whose capacity is the memory that keeping v takes. What
-    lies on the early side of the cut is made early.
+    Every value v is an edge from (v, "made") to (v, "kept") whose capacity is the memory that keeping v takes. Nodes on
+    the early side of the cut run in the early part.
 
     Args:
-        undecided: the nodes that may be made early, with all that they are made of, in the graph's order.
-        early: those that are made early in any case; if they may run twice, perhaps late as well.
+        undecided: the nodes that may run early, with all that they depend on, in the graph's order.
+        early: those that run early in any case; if they may run twice, perhaps late as well.
         leaving: those of `undecided` that the late part needs in any case.
-        free: those that take no memory, since they are there anyhow.
-        again: those that may run in both parts, besides what costs nothing.
-        dropped: those of `again` that may not be passed on.
+        free: those that take no memory, since they are in memory anyway.
+        again: those that may run in both parts, in addition to those that are free to recompute.
+        dropped: those of `again` that must not cross.
     """
 
     def repeats(node: fx.Node) -> bool:
@@ -46,7 +46,7 @@ def min_cut_values(
     network: nx.DiGraph[Any] = nx.DiGraph()
     network.add_nodes_from(("early", "late"))
     for node in undecided:
-        # Of equal cuts, take the one that saves a value rather than a view of it.
+        # Among equal cuts, prefer the one that saves a value rather than a view of it.
         capacity = math.inf if node in dropped else _capacity(node, free) * len(undecided) + repeats(node)
         network.add_edge((node, "made"), (node, "kept"), capacity=capacity)
         if node in early and not repeats(node):
@@ -69,23 +69,23 @@ def _capacity(node: fx.Node, free: AbstractSet[fx.Node]) -> float:
 
 
 def can_be_kept(node: fx.Node) -> bool:
-    """Whether `node` returns something to keep: a tuple is nothing, nor is what a collective has not written yet."""
+    """Whether the result of `node` can be saved: it is one tensor, and not one that a collective is still writing."""
     return isinstance(value(node), Tensor) and communication(node) is None
 
 
 def kept_bytes(node: fx.Node) -> int:
-    """The memory that `node` takes while it is kept, in bytes. A dense part of something larger is kept as a copy."""
+    """The memory that `node` takes while it is kept, in bytes. A dense part of a larger storage is kept as a copy."""
     kept = tensor(node)
     return kept.nbytes if is_dense(kept) else kept.untyped_storage().nbytes()
 
 
 def operands(node: fx.Node) -> Iterable[fx.Node]:
-    """What `node` takes."""
+    """The operands of `node`."""
     return node.all_input_nodes
 
 
 def users(node: fx.Node) -> Iterable[fx.Node]:
-    """What takes `node`."""
+    """The users of `node`."""
     return node.users
 
 

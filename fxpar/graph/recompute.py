@@ -1,4 +1,4 @@
-"""Which values of the forward the backward computes again rather than have them kept."""
+"""Choose the values of the forward that the backward recomputes instead of having them saved."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Nodes of the forward that the backward may run again; of these, `dropped` are never kept for it."""
+    """Nodes of the forward that the backward may run again; of these, `dropped` are never saved for it."""
 
     again: AbstractSet[fx.Node]
     dropped: AbstractSet[fx.Node]
 
 
 def choose_recomputed(joint: JointGraph, remat: Remat) -> Recomputed:
-    """What of the local graph `joint` the backward may, and must, compute again.
+    """The nodes of the local graph `joint` that the backward may, and must, recompute.
 
-    Of a region, what leaves it is kept and the rest is dropped, but for the weights gathered in it, as far as
-    `gathered_bytes` go: those of the last layers first, whose backward comes first.
+    Values that leave a checkpointed region are saved, the others are dropped. Gathered weights are saved up to
+    `gathered_bytes`, those of the last layers first, whose backward runs first; the others are dropped.
     Source: caching of gathered weights under activation checkpointing (Singh et al., section on overlap).
     """
     forward = forward_of(joint)
@@ -49,7 +49,7 @@ def choose_recomputed(joint: JointGraph, remat: Remat) -> Recomputed:
 
 
 def forward_of(joint: JointGraph) -> list[fx.Node]:
-    """The calls that neither autograd put into the backward nor depend on a gradient."""
+    """The calls that autograd has not tagged as backward, and that depend on no tangent."""
     placeholders = joint.module.graph.find_nodes(op="placeholder")
     late = closure(placeholders[len(joint.inputs) :], users)
     return [
@@ -60,7 +60,7 @@ def forward_of(joint: JointGraph) -> list[fx.Node]:
 
 
 def _cannot_repeat(joint: JointGraph) -> set[fx.Node]:
-    """What does more than give a value, and what depends on buffers that have changed when the backward runs."""
+    """Nodes with side effects, and nodes that depend on buffers that have changed when the backward runs."""
     placeholders = dict(zip(joint.inputs, joint.module.graph.find_nodes(op="placeholder"), strict=False))
     changed = [placeholders[port] for port in joint.outputs if port.kind is PortKind.BUFFER]
     return closure(changed, users) | {node for node in joint.module.graph.nodes if has_effect(node)}
@@ -77,9 +77,9 @@ def _within(gathered: Sequence[fx.Node], num_bytes: float) -> set[fx.Node]:
 
 
 def _inside_regions(forward: Sequence[fx.Node], joint: JointGraph, remat: Remat) -> set[fx.Node]:
-    """The nodes of regions whose values no other part of the forward takes.
+    """The nodes of checkpointed regions whose values no other part of the forward uses.
 
-    But for items of a tuple that leaves its region by another item: the op runs once, and the tuple cannot be kept.
+    Items of a tuple are left out if another item leaves the region: the op runs once, and a tuple cannot be saved.
     """
     results = {*returned(joint.module)[: len(joint.outputs)]}
     leaves: dict[fx.Node, bool] = {}
@@ -108,7 +108,7 @@ def _layer(node: fx.Node) -> str | None:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """Whether memory bounds the op, and it takes no longer to run than its result to read."""
+    """Whether the op is memory-bound, and takes no longer than reading its result."""
     if not isinstance(node.target, torch._ops.OpOverload) or has_effect(node):
         return False
     return is_pointwise(node.target) or node.target in _CHEAP or is_free_to_recompute(node)
@@ -121,4 +121,4 @@ _CHEAP = {
     torch.ops.fxpar.streams.default,
     torch.ops.fxpar.uniform.default,
 }
-"""Besides pointwise ops. Random numbers are drawn by place, so that they are the same again."""
+"""In addition to pointwise ops. Random numbers are drawn by logical index, so they are the same when recomputed."""

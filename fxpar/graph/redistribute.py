@@ -1,4 +1,4 @@
-"""Plan how a local value gets from one layout to another: one change of placement along one axis after another."""
+"""Plan the redistribution of a local value from one layout to another, as changes of placement along one axis each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement, Replicate, Sh
 
 
 class RedistributeKind(IntEnum):
-    """What one step does, in the order in which steps are taken: what makes a value smaller comes first."""
+    """What one step does, in the order in which steps run: those that make a value smaller come first."""
 
     SLICE = 0
     REDUCE_SCATTER = 1
@@ -48,7 +48,7 @@ class RedistributeStep:
         raise AssertionError(f"no single step leads from {self.before} to {self.after} along {self.axis}")
 
     def traffic(self, parts: int) -> float:
-        """Elements that each of the axis's `parts` ranks sends, with ring algorithms; 0 for what stays on the rank."""
+        """Elements that each of the axis's `parts` ranks sends, with ring algorithms; 0 if nothing is communicated."""
         share = (parts - 1) / parts
         match self.kind:
             case RedistributeKind.ALL_REDUCE:
@@ -99,7 +99,7 @@ def _direct_step(layout: Layout, axis: str, target: Placement) -> RedistributeSt
     if isinstance(target, Partial) and current != REPLICATE:
         target = REPLICATE
     if isinstance(target, Shard):
-        # A value that is sharded already is exchanged in one step only if both digits can be held at once.
+        # One shard becomes another in one step only if both digits can be held at once.
         beside = layout if isinstance(current, Shard) else layout.with_placement(axis, REPLICATE)
         if not beside.accepts(target):
             return None
@@ -107,5 +107,5 @@ def _direct_step(layout: Layout, axis: str, target: Placement) -> RedistributeSt
 
 
 def traffic(steps: list[RedistributeStep], sizes: Mapping[str, int]) -> tuple[float, int]:
-    """What to weigh routes by: elements sent per rank, then the number of steps."""
+    """The cost by which routes are compared: elements sent per rank, then the number of steps."""
     return sum(step.traffic(sizes[step.axis]) for step in steps), len(steps)

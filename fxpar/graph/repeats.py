@@ -1,4 +1,4 @@
-"""Find what stands several times in a row in a sequence: the layers of a model, in the list of its graph's ops."""
+"""Find consecutive repeats in a sequence, such as the layers of a model in the list of its graph's ops."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Repeat:
 
 
 def find_repeats(labels: Sequence[int], prices: Sequence[int], smallest: int) -> list[Repeat]:
-    """The repeats of a sequence, in order and disjoint: the one that saves most items, then those in what is left over.
+    """The repeats of a sequence, in order and disjoint: the one that saves most items, then those in the remainder.
 
     Args:
         labels: items are equal where their labels are.
-        prices: for each position from 0 to len(labels), what a cut in front of that item costs: among the ways
-            to lay the cuts of a repeat, the cheapest is taken.
+        prices: for each position from 0 to len(labels), the cost of a cut before that item: a repeat is placed where
+            its cuts cost least.
         smallest: the least number of items in a piece.
     """
     items, costs = np.asarray(labels, dtype=np.int64), np.asarray(prices, dtype=np.int64)
@@ -52,7 +52,7 @@ def _best_repeat(items: npt.NDArray[np.int64], costs: npt.NDArray[np.int64], sma
     for period in range(smallest, len(items) // 2 + 1):
         same = items[:-period] == items[period:]
         if np.count_nonzero(same) // period * period <= num_saved:
-            continue  # most of them, which need no closer look
+            continue  # an upper bound that rules out most periods
         start, length = _longest_run(same)
         if length // period * period > num_saved:
             num_saved = length // period * period

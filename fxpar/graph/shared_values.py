@@ -1,4 +1,4 @@
-"""Which values of a forward every stage may compute for itself, and what in-place operations forbid."""
+"""Find the values of a forward that every stage may compute for itself, in spite of in-place operations."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def is_context(node: fx.Node) -> bool:
 
 
 def is_effect(node: fx.Node) -> bool:
-    """Whether `node` takes tensors, and neither returns nor changes any: it is there for what else it does.
+    """Whether `node` takes tensors, and neither returns nor changes any: it has another effect, as an assertion has.
 
-    An assertion is. It runs once, on the stage that it was written in.
+    It runs once, on the stage that it was written in.
     """
     if node.op not in ("call_function", "call_method") or is_context(node):
         return False

@@ -1,4 +1,4 @@
-"""Write what rearranges a value: views and permutations, and a copy only where no view does it."""
+"""Emit rearrangements of a value: views and permutations, and a copy only where no view is possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def rearrange(write: GraphWriter, node: fx.Node, have: Dims, want: Dims) -> fx.Node:
-    """The value `node`, whose dims are `have` of some source, with the dims `want` of the same source.
+    """Rearrange the value `node`, whose dims are `have` in digits of some source, to the dims `want` in such digits.
 
     Before: `node` of the dims `[(a, b)], [c]`
     After:  `view` of the dims `[a], [b], [c]`, `permute` to `[b], [a], [c]`, `clone`, `view` to `[b], [a, c]`
@@ -37,7 +37,7 @@ def rearrange(write: GraphWriter, node: fx.Node, have: Dims, want: Dims) -> fx.N
 
 
 def _runs(source: Dims, target: Dims) -> dict[Digit, int]:
-    """The digits that follow on no other one in a dim of both, each with the elements of those that follow on it."""
+    """Runs of digits that follow each other in a dim of both: the first digit of each, with the size of the run."""
     places = {digit: (dim, place) for dim, digits in enumerate(target) for place, digit in enumerate(digits)}
     runs: dict[Digit, int] = {}
     for digits in source:
@@ -51,7 +51,7 @@ def _runs(source: Dims, target: Dims) -> dict[Digit, int]:
 
 
 def rearranged_from_origin(write: GraphWriter, node: fx.Node, want: Dims) -> fx.Node:
-    """The value `node` with the dims `want`, digits of its own, made of what `node` itself is rearranged from."""
+    """Rearrange `node` to the dims `want`, in its own digits, starting from the value that `node` itself rearranges."""
     base, lies = origin(node)
     of_base = composed(want, lies)
     if of_base is None:
@@ -60,12 +60,12 @@ def rearranged_from_origin(write: GraphWriter, node: fx.Node, want: Dims) -> fx.
 
 
 def _view(write: GraphWriter, node: fx.Node, shape: Sequence[int]) -> fx.Node:
-    """`node` in another shape, as its strides allow."""
+    """`node` in another shape, which its strides must allow."""
     return node if list(tensor(node).shape) == list(shape) else write.call(aten.view.default, node, list(shape))
 
 
 def _is_one_stretch(found: Tensor, dims: range) -> bool:
-    """Whether a view can make one dim of these."""
+    """Whether a view can merge these dims into one."""
     return all(found.stride(dim) == found.stride(after) * found.shape[after] for dim, after in pairwise(dims))
 
 
@@ -76,5 +76,5 @@ def as_matrices(write: GraphWriter, node: fx.Node) -> fx.Node:
 
 
 def laid_out_like(write: GraphWriter, node: fx.Node, like: Tensor) -> fx.Node:
-    """`node`, or a copy that lies in memory as `like`, on whose strides its users count."""
+    """`node`, or a copy with the stride order of `like`, on which its users rely."""
     return write.in_order(node, stride_order(like)) if is_dense(like) else node

@@ -1,4 +1,4 @@
-"""What stands around a collective but for views and copies: what uses its result, and as which view."""
+"""Find the users of a collective's result, directly or through views and copies, and the view that each takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxpar.ir.node_meta import take_place, tensor
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a collective is left as it is."""
+    """Why a collective cannot be fused."""
 
     reason: str
 
@@ -24,7 +24,7 @@ WAITED_ELSEWHERE = Unfit("another graph waits for it")
 
 
 def wait_of(start: fx.Node) -> fx.Node | None:
-    """The wait for what `start` starts; None where that is in another graph."""
+    """The wait for the collective at `start`; None if it is in another graph."""
     waits = [user for user in start.users if user.target is c10d_functional.wait_tensor.default]
     return waits[0] if len(waits) == len(start.users) == 1 else None
 
@@ -39,9 +39,9 @@ class ViewUsers:
 
 
 def users_of_views(node: fx.Node, dims: Dims) -> list[ViewUsers]:
-    """The rearrangements in which `node`, of the `dims`, is used, itself among them, in the order of the graph.
+    """The rearrangements of `node`, which has the `dims`, that have other users, in the order of the graph.
 
-    One that cuts through a digit counts as a user.
+    `node` itself counts as one. A rearrangement that divides a digit unevenly counts as a user.
     """
     found: list[ViewUsers] = []
     pending = [(node, dims)]

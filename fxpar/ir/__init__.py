@@ -1,1 +1,1 @@
-"""The values that passes take and return: layouts, stages, plans, captured graphs, and what nodes carry."""
+"""The values that passes take and return: layouts, stages, plans, captured graphs, and the metadata of nodes."""

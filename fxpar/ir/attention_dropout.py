@@ -1,4 +1,4 @@
-"""Attention that drops weights out is computed by its definition: fused kernels would draw numbers of their own."""
+"""Compute attention with dropout by its definition: fused kernels would draw their own random numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _DROPOUT_P = 4
-"""Its position among the arguments."""
+"""The position of `dropout_p` among the arguments."""
 
 
 def define_attention_dropout(module: fx.GraphModule) -> None:
-    """Let every attention of `module`, as Dynamo captures it, that drops weights out be traced by its definition.
+    """Let every attention with dropout in `module`, a graph from Dynamo, be traced by its definition.
 
     Before: `scaled_dot_product_attention(q, k, v, dropout_p=0.1)`; on CUDA, a kernel with a mask that only it knows
     After:  `attention_by_definition(q, k, v, dropout_p=0.1)`: products, a softmax, and a dropout by logical index

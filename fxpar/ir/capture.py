@@ -1,4 +1,4 @@
-"""Read the graph that Dynamo captures: what enters, what leaves, and which distributed model it is."""
+"""Read the graph that Dynamo captures: its inputs, its results, and the distributed model that it belongs to."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ from fxpar.ir.stage import Port, PortKind
 class Capture:
     """A whole forward in torch IR, in logical shapes of one microbatch.
 
-    `sources` are the nodes at which values enter, with their ports; `results` the nodes that leave, in output
-    order, of which the forward calls `named_loss` "loss"; `arguments` the position of each input and buffer among the
-    compiled function's arguments; `batch_dims` along which dim each split input is cut into microbatches of
-    `microbatch_size` rows; `buffers` the tensors captured as buffers; `kept` the places, among all that the compiled
-    function returns, of tensors that the forward keeps on objects of its own, with the source lines.
+    model: the handle of the distributed model.
+    sources: the nodes at which values enter, with their ports.
+    results: the nodes that leave, in output order.
+    named_loss: the position of the result that the forward calls "loss".
+    arguments: the position of each input and buffer among the compiled function's arguments.
+    batch_dims: the dim along which each split input is cut into microbatches of `microbatch_size` rows.
+    buffers: the tensors captured as buffers.
+    kept: the positions, among all that the compiled function returns, of tensors that the forward keeps on objects of
+        its own, with the source lines.
     """
 
     module: fx.GraphModule
@@ -48,7 +52,7 @@ class Capture:
 
     @property
     def first_scalar(self) -> int | None:
-        """What stands for the loss where nothing requires grad: likewise of all scalar results."""
+        """The position of the loss's stand-in if nothing requires grad: chosen likewise, from all scalar results."""
         return self._chosen(self._scalars)
 
     def _chosen(self, positions: Sequence[int]) -> int | None:
@@ -60,9 +64,9 @@ class Capture:
         return [i for i, value in enumerate(values) if value.dim() == 0 and value.is_floating_point()]
 
     def signature(self) -> str:
-        """The same for two captures of one program, whichever device of a host each is for.
+        """A text that is the same for two captures of one program, whichever device of a host each is for.
 
-        It names every operation, with what it takes and the shapes that it returns.
+        It has every operation with its arguments and the shapes that it returns.
         """
         return "\n".join(
             f"{_describe_call(node)} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
@@ -114,7 +118,7 @@ def read_capture(module: fx.GraphModule, held: Sequence[Tensor]) -> Capture:
     """Find the borders of Dynamo's graph, whose arguments were `held` when it was captured.
 
     Raises:
-        GraphBreakError: the graph has no end, so the forward goes on in another graph.
+        GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
         UnsupportedGraphError: an argument is a symbolic number, or an object from outside keeps a tensor.
     """
@@ -182,13 +186,13 @@ def _output_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
 
 
 def note_kept_outside() -> None:
-    """Mark the values that objects from outside of the forward keep; only while Dynamo calls a backend it is known."""
+    """Mark the values that objects from outside of the forward keep; known only while Dynamo calls a backend."""
     for node, how in stored_outside().items():
         set_kept_outside(node, how)
 
 
 def _check_kept(kept: Iterable[fx.Node]) -> None:
-    """What objects of the forward's own keep need not be there; what others keep, users and later steps will read."""
+    """Refuse tensors that objects from outside keep: users and later steps would read them."""
     for node in kept:
         if (how := kept_outside(node)) is not None:
             raise UnsupportedGraphError(

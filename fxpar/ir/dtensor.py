@@ -1,4 +1,4 @@
-"""Layouts as DTensor placements and back: DTensor is the type at the edges, for optimizers and checkpoints."""
+"""Convert layouts to DTensor placements and back: DTensor is the type for optimizers and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fxpar.ir.layout import AXES, Layout, Shard
 def to_placements(layout: Layout, mesh_axes: Sequence[str]) -> list[DPlacement]:
     """DTensor placements of a layout without partial values, on a DeviceMesh with these axes.
 
-    DTensor cuts along one axis of the mesh after another. A shard that then starts inside what is left of its dim
-    becomes a strided shard, whose `split_factor` counts the leading values: those of digits that no axis before holds.
+    DTensor shards along one mesh axis after another. A shard that starts inside what is left of its dim becomes a
+    strided shard; its `split_factor` is the product of the digits before it that no earlier axis holds.
     """
     placements: list[DPlacement] = []
     applied: list[Shard] = []
@@ -39,11 +39,11 @@ def to_placements(layout: Layout, mesh_axes: Sequence[str]) -> list[DPlacement]:
 
 
 def is_expressible(layout: Layout, mesh_axes: Sequence[str]) -> bool:
-    """Whether a DTensor on a DeviceMesh with these axes says where the pieces of `layout` are, and gathers them right.
+    """Whether a DTensor on a DeviceMesh with these axes can express `layout`, and gathers its pieces correctly.
 
-    DTensor reads strided shards as another order of the mesh's axes, if all of them can be read so: no dim then has
-    digits before or between those that axes hold. Otherwise it gathers along the last axis first, and reckons with a
-    wrong size wherever an axis with a strided shard comes before another of the same dim.
+    DTensor reads strided shards as another order of the mesh's axes if all of them can be read so: if no dim has digits
+    before or between those that axes hold. Otherwise it gathers along the last axis first, and computes a wrong size
+    where an axis with a strided shard comes before another axis of the same dim.
     """
     placements = to_placements(layout, mesh_axes)
     by_dim: dict[int, list[Shard]] = {}
@@ -89,7 +89,7 @@ def layout_of(tensor: DTensor) -> Layout:
 
 
 def _outer(leading: int, held: Sequence[Shard]) -> int:
-    """Where in the whole dim a digit starts that has `leading` values before it once the digits `held` are taken."""
+    """The `outer`, in the whole dim, of a digit that has `leading` values before it without the digits `held`."""
     outer = leading
     for shard in sorted(held, key=lambda shard: shard.outer):
         if shard.outer <= outer:
@@ -109,7 +109,7 @@ def from_piece(
 ) -> DTensor:
     """The DTensor of that global `shape` and `stride` whose piece on this rank is `local`.
 
-    On a rank outside of `mesh`, `local` returns a dtype and a device only. No communication, no check.
+    On a rank outside of `mesh`, only the dtype and the device of `local` matter. No communication, no check.
     """
     if not shape:  # torch takes an empty shape for none, and then computes it from the piece
         local = local if local.dim() == 0 else local.new_empty(())

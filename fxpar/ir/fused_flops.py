@@ -1,4 +1,4 @@
-"""The arithmetic of the fused ops, by which PyTorch's FlopCounterMode and fxpar's estimates count it."""
+"""FLOP formulas of the fused ops, for PyTorch's FlopCounterMode and fxpar's estimates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape: TypeAlias = Sequence[int]
 def _all_gather_matmul_flops(
     shard: Shape, others: Sequence[Shape], biases: object, form: str, outer: int, parts: int, *rest: Any, **named: Any
 ) -> int:
-    """Twice the elements of each matrix besides the gathered one, times the dim of that which it does not share."""
+    """Twice the elements of each other matrix, times the dim of the gathered one that is not shared with it."""
     gathered, own = parts * shard[-2], shard[-1]
     match form:
         case "rows" | "columns":
@@ -32,5 +32,5 @@ def _all_gather_matmul_flops(
 
 @register_flop_formula([torch.ops.fxpar.matmul_reduce_scatter, torch.ops.fxpar.matmul_all_reduce])
 def _matmul_flops(left: Shape, right: Shape, *rest: Any, **named: Any) -> int:
-    """Those of the matmul; sums over ranks do not count."""
+    """The FLOPs of the matmul; sums over ranks do not count."""
     return 2 * math.prod(left) * right[-1]

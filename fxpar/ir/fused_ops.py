@@ -1,10 +1,11 @@
-"""Fused ops: a matmul and the collective beside it in one. Here are their schemas, and what they compute by definition.
+"""Fused ops, of a matmul and an adjacent collective: their schemas and reference implementations.
 
-A gathered or scattered dim has the digits (outer, parts, rows): `outer` times, the pieces of all ranks of the group lie
-one after another. Each rank's own piece has the digits (outer, rows).
+A gathered or scattered dim has the digits (outer, parts, rows): `outer` times, the pieces of all ranks of the group one
+after another. Each rank's own piece has the digits (outer, rows).
 
 All tensors are contiguous or transposed in their last two dims; "matrices" have two dims, or three, the first of which
-counts independent matrices. Results are contiguous. Graphs that hold these ops are joint: none has a gradient.
+counts independent matrices. Results are contiguous. The ops have no autograd formulas: they only occur in graphs that
+are differentiated already.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch import Tensor
 from fxpar._torch import c10d_functional
 
 GatherForm: TypeAlias = Literal["rows", "columns", "sum_right", "sum_left", "matrices"]
-"""What the gathered value G (its second last dim was gathered; in "matrices", its first) is to each matmul:
+"""How each matmul uses the gathered value G (its second last dim was gathered; in "matrices", its first):
 
-"rows": G @ other. "columns": other @ G^T. "sum_right": other @ G, a sum over what was gathered.
+"rows": G @ other. "columns": other @ G^T. "sum_right": other @ G, a sum over the gathered dim.
 "sum_left": G^T @ other, likewise. "matrices": G @ other, matrix by matrix.
 """
 
@@ -30,7 +31,7 @@ ScatterForm: TypeAlias = Literal["rows", "columns", "matrices"]
 
 GATHER_FORMS: tuple[GatherForm, ...] = get_args(GatherForm)
 SUMMING_FORMS: tuple[GatherForm, ...] = ("sum_right", "sum_left")
-"""Those that sum over what was gathered: each rank adds up the pieces in the order in which it gets them."""
+"""Forms that sum over the gathered dim: each rank adds up the pieces in the order in which it receives them."""
 SCATTER_FORMS: tuple[ScatterForm, ...] = get_args(ScatterForm)
 
 GATHERED_DIM: dict[str, int] = {form: 0 if form == "matrices" else -2 for form in GATHER_FORMS}
@@ -118,7 +119,7 @@ def matmul_all_reduce_reference(
     return result
 
 
-# What devices without kernels of their own run: a functional collective and plain matmuls, one after another.
+# Devices without kernels of their own run the references: a functional collective and plain matmuls.
 all_gather_matmul = torch.library.custom_op("fxpar::all_gather_matmul", all_gather_matmul_reference, mutates_args=())
 matmul_reduce_scatter = torch.library.custom_op(
     "fxpar::matmul_reduce_scatter", matmul_reduce_scatter_reference, mutates_args=()
@@ -126,7 +127,7 @@ matmul_reduce_scatter = torch.library.custom_op(
 matmul_all_reduce = torch.library.custom_op("fxpar::matmul_all_reduce", matmul_all_reduce_reference, mutates_args=())
 
 
-# Collectives and matmuls have fakes, and so has what is made of them.
+# The references are their own fakes, since they call only ops that have fakes.
 all_gather_matmul.register_fake(all_gather_matmul_reference)
 matmul_reduce_scatter.register_fake(matmul_reduce_scatter_reference)
 matmul_all_reduce.register_fake(matmul_all_reduce_reference)
@@ -140,7 +141,7 @@ def products_of_pieces(
     outer: int,
     keeps_gathered: bool,
 ) -> list[Tensor]:
-    """What `all_gather_matmul` returns once the pieces (parts, *shard) of all ranks are there."""
+    """What `all_gather_matmul` returns, from the pieces (parts, *shard) of all ranks."""
     gathered = _joined(pieces, GATHERED_DIM[form], outer)
     products = [_PRODUCTS[form](gathered, other).contiguous() for other in others]
     found = [one if bias is None else one + bias for one, bias in zip(products, biases, strict=True)]

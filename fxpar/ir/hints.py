@@ -11,7 +11,7 @@ from fxpar.errors import HintNotFoundError
 from fxpar.ir.markers import check_spec
 
 OUTPUT_SUFFIX = ":out"
-"""A pattern that ends so hints the output of modules, not parameters."""
+"""A pattern with this suffix hints the output of modules, not parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def resolve_hints(
 ) -> Hints:
     """Match the user's patterns with parameters (`shapes`: name -> logical shape) and module paths.
 
-    `*` matches any text, dots included; of several patterns for one name the last wins.
+    `*` matches any text, dots included; if several patterns match a name, the last wins.
 
     Raises:
         HintNotFoundError: a pattern matches nothing.

@@ -1,4 +1,4 @@
-"""Take the regions that a model checkpoints into the graph around them, each node knowing its region."""
+"""Inline the regions that a model checkpoints into the graph around them, and record the region of each node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxpar.ir.node_meta import set_region
 
 
 def inline_checkpoints(module: fx.GraphModule) -> None:
-    """Replace every call of a checkpointed region by what it calls, in place.
+    """Replace every call of a checkpointed region by the ops of the region, in place.
 
-    What a region computes is to be computed again in the backward (see `fxpar.graph.recompute`). A region inside
-    another belongs to the outer one. Source: `torch.utils.checkpoint`, as Dynamo captures it.
+    The backward will recompute what a region computes (see `fxpar.graph.recompute`). A region inside another belongs to
+    the outer one. Source: `torch.utils.checkpoint`, as Dynamo captures it.
 
     Before: `out = tag_activation_checkpoint(body, x, w)`, where body is `h = linear(x, w); return (relu(h),)`
     After:  `h = linear(x, w); relu = relu(h)`, both of region 0
@@ -41,7 +41,7 @@ def _inline(module: fx.GraphModule, call: fx.Node, region: str) -> None:
     body = call.args[0]
     module.graph.erase_node(call)
     if isinstance(body, fx.Node) and not body.users:
-        # Nothing else that seems dead may go: fx does not know what operations change in place.
+        # Nothing else that seems dead may be erased: fx does not know which operations change values in place.
         module.graph.erase_node(body)
 
 
@@ -62,7 +62,7 @@ def _write(
             copies[node] = _write(module, body, node, fx.map_arg(node.args[1:], copies.__getitem__), region)
         elif node.target is operator.getitem and isinstance(copies[node.args[0]], tuple):
             copies[node] = copies[node.args[0]][node.args[1]]
-        elif node.op != "get_attr":  # that of a region inside: Dynamo passes tensors in
+        elif node.op != "get_attr":  # a get_attr is the body of a region inside: Dynamo passes tensors in
             copies[node] = module.graph.node_copy(node, copies.__getitem__)
             set_region(copies[node], region)
     raise AssertionError(f"the checkpointed region {call} returns nothing")

@@ -1,6 +1,6 @@
 """Layouts: which piece of a logical tensor each rank of the mesh has.
 
-A `Layout` gives a tensor one placement per mesh axis. A shard may start *inside* a dim: with mixed-radix
+A `Layout` has one placement of a tensor per mesh axis. A shard may start *inside* a dim: with mixed-radix
 digits, dim 0 of a fused QKV weight of 3*d rows reads `[3, x, d/x]` when each rank holds its rows of q, k and v,
 and a flattened (batch, sequence) dim that is sharded by sequence reads `[B, x, T/x]`. `Shard.outer` is the product of
 the digits before the axis, so flattening multiplies it and splitting divides it.
@@ -99,7 +99,7 @@ class Layout:
             assert _nest([shard for _, shard in self._shards_of(dim)], size), f"{self.axes} does not fit {self.shape}"
 
     def accepts(self, shard: Shard) -> bool:
-        """Whether one more axis could be placed as `shard` beside those that there are."""
+        """Whether one more axis could be placed as `shard` in addition to the others."""
         shards = [shard, *(held for _, held in self._shards_of(shard.dim))]
         return _nest(sorted(shards, key=lambda item: item.outer), self.shape[shard.dim])
 
@@ -112,7 +112,7 @@ class Layout:
         return dict(self.axes).get(axis, REPLICATE)
 
     def with_placement(self, axis: str, placement: Placement) -> Layout:
-        """The same layout but for `axis`."""
+        """The same layout with `placement` along `axis`."""
         placed: dict[str, Shard | Partial] = dict(self.axes)
         placed.pop(axis, None)
         if not isinstance(placement, Replicate):
@@ -129,7 +129,7 @@ class Layout:
         return any(not shard.fits(self.shape[dim]) for _, shard in self._shards_of(dim))
 
     def digits(self, dim: int) -> tuple[Digit, ...]:
-        """`dim` as mixed-radix digits, most significant first; of a ragged dim, its padded digits."""
+        """`dim` as mixed-radix digits, most significant first; for a ragged dim, those of the padded dim."""
         digits: list[Digit] = []
         position, size = 1, self.shape[dim]
         for axis, shard in self._shards_of(dim):

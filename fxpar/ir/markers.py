@@ -1,7 +1,7 @@
 """The ops that mark a traced program: where a parameter is read, a batch enters, a result leaves, a layout is hinted.
 
-Their fakes give the *logical* shapes of one microbatch, so that tracing sees the single-device program. Only a graph
-that another backend compiled would run them.
+Their fakes return the *logical* shapes of one microbatch, so that tracing sees the single-device program. They would
+run only in a graph that another backend compiled.
 Every marker carries `model`, the handle of the distributed model it belongs to.
 """
 
@@ -65,7 +65,7 @@ def border(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("fxpar::batch_mean", mutates_args=())
 def batch_mean(x: Tensor) -> Tensor:
-    """The mean of `x` over all batch shards; of one shard, as in the traced program, `x`."""
+    """The mean of `x` over all batch shards; for one shard, as in the traced program, `x`."""
     return x.clone()
 
 
@@ -82,7 +82,7 @@ def _save_hint(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _not_compiled_by_fxpar(ctx: Any, gradient: Tensor) -> Any:
-    """fxpar takes a parameter's gradient with respect to the marker's output; another backend would go through it."""
+    """fxpar takes gradients with respect to the marker's output; another backend would differentiate the marker."""
     raise WrongBackendError
 
 
@@ -92,7 +92,7 @@ shard_marker.register_fake(_identity_fake)
 border.register_fake(_identity_fake)
 exit.register_autograd(lambda ctx, gradient: (gradient, None, None))
 border.register_autograd(lambda ctx, gradient: gradient)
-# Each shard's mean has a share of each shard's value: the gradient is the mean of all shards' gradients.
+# The mean on each shard depends on the values of all shards: the gradient is the mean of all shards' gradients.
 batch_mean.register_autograd(lambda ctx, gradient: torch.ops.fxpar.batch_mean(gradient))
 shard_marker.register_autograd(_shard_backward, setup_context=_save_hint)
 param.register_autograd(_not_compiled_by_fxpar)
@@ -104,7 +104,7 @@ def shard(x: Tensor, spec: Sequence[str | None]) -> Tensor:
     Returns `x`, unchanged. Under `torch.compile(backend="fxpar")` the value and its gradient get this layout.
 
     Raises:
-        InvalidHintError: the hint has not one entry per dim, names an unknown axis, or an axis twice.
+        InvalidHintError: the hint does not have one entry per dim, names an unknown axis, or names an axis twice.
     """
     check_spec("fxpar.shard", spec, x.dim())
     # JSON written by hand: Dynamo cannot trace through json.dumps.

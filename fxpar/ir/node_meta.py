@@ -32,7 +32,7 @@ class Placed:
 
 
 def placed(node: fx.Node) -> Placed:
-    """The layouts of a laid-out node."""
+    """The layouts of `node`, which must have been chosen."""
     found: Placed = node.meta[_PLACED]
     return found
 
@@ -81,7 +81,7 @@ def set_communication(node: fx.Node, done: Communication) -> None:
 
 
 def fused(node: fx.Node) -> Communication | None:
-    """What the fused op at `node` communicates beside its matmuls; None where `node` is none."""
+    """The collective that is part of the fused op at `node`; None where `node` is no fused op."""
     return node.meta.get(_FUSED)
 
 
@@ -91,12 +91,12 @@ def set_fused(node: fx.Node, done: Communication) -> None:
 
 
 def group(node: fx.Node) -> str:
-    """What `node` belongs to, for people: what was set, else the module that made it; '' at the root."""
+    """The group of `node` in dumps: the one that was set, else the path of its module; '' at the root."""
     return node.meta.get(_GROUP) or module_path(node)
 
 
 def set_group(node: fx.Node, name: str) -> None:
-    """Say what `node` belongs to, where that is no module."""
+    """Set the group of `node` where it is no module."""
     node.meta[_GROUP] = name
 
 
@@ -107,12 +107,12 @@ def has_no_result(node: fx.Node) -> bool:
 
 
 def value(node: fx.Node) -> Any:
-    """The fake value of a traced node: a FakeTensor, a tuple of them, or None of an op that has no result."""
+    """The fake value of a traced node: a FakeTensor, a tuple of them, or None for an op that has no result."""
     return node.meta["val"]
 
 
 def known_value(node: fx.Node) -> Any:
-    """What is known of the value of a node of any graph, Dynamo's included; None where nothing is."""
+    """The value of a node of any graph, Dynamo's included; None where it is not known."""
     return node.meta.get("val", node.meta.get("example_value"))
 
 
@@ -129,7 +129,7 @@ def set_value(node: fx.Node, found: Any) -> None:
 
 
 def set_origin(node: fx.Node, source: fx.Node, *, backward: bool) -> None:
-    """Say that `node` was made for `source`: its module path and source line, tagged forward or backward."""
+    """Give `node` the origin of `source`, such as module path and source line, and tag it forward or backward."""
     node.meta.update({key: source.meta[key] for key in _ORIGIN if key in source.meta})
     tag_direction(node, backward=backward)
 
@@ -151,7 +151,7 @@ def program_order(node: fx.Node) -> int:
 
 
 def set_region(node: fx.Node, region: str) -> None:
-    """Say in which region that the model checkpoints a torch-IR node stands; the ops traced from it inherit that."""
+    """Record the checkpointed region of a torch-IR node; the ops traced from it inherit the region."""
     node.meta["custom"] = {**node.meta.get("custom", {}), _REGION: region}
 
 
@@ -162,18 +162,18 @@ def region(node: fx.Node) -> str | None:
 
 
 def set_source(node: fx.Node, made_of: fx.Node) -> None:
-    """Say that the collectives over z made `node` of the value of `made_of`, in the same graph."""
+    """Record that collectives over z computed `node` from the value of `made_of`, in the same graph."""
     node.meta[_SOURCE] = made_of.name
 
 
 def source(node: fx.Node) -> str | None:
-    """The name of the value that collectives over z made `node` of; None where they made nothing."""
+    """The name of the value that collectives over z computed `node` from; None where none did."""
     found: str | None = node.meta.get(_SOURCE)
     return found
 
 
 def set_kept_outside(node: fx.Node, how: str) -> None:
-    """Say that an object from outside of the captured forward keeps the value of `node`, and how."""
+    """Record that an object from outside of the captured forward keeps the value of `node`, and how."""
     node.meta[_KEPT_OUTSIDE] = how
 
 
@@ -184,7 +184,7 @@ def kept_outside(node: fx.Node) -> str | None:
 
 
 def take_place(node: fx.Node, of: fx.Node) -> None:
-    """Say of `node` what is known of the value `of`, which it replaces."""
+    """Copy the layouts and the source of the value `of` to `node`, which replaces it."""
     node.meta.update({key: of.meta[key] for key in (_PLACED, _SOURCE) if key in of.meta})
 
 

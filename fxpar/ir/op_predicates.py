@@ -1,4 +1,4 @@
-"""What kind of op a node calls: the one place where rules, costs and passes ask that."""
+"""Predicates on the ops that nodes call, for rules, costs and passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAIT = c10d_functional.wait_tensor.default
 
 
 def is_pointwise(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
-    """Whether PyTorch tags the op so: each element of the result is computed of one element of each operand."""
+    """Whether PyTorch tags the op as pointwise: each result element is computed from one element of each operand."""
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
 
 
@@ -31,14 +31,14 @@ def is_view(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether `node` does more than return a value. Waiting for a collective does not."""
+    """Whether `node` has a side effect. Waiting for a collective is none."""
     return node.op == "call_function" and node.target is not _WAIT and node.is_impure(impure_random=False)
 
 
 def is_free_to_recompute(node: fx.Node) -> bool:
     """Whether `node` costs nothing and returns the same again: a view, a constant, an item of a tuple.
 
-    So does waiting for what was started outside of the graph.
+    So does a wait for a collective that was started outside of the graph.
     """
     if node.op == "get_attr" or node.target is operator.getitem:
         return True

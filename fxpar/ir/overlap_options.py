@@ -1,4 +1,4 @@
-"""What users say of communication beside computation: which rules apply, and how much memory they may take."""
+"""Options for overlapping communication with computation: which rules apply, and the memory that they may take."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ OVERLAP_RULES: tuple[OverlapRule, ...] = get_args(OverlapRule)
 
 FUSE_ALWAYS = "always"
 Fuse: TypeAlias = bool | Literal["always"]
-"""Whether collectives become one op with matmuls beside them: where that is cheaper, never, or wherever it can be."""
+"""Whether collectives are fused with adjacent matmuls: where it is cheaper, never, or ("always") where possible."""
 
 
 HELD_REDUCTIONS = 2.0
-"""So much that the next gradients can be reduced while a large one still is, and no more than a layer's are held: of a
-transformer's layer, the largest weight is a third."""
+"""Enough to reduce the next gradients while a large one is in flight, and no more than the gradients of a layer: in a
+transformer, the largest weight is a third of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Which collectives run beside computation, by the rules of `overlap_collectives`.
+    """Which collectives overlap computation, by the rules of `overlap_collectives`.
 
     rules: those that apply; collectives of others are waited on where they start.
     gather_ahead_bytes: how many bytes of gathered values may wait for their first use.
     held_reductions: how much memory reductions that only leave the graph may hold until they are waited for, as a
-        multiple of what the largest of them takes; at the least it runs alone.
+        multiple of what the largest of them takes; that one can always run alone.
     """
 
     rules: frozenset[OverlapRule] = frozenset(OVERLAP_RULES)

@@ -1,4 +1,4 @@
-"""Random numbers by logical index: what a whole tensor draws, each of its pieces draws, on any mesh."""
+"""Random numbers by logical index: on any mesh, a piece draws the same numbers as that part of the whole tensor."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RANDOM_STATE = Port(PortKind.INPUT, "random")
 
 @torch.library.custom_op("fxpar::streams", mutates_args=())
 def streams(state: Tensor, numbers: list[int]) -> list[Tensor]:
-    """The state with a stream's number behind it, (1, 4), for each of `numbers`: what `fxpar::uniform` draws from.
+    """For each of `numbers`, the state with that stream number appended, (1, 4), from which `fxpar::uniform` draws.
 
-    So an op that draws is the same in every layer, and equal layers can share compiled code.
+    So a random op is the same in every layer, and equal layers can share compiled code.
     """
-    # Filled, not made of a list, which a GPU would have to get from the host.
+    # `new_full` instead of a tensor from a list, which would be copied from the host to a GPU.
     return [torch.cat([state, state.new_full((1, 1), number)], 1) for number in numbers]
 
 

@@ -1,4 +1,4 @@
-"""How much of the forward the backward computes again, for want of memory."""
+"""How much of the forward the backward recomputes, to save memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ POLICIES = ("none", "min_cut", "full")
 class Remat:
     """How much of the forward runs once more in the backward.
 
-    policy: one of `POLICIES`: "none"; "min_cut", what is cheap, where that saves memory; "full", every layer, from what
-        enters it. A layer is what the outermost numbered module makes (an item of a `ModuleList`). In any case the
-        regions are computed again that the model itself checkpoints with `torch.utils.checkpoint`.
-    gathered_bytes: how much of gathered weights is kept for the backward, which gathers all others again.
+    policy: one of `POLICIES`: "none"; "min_cut", cheap ops, where that saves memory; "full", every layer, from its
+        inputs. A layer is what the outermost numbered module computes (an item of a `ModuleList`). Regions that the
+        model itself checkpoints with `torch.utils.checkpoint` are always recomputed.
+    gathered_bytes: how many bytes of gathered weights are kept for the backward, which gathers all others again.
     """
 
     policy: str = "none"
@@ -23,4 +23,4 @@ class Remat:
 
 
 NO_REMAT = Remat()
-"""Nothing runs twice but what the model itself checkpoints."""
+"""Only what the model itself checkpoints runs twice."""

@@ -1,4 +1,4 @@
-"""What passes hand each other about a stage: its graph, the names of what crosses its border, its compiled form."""
+"""The forms in which passes exchange a stage: its graph, the ports and layouts at its border, its compiled form."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Port:
 
     @property
     def identifier(self) -> str:
-        """The name as Python would have it, for people who read dumps."""
+        """The name as a Python identifier, for dumps."""
         plain = re.sub(r"\W", "_", self.name)
         return plain if self.kind in (PortKind.PARAMETER, PortKind.EDGE) else f"{self.kind.value}_{plain}"
 
@@ -95,9 +95,9 @@ Callables: TypeAlias = Callable[..., Sequence[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class CompiledSplit:
-    """The backward of a stage in two parts; which of the saved values each takes is said by their positions.
+    """The backward of a stage in two parts, with the positions of the saved values that each takes.
 
-    `inputs(*saved, *tangents)` returns the gradients of edges, in the order of `gradients`, then what is carried.
+    `inputs(*saved, *tangents)` returns the gradients of edges, in the order of `gradients`, then the carried values.
     `weights(*saved, *carried)` returns all other gradients.
     """
 
@@ -117,10 +117,10 @@ class CompiledSplit:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGathers:
-    """What is done once per step for parameters that are stored in shards over z.
+    """The all-gathers, once per step, of parameters that are stored in shards over z.
 
-    `run(*pieces)` returns, of this rank's `pieces` of the parameters `names`, what the stage's graphs take for them;
-    collectives may still be writing it. `pieces` are fake tensors like the real ones.
+    `run(*pieces)` takes this rank's pieces of the parameters `names`, and returns what the stage's graphs take for
+    them; collectives may still be writing it. `pieces` are fake tensors like the real ones.
     """
 
     names: tuple[str, ...]
@@ -130,10 +130,10 @@ class CompiledGathers:
 
 @dataclass(frozen=True, slots=True)
 class CompiledReductions:
-    """What is done once per step for gradients of such parameters: `finish(*start(*sums))` returns this rank's pieces.
+    """The reductions, once per step, of such parameters' gradients: `finish(*start(*sums))` returns this rank's pieces.
 
-    `sums` are over the microbatches, of what the stage's graphs give for the parameters `names`. Between `start` and
-    `finish` collectives are under way.
+    `sums` are sums over microbatches of the gradients that the stage's graphs return for the parameters `names`.
+    Between `start` and `finish` collectives are in flight.
     """
 
     names: tuple[str, ...]
@@ -146,9 +146,9 @@ class CompiledStage:
     """A stage of this rank, ready to run on local tensors.
 
     `forward(*inputs)` returns one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
-    returns one gradient per port of `gradients`; `split` does the same in two parts. There are those that the schedule
-    runs, none in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like what these take.
-    `gathers` and `reductions` run once per step, around all that, where there is anything to do.
+    returns one gradient per port of `gradients`; `split` does the same in two parts. Either is None if the schedule
+    does not run it, both in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like the
+    inputs and the tangents. `gathers` and `reductions` run once per step, before and after; None if there are none.
     """
 
     index: int
@@ -167,7 +167,7 @@ class CompiledStage:
 
     @property
     def held_pieces(self) -> dict[Port, Tensor]:
-        """Fake tensors like what this rank holds of each input: of gathered parameters, before they are."""
+        """Fake tensors like this rank's piece of each input; for a gathered parameter, its piece before the gather."""
         held = dict(zip(self.inputs, self.input_pieces, strict=True))
         if self.gathers is not None:
             ports = [Port(PortKind.PARAMETER, name) for name in self.gathers.names]
@@ -176,5 +176,5 @@ class CompiledStage:
 
     @property
     def returned_edges(self) -> list[str]:
-        """The edges whose gradients come out of a backward, in their order."""
+        """The edges whose gradients a backward returns, in order."""
         return [port.name for port in self.gradients if port.kind is PortKind.EDGE]

@@ -12,18 +12,18 @@ TIMES = (STEP, MICROBATCH, AUTO)
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Whether weights are gathered once per step, and whether gradients are reduced so; else for every microbatch."""
+    """Whether weights are gathered, and whether gradients are reduced, once per step; else for every microbatch."""
 
     gathers_once: bool
     reduces_once: bool
 
 
 def storage_choices(gather_weights: str, reduce_gradients: str, microbatches: int, parts: int) -> list[Storage]:
-    """What the options of these names leave open, the best first: the one that fits into memory is to be taken.
+    """The choices that the options of these names leave open, the best first: the first that fits into memory is used.
 
     Once per step means the least communication, but gathered weights and whole gradients are in memory all the time.
-    A single microbatch communicates as much either way, and can overlap it with what it computes. `parts` is in how
-    many shards they are stored; whole ones leave nothing open.
+    A single microbatch communicates as much either way, and can overlap it with its computation. `parts` is the number
+    of shards that weights are stored in; with one there is no choice.
     """
     if parts == 1:
         return [Storage(False, False)]

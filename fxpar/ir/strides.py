@@ -1,4 +1,4 @@
-"""How tensors lie in memory: in which order of dims, and whether with gaps."""
+"""Strides of tensors: the order of dims in memory, and whether there are gaps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 def stride_order(whole: Tensor) -> tuple[int, ...]:
-    """The dims of `whole` from the outermost in memory to the innermost; of expanded values, as in a copy."""
+    """The dims of `whole` from the outermost in memory to the innermost; for an expanded value, as in a copy."""
     strides = torch.empty_like(whole).stride() if 0 in whole.stride() else whole.stride()
     return tuple(sorted(range(whole.dim()), key=lambda dim: -strides[dim]))
 
 
 def is_dense(whole: Tensor) -> bool:
-    """Whether the elements of `whole` fill a stretch of memory without gaps or overlaps, in whatever order of dims."""
+    """Whether the elements of `whole` fill a range of memory without gaps or overlaps, in any order of dims."""
     return lies_in_order(whole, stride_order(whole))
 
 
 def lies_in_order(found: Tensor, order: Sequence[int]) -> bool:
-    """Whether the dims of `found` lie in memory in `order`, outermost first, without gaps or overlaps."""
+    """Whether the stride order of `found` is `order`, outermost first, without gaps or overlaps."""
     step = 1
     for dim in reversed(order):
         if found.shape[dim] != 1 and found.stride(dim) != step:
@@ -35,12 +35,12 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 
 def unfilled_like(like: Tensor) -> Tensor:
-    """New memory of the shape, strides, dtype and device of a real or fake tensor."""
+    """An uninitialised tensor of the shape, strides, dtype and device of a real or fake one."""
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def strided_like(found: Tensor, expected: Tensor) -> Tensor:
-    """`found` in the memory order of `expected`, on which later views may count."""
+    """`found` in the stride order of `expected`, on which later views may rely."""
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype), f"{found} in the place of {expected}"
     if found.stride() == expected.stride():
         return found

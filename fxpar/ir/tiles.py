@@ -76,7 +76,7 @@ class LogicalBox:
     offset: int
 
     def joined(self) -> LogicalBox:
-        """The same box in as few dims as possible, but one at least: dims that together are evenly spaced are one."""
+        """The same box in as few dims as possible, at least one: dims that together are evenly spaced are merged."""
         joined: list[tuple[int, int]] = []
         for size, stride in zip(self.sizes, self.strides, strict=True):
             if size == 1:
@@ -90,7 +90,7 @@ class LogicalBox:
 
 
 def logical_box(layout: Layout, coordinate: Mapping[str, int]) -> LogicalBox:
-    """Where the elements of the local piece stand in the row-major logical tensor; what random numbers are drawn by."""
+    """The positions of the local piece's elements in the row-major logical tensor: the index of random numbers."""
     sizes: list[int] = []
     strides: list[int] = []
     offset, weight = 0, 1

@@ -1,4 +1,4 @@
-"""Let small weights share a collective over z, and so their gradients: of these, latency is what counts."""
+"""Join small all-gathers and reduce-scatters over z in buckets: their time is mostly latency."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fxpar.ir.node_meta import (
 aten = torch.ops.aten
 
 SMALL_BYTES = 8 << 10
-"""Whole weights of up to this size wait for others: biases, and scales of norms."""
+"""Collectives of weights up to this size, whole, are joined: biases, and scales of norms."""
 
 BUCKET_BYTES = 25 << 20
-"""As large as DistributedDataParallel's: past it a larger message is no faster."""
+"""The default of DistributedDataParallel: larger messages reach no higher bandwidth."""
 
 
 def bucket_collectives(module: fx.GraphModule, small_bytes: int = SMALL_BYTES) -> None:
-    """Join, in place, the all-gathers of what enters a local graph over z, and the reduce-scatters of what leaves it.
+    """Join, in place, small all-gathers of a local graph's inputs over z, and small reduce-scatters of its outputs.
 
-    Those that move no more than `small_bytes` are joined in the order of the graph, in buckets of one dtype. A bucket
-    of gathers starts with the first of them; one of reductions when the last term is there, and it is waited for at the
-    end of the graph.
+    Collectives of at most `small_bytes` each are joined in the order of the graph, in buckets of one dtype. The
+    all-gather of a bucket starts where its first member did. The reduce-scatter starts when the last gradient is
+    computed, and is waited for at the end of the graph.
 
     Before: `g0 = all_gather(w0); g1 = all_gather(w1)`
-    After:  `g = all_gather(cat([w0, w1]))`, of which `g0` and `g1` are cut
+    After:  `g = all_gather(cat([w0, w1]))`, of which `g0` and `g1` are slices
     """
     buckets = 0
     for kind, join in (("all_gather", _join_gathers), ("reduce_scatter", _join_reductions)):
@@ -60,14 +60,14 @@ def _small(graph: fx.Graph, kind: str, small_bytes: int) -> Iterator[fx.Node]:
 
 
 def _stands_at_border(node: fx.Node, kind: str) -> bool:
-    """Whether nothing else is computed with `node` on the way in, or out."""
+    """Whether `node` combines no values (before a gather), or no user of it does (after a reduction)."""
     if kind == "all_gather":
         return node.op == "placeholder" or len(node.all_input_nodes) == 1
     return all(len(user.all_input_nodes) == 1 or user.op == "output" for user in node.users)
 
 
 def _buckets(collectives: Iterable[fx.Node]) -> Iterator[list[fx.Node]]:
-    """Of one dtype each, as full as they may be; what would be alone stays as it is."""
+    """Buckets of one dtype and at most `BUCKET_BYTES`; a collective that would be alone in one is left out."""
     open_buckets: dict[Any, list[fx.Node]] = {}
     for node in collectives:
         key = (tensor(node).dtype, node.args[1:])
@@ -89,7 +89,7 @@ class _Writer(WriterInPlace):
     """Writes calls on behalf of a collective."""
 
     def collective(self, joined: fx.Node) -> fx.Node:
-        """A collective as the one written for, of `joined`."""
+        """The same collective as the one written for, on `joined`."""
         like = communication(self._like)
         assert like is not None and callable(self._like.target)
         started = self.call(self._like.target, joined, *self._like.args[1:])

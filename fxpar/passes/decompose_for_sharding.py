@@ -1,4 +1,4 @@
-"""Take apart the ops that shard better in parts."""
+"""Decompose the ops that shard better in parts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 
 def decompose_for_sharding(joint: fx.GraphModule, norm_policy: NormPolicy = ONE_RANK) -> fx.GraphModule:
-    """The same function with the ops of `DECOMPOSITIONS` in parts, and every node tagged forward or backward.
+    """The same graph with the ops of `DECOMPOSITIONS` decomposed, and every node tagged forward or backward.
 
-    So are norms of which `norm_policy` foresees that they shard better in parts. The order of placeholders and outputs
-    stays, and so does what is known of each node's origin.
+    Norms are decomposed where `norm_policy` expects them to shard better. Placeholders and outputs keep their order,
+    and nodes the record of their origin.
 
     Before: `addmm = aten.addmm(b, x, w)`
     After:  `mm = aten.mm(x, w)`, `add = aten.add(mm, b)`
@@ -35,7 +35,7 @@ def decompose_for_sharding(joint: fx.GraphModule, norm_policy: NormPolicy = ONE_
     copies: dict[fx.Node, Any] = {}
     for node in joint.graph.nodes:
         if node.target is aten._assert_tensor_metadata.default:
-            continue  # speaks of logical shapes, and the trace has checked it
+            continue  # it asserts logical shapes, which the trace has checked
         decomposed = _decomposed(node, norm_policy)
         if decomposed is not None:
             with mode:
@@ -52,7 +52,7 @@ def decompose_for_sharding(joint: fx.GraphModule, norm_policy: NormPolicy = ONE_
 def _decomposed(
     node: fx.Node, norm_policy: NormPolicy
 ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None:
-    """The decomposition of the op at `node`, with its arguments; None where the op stays."""
+    """The decomposition of the op at `node`, with its arguments; None if the op stays whole."""
     if node.op != "call_function":
         return None
     if node.target is aten._log_softmax_backward_data.default:
@@ -67,7 +67,7 @@ def _decomposed(
 
 
 def _picks_targets(grad: fx.Node, output: Any, dim: Any) -> bool:
-    """Whether `grad` is that of picking, without class weights, from the log-probabilities `output` along `dim`."""
+    """Whether `grad` is the gradient of an NLL loss without class weights on `output`, whose classes are `dim`."""
     if grad.target not in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
         return False
     _, log_probs, _, weight, *_ = grad.args
@@ -76,7 +76,7 @@ def _picks_targets(grad: fx.Node, output: Any, dim: Any) -> bool:
 
 
 def _origin(node: Any) -> Any:
-    """The node whose value `node` returns again."""
+    """The node that `node` is a detach or an alias of, or `node` itself."""
     return _origin(node.args[0]) if node.target in (aten.detach.default, aten.alias.default) else node
 
 
@@ -88,7 +88,7 @@ def _inline(
     kwargs: Mapping[str, Any],
     copies: Mapping[fx.Node, Any],
 ) -> Any:
-    """Append what `decomposition` does to the values at `args` and `kwargs`; results nest as those of `node`."""
+    """Append the ops of `decomposition` on `args` and `kwargs`; returns its results, nested as those of `node`."""
     operands: list[fx.Node] = []
     fx.map_arg((args, kwargs), operands.append)
 
@@ -110,12 +110,12 @@ def _inline(
 
 
 def _like(found: Tensor | None, expected: Tensor | None) -> Tensor | None:
-    """A result as the op returns it: kernels keep statistics in a precision of their own."""
+    """`found` with the dtype and strides of the op's result: statistics may have another precision than operands."""
     return None if found is None or expected is None else strided_like(found.to(expected.dtype), expected)
 
 
 def _tag(graph: fx.Graph) -> None:
-    """What autograd tagged as backward, and all that depends on it, is backward; the rest is forward."""
+    """Tag as backward what autograd tagged so and all that depends on it, and the rest as forward."""
     for node in graph.nodes:
         if node.op != "output":
             tag_direction(node, backward=is_backward(node) or any(map(is_backward, node.all_input_nodes)))

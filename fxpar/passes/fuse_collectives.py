@@ -1,4 +1,4 @@
-"""Make collectives and the matmuls beside them one op, and say of every collective what became of it, and why."""
+"""Fuse collectives with adjacent matmuls, and record for every collective whether it was fused, and why."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from fxpar.passes.fusion.verdicts import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A graph with fused ops, and a verdict for every collective that it had, in their order."""
+    """A graph with fused ops, and a verdict on each collective that it had before, in order."""
 
     module: fx.GraphModule
     verdicts: tuple[Verdict, ...]
 
 
 def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: Fuse) -> Fused:
-    """`module` with fused ops in the place of collectives and the matmuls before or behind them.
+    """`module` with collectives and the matmuls before or after them replaced by fused ops.
 
-    An all-gather is fused with those matmuls that take what it returns in one way, a reduce-scatter or an all-reduce of
-    sums with the matmul that produces the terms. Ops that only rearrange a value may stand between them: those still
-    needed stand around the fused op. Behind a gather may also stand what can be computed on pieces, and then is
-    (see `find_on_pieces`). Where a gathered value is used by others, too, the op returns it as well.
-    All values that are used elsewhere lie in memory as before. All ranks that run forms of one graph, whose sizes may
-    differ, come to the same verdicts if the `costs` are the same.
+    An all-gather is fused with all matmuls that take its result in the same form, a reduce-scatter or a sum all-reduce
+    with the matmul that produces its terms. Ops that only rearrange a value may be in between; those that are still
+    needed are applied around the fused op. Ops after an all-gather that can run on each rank's piece are moved before
+    it (see `find_on_pieces`). If the gathered value has other users, the fused op returns it as well.
+    Values that are used elsewhere keep their strides. Ranks whose graphs differ only in sizes reach the same verdicts
+    if the `costs` are the same.
     Source: Chang et al., "FLUX: Fast Software-based Communication Overlap on GPUs through Kernel Fusion".
 
     Args:
         costs: those of `estimate_fusions`, the same on all ranks that run a form of the graph.
-        fuse: True, wherever that is estimated not to cost more than overlap; "always", wherever it can be; or False.
+        fuse: True: where it is estimated to cost no more than overlap; "always": where it is possible; False: nowhere.
 
     Before: `gathered = all_gather(x); wait = wait_tensor(gathered); mm = mm(wait, w)`
     After:  `both = all_gather_matmul(x, [w], [None], "rows", ...); mm = both[0]`
@@ -61,7 +61,7 @@ def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: 
 
 
 def _decide(start: fx.Node, cost: FusionCost, fuse: Fuse) -> Verdict:
-    """Fuse the collective at `start` if that can be done and is worth it."""
+    """Fuse the collective at `start` if it is possible and `cost` and `fuse` say so."""
     done, found = communication(start), find_fusion(start)
     assert done is not None, f"{start} is no collective"
     is_cheaper = fuse == FUSE_ALWAYS or (fuse and cost.fused_us <= cost.apart_us)

@@ -1,4 +1,4 @@
-"""Fuse the collectives of a rank's stages with matmuls, as all ranks that run forms of one stage agree to."""
+"""Fuse the collectives of a rank's stages with matmuls; all ranks of a stage decide by the same costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fxpar.passes.fusion.verdicts import Verdict, Verdicts, verdict_table
 from fxpar.passes.stage_graphs import StageGraphs
 
 GatherCosts: TypeAlias = Callable[[CostsByGraph], Iterable[CostsByGraph]]
-"""From this rank's costs to those of all ranks: a collective of them."""
+"""Exchanges costs: takes this rank's, returns those of all ranks. A collective call."""
 
 
 def fuse_stages(
@@ -31,13 +31,13 @@ def fuse_stages(
     gather_costs: GatherCosts | None = None,
     tries_fused_ops: bool = False,
 ) -> list[StageGraphs]:
-    """The stages of this rank with fused ops, where `model` estimates that they pay.
+    """The graphs of this rank's stages, with collectives fused where `fuse` and the estimates of `model` say so.
 
     Args:
-        overlap: how collectives will run that are not fused.
-        gather_costs: by which all ranks decide by the same costs; by default this rank decides alone.
-        tries_fused_ops: whether every fused op is called once, on made-up values, before it is settled: those that have
-            no kernel faster than their parts one after another are left.
+        overlap: how collectives that are not fused will be overlapped.
+        gather_costs: exchanges costs, so that all ranks decide by the same; by default this rank decides by its own.
+        tries_fused_ops: whether every fused op is first called once, on made-up values. Collectives are not fused into
+            an op that has no kernel faster than its parts one after another.
     """
     gather = gather_costs or (lambda own: [own])
     costs = max_over_ranks(gather(_estimated(graphs, model, overlap)))
@@ -63,7 +63,7 @@ def _estimated(graphs: Sequence[StageGraphs], model: GraphModel, overlap: Overla
 
 
 def _tried(graphs: Sequence[StageGraphs], costs: CostsByGraph, fuse: Fuse) -> CostsByGraph:
-    """The costs of this rank's stages once their fused ops have been called, for the first time."""
+    """The costs of this rank's stages after a first call of each of their fused ops."""
     tried: dict[str, list[FusionCost]] = {}
     for each in graphs:
         stage, verdicts = _fuse_stage(each, costs, fuse, PassLog())

@@ -1,4 +1,4 @@
-"""Take what need not be done for every microbatch out of a local graph: gathers of weights, reductions of gradients."""
+"""Move all-gathers of weights and reductions of gradients over z from the graph of a microbatch to once per step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
 class Gathers:
     """`module(*pieces)` starts to gather the parameters `ports`, and returns what the graph of a microbatch takes.
 
-    Of those whose gathered pieces lie in memory as they are used, that is what a collective is still writing.
+    Where a weight is a view of the all-gather's output, that is the output, which the collective is still writing.
     """
 
     ports: tuple[Port, ...]
@@ -30,9 +30,9 @@ class Gathers:
 
 @dataclass(frozen=True, slots=True)
 class Reductions:
-    """Of gradients of the parameters `ports`: `finish(*start(*sums))` returns this rank's shards of what is reduced.
+    """Reductions of the gradients of parameters `ports`: `finish(*start(*sums))` returns this rank's reduced shards.
 
-    `start(*sums)` returns what collectives are still writing; `module` is both in one.
+    `start(*sums)` returns outputs that collectives are still writing; `module` is both in one graph.
     """
 
     ports: tuple[Port, ...]
@@ -43,7 +43,7 @@ class Reductions:
 
 @dataclass(frozen=True, slots=True)
 class Hoisted:
-    """A stage's local graph for each microbatch, `body`, and what is done around it once per step, if anything is."""
+    """`body`, a stage's local graph of one microbatch, and the `gathers` and `reductions` once per step, if any."""
 
     body: JointGraph
     gathers: Gathers | None = None
@@ -53,9 +53,10 @@ class Hoisted:
 def hoist_storage(local: JointGraph, *, gathers: bool, reductions: bool) -> Hoisted:
     """Split the gathers of parameters over z off the front of `local`, and reductions of their gradients off its end.
 
-    Gathers start in the order in which the graph uses what they give. A gathered weight that lies in memory as it is
-    used is waited for in the graph, so that the first layers are computed while the last weights arrive; the wait costs
-    nothing when it is repeated for every microbatch. Otherwise it is waited for, and put in order, before the first.
+    Gathers start in the order in which the graph uses the weights. A weight that is a view of the all-gather's output
+    is waited for in the body, so that the first layers are computed while the last weights arrive; repeating the wait
+    for every microbatch costs nothing. A weight that must be copied into order is waited for and copied before the
+    first microbatch.
 
     Before: `g = all_gather(w)`, `wait_tensor(g)`, ..., `dw = mm(...)`, `r = reduce_scatter(dw)`, `wait_tensor(r)`
     After:  gathers `all_gather(w)`; body `wait_tensor(w)`, ..., `mm(...)`;
@@ -79,7 +80,7 @@ def _placeholders(local: JointGraph) -> list[fx.Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """A parameter on its way: its placeholder, the last node to be hoisted, and what it is when it is gathered."""
+    """A parameter to gather: its placeholder, the last node to be hoisted, and the node of the gathered weight."""
 
     stored: fx.Node
     given: fx.Node
@@ -87,7 +88,7 @@ class _Gathered:
 
 
 def _gathered(local: JointGraph) -> dict[Port, _Gathered]:
-    """Parameters that are gathered over z, in the order in which their gathers stand."""
+    """The parameters that are gathered over z, in the order of their gathers."""
     ports = dict(zip(_placeholders(local), local.inputs, strict=False))
     by_name = {node.name: node for node, port in ports.items() if port.kind is PortKind.PARAMETER}
     found = {}
@@ -98,13 +99,13 @@ def _gathered(local: JointGraph) -> dict[Port, _Gathered]:
 
 
 def _last_hoisted(gathered: fx.Node) -> fx.Node:
-    """What the graph of a microbatch takes for a gathered value: what is being written, where that is all of it."""
+    """What the body takes for a gathered value: the started all-gather if the value is a view of its output."""
     started = owner_of(gathered)
     return gathered if communication(started) is None else started
 
 
 def _reduced(local: JointGraph) -> dict[Port, fx.Node]:
-    """For gradients that are reduced to shards over z: the terms."""
+    """For each gradient that is reduced to shards over z: this rank's term, before the reduction."""
     by_name = {node.name: node for node in local.module.graph.nodes}
     gradients = zip(returned(local.module)[len(local.outputs) :], local.gradients, strict=True)
     return {port: by_name[name] for node, port in gradients if (name := source(node)) is not None}
@@ -128,7 +129,7 @@ def _body(local: JointGraph, entering: Mapping[Port, _Gathered], leaving: Mappin
         if port in entering:
             rename_placeholder(node, entering[port].stored.name)
             whole = entering[port].whole
-            if tensor(node).shape == tensor(whole).shape:  # it is padded otherwise
+            if tensor(node).shape == tensor(whole).shape:  # otherwise it is padded
                 set_placed(node, Placed((), (layout_of(whole),)))
     body.recompile()
     return replace(local, module=body)
@@ -147,7 +148,7 @@ def _reductions(local: JointGraph, leaving: Mapping[Port, fx.Node]) -> Reduction
     ends = dict(zip(local.gradients, returned(local.module)[len(local.outputs) :], strict=True))
     nodes = list(local.module.graph.nodes)
     module = extract(local.module, nodes, list(leaving.values()), [ends[port] for port in leaving], [])
-    bucket_collectives(module, BUCKET_BYTES)  # all that starts at once
+    bucket_collectives(module, BUCKET_BYTES)  # all of them start at the same time
     nodes, reduced = list(module.graph.nodes), returned(module)
     started = [node for node in nodes if communication(node) is not None]
     terms = module.graph.find_nodes(op="placeholder")

@@ -1,4 +1,4 @@
-"""From the laid-out logical graph to the local one: local shapes, and collectives wherever a layout changes."""
+"""Turn the logical graph with layouts into the local graph: local shapes, and collectives where layouts change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fxpar.world.mesh import Mesh, num_batch_shards
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a local graph: `num_bytes` are the local bytes of the larger of what it takes and returns."""
+    """A collective of a local graph: `num_bytes` is the local size of the larger of its operand and its result."""
 
     kind: CollectiveKind
     axis: str
@@ -51,7 +51,7 @@ def collectives(graph: fx.Graph) -> list[Collective]:
 
 
 def communicating(graph: fx.Graph) -> list[str]:
-    """What `graph` communicates, in order: its collectives, and the ops that are fused with one."""
+    """The communication of `graph` as text, in order: its collectives, and the ops that are fused with one."""
     found = []
     for node in graph.nodes:
         if (done := communication(node)) is not None:
@@ -62,15 +62,15 @@ def communicating(graph: fx.Graph) -> list[str]:
 
 
 def insert_collectives(joint: JointGraph, mesh: Mesh) -> JointGraph:
-    """The graph that this rank of `mesh` runs on its pieces of every value.
+    """The graph that this rank of `mesh` runs on its shards.
 
-    Every tensor operand is moved from the layout that it has to the one that its consumer needs, once for all
-    consumers with the same need, and every op is emitted by its rule; ops without one run as they are. Each collective
-    is followed by the wait for it. Local values lie in memory in the order of their logical values, without gaps where
-    those have none: an ATen kernel that assumes so is silently wrong otherwise.
+    Every tensor operand is redistributed from its layout to the one that its consumer needs, once for all consumers
+    with the same need. Every op is emitted by its rule; ops without a rule run unchanged. Each collective is followed
+    by its wait. Local values have the stride order of their logical values, and are dense where those are: ATen
+    kernels that assume it would otherwise be silently wrong.
 
-    A parameter that is stored in shards over z is gathered once, before its first use, for all its readers. A gradient
-    that leaves in shards over z is this rank's term of a sum: it is reduced and scattered.
+    A parameter that is stored in shards over z is gathered once, before its first use, for all its users. A gradient
+    that leaves in shards over z is this rank's term of a sum, and is reduce-scattered.
 
     Before: `mm = aten.mm(a, b)` of [4, 2@x*4] and [2@x*4, 6], a partial sum over x; `relu = aten.relu(mm)` of [4, 6]
     After:  `mm = aten.mm(a, b)` of shapes [4, 4] and [4, 6]; `all_reduce = all_reduce(mm, ...)`;
@@ -80,7 +80,7 @@ def insert_collectives(joint: JointGraph, mesh: Mesh) -> JointGraph:
 
 
 class _Localizer:
-    """The state of the pass: the local graph so far, and under which layouts each logical value is in it."""
+    """The state of the pass: the local graph so far, and the layouts in which it has each logical value."""
 
     def __init__(self, joint: JointGraph, mesh: Mesh) -> None:
         self._joint = joint
@@ -167,7 +167,7 @@ class _Localizer:
         return result
 
     def _note(self, node: fx.Node, result: fx.Node, layout: Layout | None = None) -> None:
-        """`result` is what the logical `node` returns, under `layout` (by default, the one chosen for it)."""
+        """Record `result` as the local value of the logical `node` in `layout` (default: the one chosen for it)."""
         if not isinstance(value(node), Tensor):
             self._others[node] = result
             return
@@ -183,12 +183,12 @@ class _Localizer:
         self._leave(node)
 
     def _leave(self, node: fx.Node) -> None:
-        """Communication a result of the graph as soon as it is there, since a collective should start early."""
+        """Emit the communication of a graph result right after it is computed: a collective should start early."""
         for leaving in self._leaving.get(node, ()):
             self._left(leaving, node)
 
     def _left(self, leaving: _Exit, consumer: fx.Node) -> fx.Node:
-        """The local value of a result of the graph, as it leaves."""
+        """The local value of a graph result, in the layout in which it leaves."""
         operand, need = leaving.operand, leaving.layout
         whole = need.with_placement("z", REPLICATE)
         piece = self._moved(operand, whole, consumer)
@@ -203,7 +203,7 @@ class _Localizer:
         return self._sums[operand, need]
 
     def _local_arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of `node` with every value replaced by its local one, moved to where `node` needs it."""
+        """The arguments of `node` with every value replaced by its local one, in the layout that `node` needs."""
         needs = iter(placed(node).inputs)
 
         def localized(operand: fx.Node) -> fx.Node:
@@ -215,10 +215,10 @@ class _Localizer:
         return args, kwargs
 
     def _moved(self, operand: fx.Node, need: Layout, consumer: fx.Node) -> fx.Node:
-        """The local value of `operand` under the layout `need`: there already, or moved from where that is cheapest."""
+        """The local value of `operand` in the layout `need`; if there is none yet, by the cheapest redistribution."""
         held = self._pieces[operand]
         whole = next(iter(held)).with_placement("z", REPLICATE)
-        if whole not in held:  # a parameter in its storage
+        if whole not in held:  # a parameter in its storage layout
             backward = all(node is not operand for node, _ in self._forward_needs)
             (stored,) = held.values()
             self._move(operand, whole, consumer, backward=backward)
@@ -262,7 +262,7 @@ def _tensor_operands(node: fx.Node) -> list[fx.Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """A value that leaves the graph, and as what; one that `is_gradient` is a term of a sum over z."""
+    """A graph result and the layout in which it leaves; a gradient is this rank's term of a sum over z."""
 
     operand: fx.Node
     layout: Layout
@@ -270,7 +270,7 @@ class _Exit:
 
 
 def _exits(joint: JointGraph) -> list[_Exit | None]:
-    """All that leaves, in order; None for what is no value of the graph."""
+    """The results of the graph, in order; None for one that is not a node."""
     output = joint.module.graph.output_node()
     needs = iter(placed(output).inputs)
     (values,) = output.args
@@ -282,7 +282,7 @@ def _exits(joint: JointGraph) -> list[_Exit | None]:
 
 
 def _leaving(joint: JointGraph) -> dict[fx.Node, list[_Exit]]:
-    """What leaves, by the value."""
+    """The results of the graph, by the node that computes them."""
     leaving: dict[fx.Node, list[_Exit]] = {}
     for each in _exits(joint):
         if each is not None:

@@ -1,4 +1,4 @@
-"""Join the stages: all that crosses from one to another goes through a node that says how it moves."""
+"""Join the stages into one graph, in which every transfer between stages is a node that has its plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fxpar.world.mesh import Mesh
 
 @torch.library.custom_op("fxpar::reshard", mutates_args=())
 def reshard(x: Tensor, source: int, targets: list[int]) -> Tensor:
-    """`x` of stage `source` on the ranks of all `targets`: of logical values, the identity."""
+    """`x` of stage `source` on the ranks of all `targets`: the identity on logical values."""
     return x.clone()
 
 
@@ -50,19 +50,19 @@ def insert_reshards(
 ) -> Pipeline:
     """The step of one microbatch as one graph, in logical shapes: calls of the stages, and of `fxpar.reshard`.
 
-    A value that several stages use moves to all of them at once, unless it moves in groups, in which those that need it
-    early would wait for those that need it late. Each sends its own gradient back, and the maker adds them up; a stage
-    that has none sends zeros. Their owner sends tied parameters to their other users likewise.
+    A value that several stages use is sent to all of them by one multicast, unless values move in process groups, in
+    which a stage that needs it early would wait for one that needs it late. Each user sends its gradient back, zeros if
+    it has none, and the producer adds them up. The owner of a tied parameter sends it to its other users likewise.
 
-    The graph takes a dict for each stage, of the parameters and buffers that it alone uses; then tied parameters,
-    inputs, and the gradient of the loss. It returns the results, the gradients of tied parameters, then for each stage
-    the dict of its other gradients, and for each that has any that of its new buffers.
+    The graph takes one dict per stage, of the parameters and buffers that only this stage uses, then tied parameters,
+    inputs, and the gradient of the loss. It returns the results, the gradients of tied parameters, one dict per stage
+    of its other gradients, and for each stage that updates buffers a dict of their new values.
 
     Before: `x = stage_0(...)`, `y = stage_1(x)`, `loss = stage_2(x, y)`, each stage a graph of its own
     After:  `x_on_1_2 = fxpar.reshard(x, 0, [1, 2])`, `y = stage_1(x_on_1_2)`, ..., one graph
 
     Args:
-        owners: by name, the stage that has each parameter, and its layout there.
+        owners: by name, the stage that owns each parameter, and its layout there.
         placement: of each stage on the pipe axis; by default stage s is at s.
         strategy, algorithm: as of `make_plan`.
 
@@ -83,8 +83,8 @@ def insert_reshards(
 class _Builder:
     """Writes the graph, from the forward of the first stage to its backward.
 
-    It keeps the nodes that are at hand: values and gradients by the stage that has them. In `arrived` are the gradients
-    that the maker of an edge has got, by its port.
+    `_values` and `_gradients` have nodes by stage and port. `_arrived` has the gradients that the producer of an edge
+    has received, by port.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class _Builder:
         return Pipeline(module, self._edges, tuple(self._graph.reshards))
 
     def _is_apart(self, port: Port) -> bool:
-        """Whether the graph shows it; the rest of what a stage has is one dict."""
+        """Whether the port is a value of its own in the graph; the other ports of a stage are in one dict."""
         return port.kind in (PortKind.INPUT, PortKind.EDGE) or port in self._tied_ports
 
     def _enter(self) -> None:
@@ -166,7 +166,7 @@ class _Builder:
                     self._move_value(crossing)
 
     def _share(self, tied: TiedParameter) -> None:
-        """The parameter is wherever it is used."""
+        """Move the parameter to all stages that use it."""
         if tied.users:
             self._move_value(tied_crossing(tied, self._stages, self._placement))
         for first, members in tied.together.items():
@@ -192,7 +192,7 @@ class _Builder:
                 self._return(edge, index)
 
     def _return(self, edge: Edge, reader: int) -> None:
-        """The gradient of an edge from one of its readers to its maker."""
+        """Move the gradient of an edge from one of its consumers to its producer."""
         port = Port(PortKind.EDGE, edge.name)
         gradient = self._gradients.get((reader, port))
         if gradient is None:
@@ -201,7 +201,7 @@ class _Builder:
         self._arrived[port].append(self._graph.move(gradient, reshard))
 
     def _sum_of(self, tied: TiedParameter) -> fx.Node | None:
-        """The gradient of a tied parameter, as its owner has it: its own, and those of other users."""
+        """The sum at the owner of all gradients of a tied parameter; None if there are none."""
         terms = self._gradients_at(tied, tied.owner)
         for user in tied.users:
             if there := self._gradients_at(tied, user):
@@ -213,11 +213,11 @@ class _Builder:
         return self._graph.total(terms, _gradient(tied.port)) if terms else None
 
     def _gradients_at(self, tied: TiedParameter, first: int) -> list[fx.Node]:
-        """What the stages that share the parameter with stage `first` have of its gradient."""
+        """The gradients of the parameter from the stages that share it with stage `first`."""
         found = [self._gradients.get((member, tied.port)) for member in tied.together[first]]
         return [gradient for gradient in found if gradient is not None]
 
 
 def _gradient(port: Port, stage: int | None = None) -> str:
-    """The name of a gradient: what `stage` has of it, or all."""
+    """The name of the gradient of `port`: of the term of `stage`, or of the whole."""
     return f"gradient_{'' if stage is None else f'{stage}_'}of_{port.identifier}"

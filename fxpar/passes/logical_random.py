@@ -17,7 +17,7 @@ from fxpar.passes.decompose.redraw import Redraw, Streams
 
 
 def logical_random(joint: JointGraph) -> JointGraph:
-    """Replace every random op by `fxpar::uniform` and arithmetic on it; `RANDOM_STATE` becomes an input, if any.
+    """Replace every random op, if any, by `fxpar::uniform` and arithmetic on it; `RANDOM_STATE` becomes an input.
 
     Each op draws from its own stream, numbered by its place in the captured program, not in the stage.
 
@@ -26,7 +26,7 @@ def logical_random(joint: JointGraph) -> JointGraph:
             `uniform = fxpar.uniform(stream, ...)`, `mask = aten.ge(uniform, 0.1)`, `mul = aten.mul(x, mask)`, ...
 
     Raises:
-        UnsupportedGraphError: an op draws from a distribution that has no such form here.
+        UnsupportedGraphError: an op draws from a distribution that has no replacement.
     """
     drawing = [node for node in joint.module.graph.nodes if _draws(node)]
     if not drawing:
@@ -50,13 +50,13 @@ def _draws(node: fx.Node) -> bool:
     names = [argument.name for argument in node.target._schema.arguments]
     if "dropout_p" not in names:
         return True
-    position = names.index("dropout_p")  # attention kernels draw for their dropout alone
+    position = names.index("dropout_p")  # attention kernels are random only in their dropout
     dropout = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
     return bool(dropout != 0.0)
 
 
 def _device_of(drawing: fx.Node) -> torch.device:
-    """Where an op that draws puts what it returns."""
+    """The device of the results of a random op."""
     return next(given.device for given in pytree.tree_leaves(value(drawing)) if isinstance(given, Tensor))
 
 

@@ -1,4 +1,4 @@
-"""Make code of what the schedule runs."""
+"""Lower the graphs that the schedule runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxpar.passes.stage_graphs import StageGraphs
 
 
 def lower_stage(graphs: StageGraphs, lowering: Lowering) -> CompiledStage:
-    """The pass that makes code of what the schedule runs."""
+    """Lower the graphs of one stage that the schedule runs to callables."""
     hoisted, parts, halves = graphs.hoisted, graphs.parts, graphs.halves
     body = hoisted.body
     pieces = [tensor(node) for node in body.module.graph.find_nodes(op="placeholder")]
@@ -37,7 +37,7 @@ def _lower_split(halves: SplitBackward, lowering: Lowering) -> CompiledSplit:
     return CompiledSplit(lowering(halves.inputs), lowering(halves.weights), halves.inputs_saved, halves.weights_saved)
 
 
-# What runs once per step is collectives and copies: nothing that compiling would make faster.
+# Graphs that run once per step are collectives and copies, which compiling would not make faster.
 
 
 def _lower_gathers(gathers: Gathers) -> CompiledGathers:

@@ -1,4 +1,4 @@
-"""Start collectives early and wait for them late, so that they run beside computation."""
+"""Start collectives early and wait for them late, so that they run concurrently with computation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from fxpar.passes.overlap.gather_ahead import gather_ahead
 
 
 def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphModule:
-    """`module` in another order, by the rules that `overlap` names; it computes the same, bit by bit.
+    """`module` with its nodes reordered by the rules that `overlap` names; the results are the same, bit by bit.
 
-    "input_gradients": what is computed and needed again starts as soon as it is there, and is waited on where it is
-    needed. What it does not need runs in between (see `defer_weight_gradients`).
-    "reduce_scatters": what only leaves the graph starts as soon as it is there, and is waited on when all is done, or
-    earlier where more would be under way than `overlap.held_reductions` allows; in the order of starts.
-    "all_gathers": what is made of inputs alone starts a layer before it is needed (see `gather_ahead`).
+    "input_gradients": a collective of a computed value, whose result is used again, starts as soon as its operand is
+    computed, and is waited for at its first use. Ops that it does not need run in between (see
+    `defer_weight_gradients`).
+    "reduce_scatters": a collective whose result only leaves the graph starts as soon as its operand is computed. It is
+    waited for at the end, in the order of starts, or earlier if more would be in flight than `overlap.held_reductions`
+    allows.
+    "all_gathers": a collective of inputs alone starts a layer before its first use (see `gather_ahead`).
 
-    The order of starts follows from the graph's structure, and so is the same on all ranks of a group whose graphs
-    differ in sizes and slices alone. All else that computes keeps its order.
+    The order of starts follows from the graph's structure, so it is the same on all ranks of a group whose graphs
+    differ only in sizes and slices. All other ops keep their order.
     Source: Singh et al., "A 4D Hybrid Algorithm to Scale Parallel Training", the section on overlapping.
 
     Before: `dx = mm(dy, w_t); dw = mm(x_t, dy); all_reduce = all_reduce(dx); wait = wait_tensor(all_reduce); ...`
@@ -77,7 +79,7 @@ class _Order:
         return list(self._placed)
 
     def _place(self, node: fx.Node) -> None:
-        """Append `node`, after what it needs and has no place yet, and with all parts of its result, which it keeps."""
+        """Append `node` after those of its operands that are not placed yet, followed by the items of its result."""
         if node in self._placed:
             return
         for operand in node.all_input_nodes:
@@ -92,7 +94,7 @@ class _Order:
                 self._place(user)
 
     def _start_ready(self) -> None:
-        """Start what has all that it takes."""
+        """Start the collectives whose operands are all computed."""
         while self._ready:
             site = self._ready.pop(0)
             for waited in self._under_way.start(site):
@@ -100,7 +102,7 @@ class _Order:
             self._place(site.start)
 
     def _finish(self) -> None:
-        """Append the waits for what leaves the graph, in the order of their starts, and what is left."""
+        """Append the waits for results that leave the graph, in the order of their starts, then all other nodes."""
         leaving = [site for site in self._sites if site.rule == "reduce_scatters"]
         for site in leaving:
             self._place(site.start)
@@ -112,7 +114,7 @@ class _Order:
 
 
 class _UnderWay:
-    """The reductions that have started and not been waited for, the oldest first."""
+    """The reductions in flight, the oldest first."""
 
     def __init__(self, sites: Sequence[Site], held: float) -> None:
         sizes = [site.held_bytes for site in sites if site.rule == "reduce_scatters"]
@@ -120,7 +122,7 @@ class _UnderWay:
         self._sites: list[Site] = []
 
     def start(self, site: Site) -> list[Site]:
-        """Note that `site` starts; returns those that are to be waited for before."""
+        """Record the start of `site`; returns the sites that must be waited for before."""
         if site.rule != "reduce_scatters":
             return []
         done: list[Site] = []

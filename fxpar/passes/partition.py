@@ -1,4 +1,4 @@
-"""Cut a joint graph into its forward and its backward, so that little has to be kept in between."""
+"""Split a joint graph into forward and backward, so that few bytes are saved in between."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fxpar.ir.stage import JointGraph, Port, PortKind
 class Partitioned:
     """`forward(*inputs)` returns the outputs, then `num_saved` values; `backward(*saved, *tangents)` the gradients.
 
-    Inputs that the backward needs are among the saved values as they are: they must not change in between. There is no
-    backward if there are no gradients.
+    Inputs that the backward needs are among the saved values, uncopied: they must not change in between. `backward` is
+    None if there are no gradients.
     """
 
     forward: fx.GraphModule
@@ -31,11 +31,11 @@ class Partitioned:
 
 
 def partition(joint: JointGraph, remat: Remat = NO_REMAT) -> Partitioned:
-    """Split `joint` by what depends on what.
+    """Split `joint` by data dependencies.
 
-    The forward is all that its outputs need. What the backward needs besides is split where the fewest bytes cross: a
-    minimum cut. Parameters cross for free. Views are taken again in the backward rather than saved, and nothing else is
-    done twice but what `remat` says; that, as late as may be.
+    The forward has all nodes that its outputs need. The other nodes that depend on no tangent are divided by a minimum
+    cut of the bytes that cross. Parameters cross for free. Views are recomputed in the backward rather than saved; of
+    other ops only those that `remat` allows run twice, as late as possible in the backward.
 
     Before: `mm = aten.mm(x, w); relu = aten.relu(mm); mask = aten.gt(relu, 0); dm = aten.mul(tangent, mask)`
     After:  forward `mm`, `relu`, `mask`, saving `mask`; backward `dm = aten.mul(tangent, mask)`
@@ -59,7 +59,7 @@ def partition(joint: JointGraph, remat: Remat = NO_REMAT) -> Partitioned:
 
 @dataclass(frozen=True, slots=True)
 class _JointBorder:
-    """The nodes at the border of a joint graph, and those inside that do more than give a value."""
+    """The nodes at the border of a joint graph, and those inside that have side effects."""
 
     inputs: list[fx.Node]
     tangents: list[fx.Node]
@@ -86,7 +86,7 @@ class _JointBorder:
 
 
 def _choose_saved(joint: JointGraph, borders: _JointBorder, recomputed: Recomputed) -> list[fx.Node]:
-    """The values that the forward hands to the backward."""
+    """The values that the forward saves for the backward."""
     before = closure([*borders.outputs, *borders.effects_before], operands) | {*borders.inputs}
     after = closure(borders.tangents, users)
     wanted = closure([*borders.gradients, *borders.effects_after], operands)
@@ -97,13 +97,13 @@ def _choose_saved(joint: JointGraph, borders: _JointBorder, recomputed: Recomput
 
 
 def _free_to_keep(joint: JointGraph, borders: _JointBorder) -> set[fx.Node]:
-    """Parameters and buffers are there anyhow. (Autograd refuses to use a buffer that the forward has changed.)"""
+    """Parameters and buffers: in memory anyway. (Autograd refuses to use a buffer that the forward has changed.)"""
     stays = {PortKind.PARAMETER, PortKind.BUFFER}
     return {node for node, port in zip(borders.inputs, joint.inputs, strict=True) if port.kind in stays}
 
 
 def _with_layers(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes, what autograd put into the backward right behind its operands: within its layer, if it runs before."""
+    """The nodes, with those tagged as backward right after their operands: in their layer, if the forward runs them."""
     places: dict[fx.Node, int] = {}
     for index, node in enumerate(nodes):
         made = [places[operand] for operand in node.all_input_nodes]
@@ -112,7 +112,7 @@ def _with_layers(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _when_needed(nodes: Sequence[fx.Node], given: Sequence[fx.Node], late: AbstractSet[fx.Node]) -> list[fx.Node]:
-    """What is `given`, the `late` nodes in order, and all others right before the first of them that needs them."""
+    """The `given` nodes, then the `late` ones in order, and every other right before the first that needs it."""
     ordered = dict.fromkeys(given)
     for node in nodes:
         if node in late or node.op == "output":
@@ -121,6 +121,6 @@ def _when_needed(nodes: Sequence[fx.Node], given: Sequence[fx.Node], late: Abstr
 
 
 def saved_ports(joint: JointGraph, parts: Partitioned) -> list[Port | None]:
-    """For each value that `parts` saves, the input that it is; None for what the forward makes."""
+    """For each value that `parts` saves, its port if it is an input; None if the forward computes it."""
     ports = dict(zip(parts.forward.graph.find_nodes(op="placeholder"), joint.inputs, strict=True))
     return [ports.get(node) for node in returned(parts.forward)[len(joint.outputs) :]]

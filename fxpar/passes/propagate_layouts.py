@@ -1,4 +1,4 @@
-"""Choose the layout of every value of a stage on the automatic mesh axes."""
+"""Choose the layout of every value of a stage on the automatic mesh axes, y and x."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def propagate_layouts(
     earlier: Sequence[StageBorder] = (),
     placement: Sequence[int] | None = None,
 ) -> StageBorder:
-    """Give every node of `joint` its `node_meta.Placed`, at the least cost; returns the layouts of the border.
+    """Set the `node_meta.Placed` of every node of `joint`, at the least cost; returns the layouts of the border.
 
-    Each node records the layouts in which it needs its operands and returns its results; where a use needs another
-    layout than its producer returns, the value must be moved. An item of a tuple needs and returns the layout of the
-    producer's result; a placeholder only returns, the output node only needs.
+    `Placed` has the layouts in which a node needs its operands and returns its results. Where a use needs another
+    layout than its producer returns, the value must be redistributed. An item of a tuple needs and returns the layout
+    of the producer's result; a placeholder only returns, the output node only needs.
 
     Along one axis the choice is an integer program (`fxpar.layouts.choose`) over the strategies that the sharding rules
-    admit (`fxpar.layouts.candidates`). Axes are solved in turn, each beside the others as they are then, in every
-    order; of all that is found the cheapest is taken. Weights of matrix products are used as the shards that they are
-    stored in, along every axis that their sizes allow (`fxpar.layouts.weights`).
+    admit (`fxpar.layouts.candidates`). Axes are solved one at a time, with the layouts along the others fixed, in every
+    order; the cheapest result is taken. Weights of matrix products are used as the shards that they are stored in,
+    along every axis that their sizes allow (`fxpar.layouts.weights`).
 
     Before: `h = mm(x, w1); y = mm(h, w2)`, w1 pinned to columns over x and w2 to rows
-    After:  the same, where h is `[m, x*n/x]` and y is `[m, k] P(sum)@x`, which its reader needs reduced
+    After:  the same, where h is `[m, x*n/x]` and y is `[m, k] P(sum)@x`, which its consumer needs reduced
 
     Args:
-        pins: the layouts that hints and other stages have settled. Forward inputs and buffers are replicated.
+        pins: the layouts that hints and other stages have fixed. Forward inputs and buffers are replicated.
         microbatches: how many of them share one reduction of a parameter's gradient.
         earlier: the borders of the stages before this one, whose edges it uses.
         placement: of each stage on the pipe axis; by default stage s is at s.
@@ -70,7 +70,7 @@ def propagate_layouts(
 
 
 def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin]:
-    """The pins by the node that makes the pinned value: placeholders, and hints inside the forward."""
+    """The pins by the node of the pinned value: placeholders, and hints inside the forward."""
     found: dict[fx.Node, Pin] = {}
     for operation in program:
         if operation.border is Border.INPUT and operation.port is not None and operation.port in pins.inputs:
@@ -84,7 +84,7 @@ def _pinned_nodes(program: Sequence[Operation], pins: Pins) -> dict[fx.Node, Pin
 def _warn_of_replicas(
     program: Sequence[Operation], pins: Mapping[fx.Node, Pin], mesh: Mesh, solved: SolvedAxes
 ) -> None:
-    """Say which weights of products could not be sharded, though nobody asked for that."""
+    """Warn of weights of matrix products that are replicated along an axis without a hint to do so."""
     weights = set(weights_of_products(program))
     for axis in (axis for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1):
         whole = [

@@ -1,4 +1,4 @@
-"""Where parameters are stored: sharded over z as well, which splits the batch that they are used for."""
+"""Shard the storage of parameters over z, an axis that splits the batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fxpar.world.mesh import STAGE_AXES, Mesh
 
 
 def shard_storage(joint: JointGraph, border: StageBorder, mesh: Mesh) -> StageBorder:
-    """Let parameters enter `joint` as they are stored, and their gradients leave it so; returns the new border.
+    """Let parameters enter `joint`, and their gradients leave it, in the layout of storage; returns the new border.
 
-    Every rank along z has a part of the batch of its own, and in the graph all values are of that part. So a parameter
-    is needed whole along z by all its readers, and its gradient is this rank's term of a sum over z; only at the border
-    are they in shards.
+    Each rank along z has its own part of the batch, and all values in the graph belong to that part. So every user
+    needs a parameter whole along z, and its gradient is this rank's term of a sum over z; only at the border of the
+    graph are both sharded over z.
     Source: Algorithm 1 of AxoNN (Singh et al., section 3), all-gather and reduce-scatter over z.
 
     Before: `w` of [4, 8] enters, its gradient of [4, 8] leaves
@@ -36,11 +36,12 @@ def shard_storage(joint: JointGraph, border: StageBorder, mesh: Mesh) -> StageBo
 
 
 def stored(used: Layout, parts: int) -> Layout:
-    """How a parameter that is used as `used` is stored over the `parts` ranks of z.
+    """The layout in which a parameter that is used in layout `used` is stored over the `parts` ranks of z.
 
-    Behind the digits that other axes hold, in the first dim if that can be: then the pieces lie one after another in
-    memory, and gathering copies nothing. Else in a dim that divides; else unevenly, in a dim of its own. What is too
-    small is replicated, and what DTensor could not say: the fused biases of q, k and v.
+    z shards a dim inside the digits that other axes hold, the first dim if possible: gathered pieces are then
+    consecutive in memory, and need no copy. Else another dim that divides evenly; else, unevenly, a dim that no other
+    axis shards. A parameter is replicated if it is too small, or if DTensor could not express the shard, as for the
+    fused biases of q, k and v.
     """
     if parts == 1:
         return used
@@ -68,13 +69,13 @@ def _as_stored(port: Port, layout: Layout, inputs: Mapping[Port, Layout]) -> Lay
 
 
 def _taken(used: Layout, dim: int) -> int:
-    """How many values the digits of `dim` have up to the last that an axis holds."""
+    """The product of the sizes of the digits of `dim`, up to the innermost one that an axis holds."""
     held = [p for _, p in used.axes if isinstance(p, Shard) and p.dim == dim]
     return max((shard.outer * shard.parts for shard in held), default=1)
 
 
 def _num_runs(used: Layout, shard: Shard) -> int:
-    """In how many pieces of memory the shard of a rank lies in what it has once it is gathered."""
+    """How many separate runs of memory one rank's shard has in the gathered local weight."""
     before = [digit.size for dim in range(shard.dim) for digit in used.digits(dim) if digit.axis is None]
     held = math.prod(p.parts for _, p in used.axes if isinstance(p, Shard) and p.dim == shard.dim)
     return math.prod(before) * (shard.outer // held)

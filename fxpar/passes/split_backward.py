@@ -1,4 +1,4 @@
-"""Cut a stage's backward into I, the gradients that other stages wait for, and W, those that can wait."""
+"""Split a stage's backward into I, the gradients that other stages wait for, and W, those that can wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SplitBackward:
     of kind EDGE) in the order of `JointGraph.gradients`, then `num_carried` values.
     `weights(*(saved[i] for i in weights_saved), *carried)` returns all other gradients, in order.
 
-    What is not in `weights_saved` can be freed when I has run; the rest, and what is carried, when W has.
+    Saved values that are not in `weights_saved` can be freed when I has run; the others, and the carried, when W has.
     """
 
     inputs: fx.GraphModule
@@ -35,9 +35,9 @@ class SplitBackward:
 def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
     """Split the backward of `parts`, which `partition` made of `joint`, as zero-bubble schedules need it.
 
-    I does what the gradients of edges need, and has the effects that no weight's gradient needs. W does the rest. Views
-    are taken again in W rather than carried, and nothing else is done twice. Which values cross is a minimum cut of the
-    bytes that W waits for; parameters, buffers and inputs of the step cross for free.
+    I has the ops that the gradients of edges need, and the side effects that no weight's gradient needs. W has the
+    rest. Views are recomputed in W rather than carried; no other op runs twice. The values that cross are a minimum cut
+    of the bytes held until W; parameters, buffers and inputs of the step cross for free.
     Source: backward weight delaying (Zhuang et al., "On Optimizing the Communication of Model Parallelism", section 4)
     and zero-bubble schedules (Qi et al., "Zero Bubble Pipeline Parallelism", section 2).
 
@@ -63,7 +63,7 @@ def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
 
 @dataclass(frozen=True, slots=True)
 class _BackwardBorder:
-    """The nodes at the border of a backward graph; `resident` of what is saved is in memory for the whole step."""
+    """The nodes at the border of a backward graph; `resident` saved values are in memory for the whole step."""
 
     saved: list[fx.Node]
     resident: set[fx.Node]
@@ -89,12 +89,12 @@ class _BackwardBorder:
 
     @property
     def early(self) -> set[fx.Node]:
-        """All that I needs."""
+        """All nodes that I needs."""
         return closure([*self.edge_gradients, *self.early_effects], operands)
 
 
 def _choose_crossing(backward: fx.GraphModule, borders: _BackwardBorder) -> list[fx.Node]:
-    """The values that W takes: of what was saved, of the tangents, and of what I makes anyway."""
+    """The values that W takes, out of the saved values, the tangents, and what I computes anyway."""
     early = borders.early | {*borders.saved, *borders.tangents}
     wanted = closure(borders.weight_gradients, operands)
     late = closure((node for node in wanted - early if not is_free_to_recompute(node)), users)

@@ -36,7 +36,7 @@ def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGrap
     Raises:
         StageNotFoundError: a path names no module whose forward runs.
         InvalidStagesError: a stage computes nothing of its own.
-        UnsupportedGraphError: a stage changes in place what another stage made.
+        UnsupportedGraphError: a stage changes in place what another stage computed.
     """
     order = operations(capture)
     cut = _Cut(_assign(capture, boundaries), recomputable(order, capture.sources), len(boundaries) + 1)
@@ -48,7 +48,7 @@ def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGrap
 
 
 def operations(capture: Capture) -> list[fx.Node]:
-    """What the forward computes, in its order: no parameters, arguments or markers."""
+    """The nodes that compute, in the order of the forward: no parameters, arguments or markers."""
     nodes = [node for node in capture.module.graph.nodes if node.op not in ("placeholder", "output")]
     return [node for node in nodes if node not in capture.sources and not is_marker(node, "exit")]
 
@@ -61,7 +61,7 @@ def _assign(capture: Capture, boundaries: Sequence[str]) -> dict[fx.Node, int]:
     for index, node in enumerate(nodes):
         producer = node.args[0] if node.args else None
         if isinstance(producer, fx.Node) and not isinstance(producer.meta.get("example_value"), torch.Tensor):
-            stage_of[node] = stage_of.get(producer, 0)  # an item of a tuple stays where the tuple was made
+            stage_of[node] = stage_of.get(producer, 0)  # an item of a tuple is in the stage of the tuple
         else:
             stage_of[node] = sum(start <= index for start in starts)
     return stage_of
@@ -134,7 +134,7 @@ class _StageBuilder:
                 self.edges_in.add(node)
 
     def build(self, edges: Set[fx.Node]) -> StageGraph:
-        """The stage's graph; `edges` are all values that some stage takes from another."""
+        """The stage's graph; `edges` are all values that some stage receives from another."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         placeholders: dict[Port, fx.Node] = {}

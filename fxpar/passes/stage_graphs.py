@@ -22,10 +22,10 @@ _GATHERS = "gather_weights"
 
 @dataclass(frozen=True, slots=True)
 class StageGraphs:
-    """The graphs that a rank runs for a stage of its own, and what they take in memory.
+    """The graphs that a rank runs for one of its stages, and their memory.
 
-    `local` is all of it in one graph; `parts`, and the `halves` of a backward that the schedule splits, are what of it
-    is run for each microbatch.
+    `local` is the whole local joint graph. `parts`, and `halves` if the schedule splits the backward, are the graphs
+    that run for each microbatch.
     """
 
     planned: PlannedStage
@@ -38,12 +38,12 @@ class StageGraphs:
 
     @property
     def index(self) -> int:
-        """Of the stage."""
+        """The number of the stage."""
         return self.planned.joint.index
 
     @property
     def of_microbatch(self) -> dict[str, fx.GraphModule]:
-        """What runs for each microbatch, by name."""
+        """The graphs that run for each microbatch, by name."""
         graphs = {"forward": self.parts.forward}
         if self.parts.backward is not None and self.runs_whole_backward:
             graphs["backward"] = self.parts.backward
@@ -53,7 +53,7 @@ class StageGraphs:
 
     @property
     def of_step(self) -> dict[str, fx.GraphModule]:
-        """What runs once per step, by name."""
+        """The graphs that run once per step, by name."""
         graphs = {}
         if self.hoisted.gathers is not None:
             graphs["gathers"] = self.hoisted.gathers.module
@@ -76,16 +76,16 @@ class StageGraphs:
         return {self.name(kind): communicating(module.graph) for kind, module in graphs.items()}
 
     def name(self, kind: str) -> str:
-        """Of a graph `of_microbatch` or `of_step`, among those of all stages."""
+        """The name of a graph `of_microbatch` or `of_step` among those of all stages."""
         return f"{kind} of stage {self.index}"
 
     def dump(self, to: Dump) -> None:
-        """Show every graph, as the passes that divide left them."""
+        """Dump the local graph, and the graphs that it was divided into."""
         for name, module in self._divided.items():
             to.graph(name, module, self.index)
 
     def check(self, log: PassLog) -> None:
-        """Check every graph, as the passes that divide left them.
+        """Check the local graph, and the graphs that it was divided into.
 
         Raises:
             BrokenInvariantError: one of the passes broke a graph.

@@ -35,7 +35,7 @@ def trace_joint(stage: StageGraph, *, with_backward: bool) -> JointGraph:
 
     Raises:
         UnsupportedGraphError: the stage changes in place a value that is neither its own nor a buffer, or calls an op
-            whose effects torch keeps in order by tokens.
+            whose effects torch orders by effect tokens.
     """
     inputs = [_leaf(node) for node in stage.module.graph.nodes if node.op == "placeholder"]
     with contextlib.ExitStack() as stack:
@@ -50,7 +50,7 @@ def trace_joint(stage: StageGraph, *, with_backward: bool) -> JointGraph:
 
 
 def _leaf(node: fx.Node) -> Tensor:
-    """A fake leaf like what will enter at `node`, so that gradients are taken with respect to it."""
+    """A fake leaf tensor like the input at `node`, so that gradients are taken with respect to it."""
     value = example(node)
     with value.fake_mode:  # type: ignore[attr-defined]  # every example value is a FakeTensor
         leaf = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
@@ -76,7 +76,7 @@ def _remove_borders(module: fx.GraphModule) -> None:
 
 
 def _note_missing_results(module: fx.GraphModule) -> None:
-    """Give a value, None, to ops that are there for their effect alone: the trace notes none for them."""
+    """Set the value None on ops that are called only for their effect: the trace records no value for them."""
     for node in module.graph.nodes:
         if node.op == "call_function" and known_value(node) is None:
             assert has_no_result(node), f"{node.format_node()} was traced without a value"

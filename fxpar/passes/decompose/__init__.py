@@ -1,1 +1,1 @@
-"""What decides which ops are decomposed, and into what."""
+"""Which ops are decomposed, and into what."""

@@ -1,4 +1,4 @@
-"""Find what mixes the samples of a batch: its results depend on how the batch is divided."""
+"""Find ops that mix the samples of a batch, so that their results depend on how the batch is divided."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fxpar.world.mesh import num_batch_shards
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """A value that depends on the batch: where the samples lie, and whether parameters have a part in it."""
+    """A value that depends on the batch: where its samples are, and whether it depends on parameters as well."""
 
     samples: Samples
     trained: bool
 
 
 def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distribution: Distribution) -> None:
-    """Say once where the loss of the model that is `distribution` depends on how the batch is divided, if it is."""
+    """Warn once, if the batch is divided, of an op that makes the loss depend on how it is."""
     microbatches, num_shards = distribution.microbatches, num_batch_shards(distribution.mesh)
     num_samples = capture.microbatch_size
     if (
@@ -62,24 +62,24 @@ def find_batch_mixing(
     *,
     means_are_whole: bool = False,
 ) -> fx.Node | None:
-    """The first op on the way to the outputs `wanted` that combines samples other than in a sum that leads to them.
+    """The first op that the outputs `wanted` depend on and that combines samples, other than to sum them up to a loss.
 
-    Such is a matrix product of samples with each other, a softmax or the statistics of a norm over the batch. What
-    samples may be added up to is a loss: their sum or mean, and linear functions of it. It may be divided by what
-    depends on no parameter, such as the number of tokens that count.
+    Examples are a matrix product of samples with each other, a softmax over the batch, and the statistics of a norm
+    over the batch. A loss may be the sum or the mean over samples, or a linear function of these, and may be divided by
+    a value that depends on no parameter, such as the number of tokens that are not ignored.
 
-    Every rule says how its op runs when one dim is cut: an op mixes no samples if it can run on each by itself, with
-    that dim cut into `num_samples` parts. An op without a rule is taken to mix none. Of samples that are picked by an
-    index nothing is known; no op behind them is found.
+    An op mixes no samples if it can run on each by itself: if its sharding rule lets the batch dim be cut into
+    `num_samples` parts. An op without a rule is assumed to mix none. Where an index picks samples, their positions are
+    unknown, and no op that depends on them is found.
 
     Args:
         stages: the joint graphs of all stages, in order, as decomposed for sharding.
         batch_dims: the batch dim of each input that has one, of `num_samples` in a microbatch. With one sample in each,
             nothing is found.
-        means_are_whole: whether means over batch shards, as of `SyncBatchNorm`, are those of the whole batch, whatever
-            the number of shards: where it comes in one microbatch.
+        means_are_whole: whether means over all batch shards, as of `SyncBatchNorm`, are those of the whole batch: if it
+            comes in one microbatch.
     """
-    if num_samples == 1:  # of dims of one element, rules do not say where they go
+    if num_samples == 1:  # rules do not tell where a dim of size 1 goes
         return None
     programs = [operations(joint) for joint in stages]
     known: dict[Port, Batched] = {}
@@ -93,7 +93,7 @@ def find_batch_mixing(
 
 
 def _leading_to(programs: Sequence[Sequence[Operation]], wanted: Collection[Port]) -> list[set[fx.Node]]:
-    """Of each stage the nodes on which the ports `wanted` depend."""
+    """For each stage, the nodes on which the ports `wanted` depend."""
     ports, found = set(wanted), []
     for program in reversed(programs):
         ends = [op.operands[0].node for op in program if op.border is Border.OUTPUT and op.port in ports]
@@ -104,7 +104,7 @@ def _leading_to(programs: Sequence[Sequence[Operation]], wanted: Collection[Port
 
 
 class _Tracker:
-    """Where the samples lie in the values of one stage; `known` are those of edges."""
+    """Finds where the samples are in the values of one stage; `known` has them for edges."""
 
     def __init__(
         self, known: dict[Port, Batched], batch_dims: Mapping[Port, int], num_samples: int, means_are_whole: bool
@@ -115,7 +115,7 @@ class _Tracker:
         self._trained: set[Value] = set()
 
     def mixes(self, operation: Operation) -> bool:
-        """Whether the op combines samples; if it does not, its results are noted."""
+        """Whether the op combines samples; if it does not, where they are in its results is recorded."""
         if operation.border is Border.INPUT:
             self._enter(operation)
         if operation.call is None:
@@ -134,7 +134,7 @@ class _Tracker:
         return False
 
     def leave(self, program: Sequence[Operation]) -> None:
-        """Let later stages know of the edges."""
+        """Record where samples are in the edges to later stages."""
         for operation in program:
             if operation.border is Border.OUTPUT and operation.port is not None:
                 state = self._values.get(operation.operands[0])
@@ -155,6 +155,6 @@ class _Tracker:
     def _note(self, value: Value, samples: Samples | None, trained: bool) -> None:
         if trained:
             self._trained.add(value)
-        # What is counted over the batch, such as tokens, and depends on no parameter, is as good as a constant.
+        # A scalar sum over the batch that depends on no parameter, such as a count of tokens, counts as a constant.
         if samples is not None and not (samples is Other.SUM and not trained and value.tensor.dim() == 0):
             self._values[value] = Batched(samples, trained)

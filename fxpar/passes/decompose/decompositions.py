@@ -1,4 +1,4 @@
-"""How the ops that shard better in parts fall apart. `DECOMPOSITIONS` is the table.
+"""Decompositions of the ops that shard better in parts. `DECOMPOSITIONS` is the table.
 
 Sums and maxima over a sharded dim become partial values: a loss over a sharded vocabulary then needs no op of its own.
 """
@@ -31,7 +31,7 @@ def _scaled(value: Tensor, factor: float) -> Tensor:
 def mean(
     x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The sum over all ranks, divided by the number of elements of the whole."""
+    """The sum over all ranks, divided by the number of elements in the whole tensor."""
     dims = list(dim) if dim else list(range(x.dim()))
     count = math.prod(x.shape[d] for d in dims)
     result_dtype = dtype or x.dtype
@@ -39,7 +39,7 @@ def mean(
 
 
 def precise(x: Tensor) -> Tensor:
-    """`x` in the precision in which kernels add it up."""
+    """`x` in the precision in which kernels accumulate it."""
     return x.float() if x.dtype in _ROUNDED else x
 
 
@@ -62,7 +62,7 @@ def nll_loss(
 ) -> tuple[Tensor, Tensor]:
     """Each row's target is picked by a mask, and the picked values are summed over the classes.
 
-    Gives the loss and the total weight of the targets that count.
+    Returns the loss, and the total weight of the targets that are not ignored.
     """
     hit = _hits(log_probs, target, ignore_index)
     weighted = log_probs if weight is None else log_probs * _along_classes(weight, log_probs)
@@ -135,7 +135,7 @@ def _along_classes(per_class: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def _hits(log_probs: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Where a class is its row's target, and the row counts; a mask of the shape of `log_probs`."""
+    """Where a class is its row's target, and the row is not ignored; a mask of the shape of `log_probs`."""
     classes = torch.arange(log_probs.shape[_class_dim(log_probs)], device=target.device)
     rows = target.unsqueeze(_class_dim(log_probs))
     return (rows == _along_classes(classes, log_probs)) & (rows != ignore_index)
@@ -168,9 +168,9 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """One op for the gradient of the input and one for that of the weight, as each may be wanted earlier.
+    """One op for the gradient of the input and one for that of the weight, since either may be needed earlier.
 
-    Kernels compute them apart, so nothing is done twice. That of the bias is a sum.
+    Kernels compute the two separately, so nothing is computed twice. The gradient of the bias is a sum.
     """
 
     def gradient(index: int) -> Tensor:
@@ -186,7 +186,7 @@ def convolution_backward(
 
 
 def filled(like: Tensor, size: Sequence[int], fill: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """new_full and its like: of the operand only dtype and device matter, so nothing may depend on its layout."""
+    """new_full and similar ops: only the operand's dtype and device matter, so its layout must not."""
     return torch.full(size, fill, dtype=dtype or like.dtype, device=like.device)
 
 

@@ -1,6 +1,6 @@
-"""How norms fall apart, so that dims that they normalise can be sharded: into sums and pointwise ops.
+"""Decompositions of norms into sums and pointwise ops, so that the dims that they normalise can be sharded.
 
-Each rank then sends statistics of rows instead of rows. Variances take two passes, and sums are of 32 bits at least.
+Each rank then sends statistics of rows instead of rows. Variances take two passes, and sums have at least 32 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """native_layer_norm: the result, and mean and reciprocal deviation of each row."""
+    """native_layer_norm: the result, and the mean and reciprocal standard deviation of each row."""
     mean, rstd = _statistics(precise(x), _last_dims(x, shape), eps)
     normal = (precise(x) - mean) * rstd
     return _affine(normal, weight, bias).to(x.dtype), mean, rstd
@@ -75,7 +75,7 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """native_group_norm of x [batch, channels, ...]: the result, and mean and reciprocal deviation of each group."""
+    """native_group_norm of x [batch, channels, ...]: the result, and mean and reciprocal std. deviation per group."""
     grouped = _grouped(precise(x), groups)
     mean, rstd = _statistics(grouped, _group_dims(grouped), eps)
     normal = (grouped - mean) * rstd
@@ -139,7 +139,7 @@ def _mean(x: Tensor, dims: list[int]) -> Tensor:
 
 
 def _statistics(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and reciprocal deviation, in two passes: a difference of large sums would lose what small deviations are."""
+    """Mean and reciprocal standard deviation, in two passes: a difference of large sums would lose small deviations."""
     mean = _mean(x, dims)
     centered = x - mean
     return mean, (_mean(centered * centered, dims) + eps).rsqrt()
@@ -151,20 +151,20 @@ def _affine(normal: Tensor, weight: Tensor | None, bias: Tensor | None = None) -
 
 
 def _sums(first: Tensor, second: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """The sums of two values over `dims`, side by side, so that one reduction over ranks does for both."""
+    """The sums of two values over `dims`, stacked, so that one reduction over ranks serves both."""
     both = torch.stack([_sum(first, dims), _sum(second, dims)])
     one, other = both.unbind(0)
     return one, other
 
 
 def _gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, sums: tuple[Tensor, Tensor], count: int) -> Tensor:
-    """The gradient of what was normalised: of `scaled`, the parts that change mean and deviation do nothing."""
+    """The gradient of the norm's input: `scaled` without its components along the mean and the deviation, by `rstd`."""
     of_mean, of_deviation = sums
     return rstd * (scaled - (of_mean + normal * of_deviation) / count)
 
 
 def _of_affine(grad: Tensor, normal: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """The gradients of weight and bias, which lie along `dims`."""
+    """The gradients of weight and bias, which have the dims `dims`."""
     rows = list(range(dims[0]))
     return (grad * normal).sum(rows) if rows else grad * normal, grad.sum(rows) if rows else grad
 

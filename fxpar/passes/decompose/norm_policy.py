@@ -1,4 +1,4 @@
-"""What can be known of layouts before they are chosen: how many ranks share a value, and whether its hidden dims."""
+"""Decide which norms to decompose before layouts are chosen: by the number of ranks and the hints."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class NormPolicy:
-    """`num_ranks` share what is laid out; `shards_hidden`: dims that layer norms normalise may be among the shared.
+    """`num_ranks`: how many ranks share a value; `shards_hidden`: whether layer norms may see a sharded hidden dim.
 
-    Where no gain is in sight norms are left whole: their kernels are faster, and their bits are those of eager.
+    Norms are left whole where no gain is expected: their kernels are faster, and equal eager bit by bit.
     """
 
     num_ranks: int = 1
@@ -42,14 +42,14 @@ class NormPolicy:
 
 
 ONE_RANK = NormPolicy()
-"""Nothing is laid out: one rank has it all."""
+"""Nothing is sharded: there is one rank."""
 
 
 def choose_norm_policy(joint: JointGraph, mesh: Mesh, pins: Pins) -> NormPolicy:
-    """The norm_policy of a stage that is to be laid out on `mesh` with the layouts `pins` given.
+    """The norm policy of a stage on `mesh`, where `pins` are the layouts that are fixed beforehand.
 
-    With two axes, weights that are sharded over both leave hidden dims sharded over each in turn; with one axis, the
-    values between pairs of layers are best left whole, unless a hint says otherwise.
+    With two axes, weights that are sharded over both leave hidden dims sharded over one and the other alternately; with
+    one axis, the values between pairs of layers are best replicated, unless a hint says otherwise.
     """
     sizes = [mesh.sizes[axis] for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1]
     return NormPolicy(prod(sizes), len(sizes) > 1 or (len(sizes) > 0 and _hints_shard_hidden(joint, pins)))
@@ -63,7 +63,7 @@ def _hints_shard_hidden(joint: JointGraph, pins: Pins) -> bool:
 
 
 def _pinned(joint: JointGraph, pins: Pins) -> list[tuple[fx.Node, Pin]]:
-    """Values that stages share, norms' weights, tables of embeddings and hinted activations, with their pins."""
+    """Edges, weights of layer norms, embedding tables and hinted activations that have pins, with these."""
     found: list[tuple[fx.Node, Pin]] = []
     for node, port in zip(joint.module.graph.find_nodes(op="placeholder"), joint.inputs, strict=False):
         reads_rows = any(user.target in LAYER_NORMS or user.target is aten.embedding.default for user in node.users)

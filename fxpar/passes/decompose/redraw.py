@@ -1,4 +1,4 @@
-"""Write an op that draws random numbers as `fxpar::uniform`, which draws by logical index, and arithmetic on it."""
+"""Replace a random op by `fxpar::uniform`, which draws by logical index, and arithmetic on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class Streams:
-    """The call that returns the streams of all ops of a graph, in front of them."""
+    """The call of `fxpar::streams` at the start of a graph, which returns the streams of all its random ops."""
 
     def __init__(self, graph: fx.Graph, state: fx.Node, origin: fx.Node) -> None:
         self._graph, self._state, self._origin = graph, state, origin
@@ -29,7 +29,7 @@ class Streams:
             self._call = graph.call_function(torch.ops.fxpar.streams.default)
 
     def add(self, number: int) -> fx.Node:
-        """The stream of that number."""
+        """A new item of the call: the stream `number`."""
         with self._graph.inserting_after(self._items[-1] if self._items else self._call):
             item = self._graph.call_function(operator.getitem, (self._call, len(self._items)))
         self._numbers.append(number)
@@ -40,7 +40,7 @@ class Streams:
         return item
 
     def close(self) -> None:
-        """Let the call give the streams that were added."""
+        """Let the call return the streams that were added."""
         self._call.args = (self._state, self._numbers)
         self._note(self._call, [tensor(item) for item in self._items])
 
@@ -50,7 +50,7 @@ class Streams:
 
 
 class Redraw:
-    """Writes the replacement of one random op in front of it."""
+    """Writes the replacement of one random op before it."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, streams: Streams, number: int) -> None:
         self._graph, self._node, self._streams, self._number = graph, node, streams, number
@@ -151,7 +151,7 @@ class Redraw:
         )
 
     def _standard_normal(self) -> fx.Node:
-        """Box and Muller's transform."""
+        """The Box-Muller transform."""
         radius = self.emit(aten.sqrt.default, self.emit(aten.mul.Tensor, self._minus_log(), 2.0))
         turned = self.emit(aten.mul.Tensor, self._uniform_like_result(), 2.0 * math.pi)
         return self.emit(aten.mul.Tensor, radius, self.emit(aten.cos.default, turned))

@@ -1,4 +1,4 @@
-"""Where the samples of a batch lie in what one op returns, given where they lie in its operands."""
+"""Where the samples of a batch are in the results of an op, given where they are in its operands."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ aten = torch.ops.aten
 
 
 class Other(Enum):
-    """What a value that depends on the batch is, if it has no dim along which the samples lie.
+    """A value that depends on the batch, but has no known batch dim.
 
-    SUM is a sum over samples, and linear functions of it. Of what is UNKNOWN nothing is said.
+    SUM is a sum over samples, or a linear function of one. UNKNOWN is any other.
     """
 
     SUM = "sum"
@@ -31,16 +31,16 @@ class Other(Enum):
 
 
 Samples: TypeAlias = Shard | Other
-"""Of a value that depends on the batch: the dim, or part of one, along which the samples lie, or what else it is."""
+"""For a value that depends on the batch: its batch dim, or the part of a dim that counts samples; else an `Other`."""
 
 
 def samples_of_results(
     operation: Operation, call: OpCall, operands: Sequence[Samples | None]
 ) -> list[Samples | None] | None:
-    """Where the samples lie in each result, None in what does not depend on the batch; None alone if the op mixes them.
+    """Where samples are in each result, None if it does not depend on the batch; None alone if the op mixes samples.
 
-    It mixes none if it can run on each by itself: the rule of the op says whether their dim can be cut into all its
-    parts, and what becomes of the other operands then.
+    An op mixes no samples if it can run on each by itself: its rule says whether the batch dim can be cut into single
+    samples, and which placements the other operands need then.
     """
     rule, given = rule_for(call.target), list(operands)
     _ignore_unread(rule, call, given)
@@ -61,7 +61,7 @@ def samples_of_results(
 
 
 def _ignore_unread(rule: Rule | None, call: OpCall, given: list[Samples | None]) -> None:
-    """Forget of operands that give no more than a dtype and a device."""
+    """Ignore operands of which the op uses only the dtype and the device."""
     notation = rule.einsum_of(call) if isinstance(rule, EinsumRule) else None
     for index, pattern in enumerate(notation.inputs if notation is not None else ()):
         if pattern is None:
@@ -69,11 +69,11 @@ def _ignore_unread(rule: Rule | None, call: OpCall, given: list[Samples | None])
 
 
 _AFFINE = (aten.add.Tensor, aten.sub.Tensor, aten._to_copy.default)
-"""These may add what is no sum, or round: the mean of what they give is that of a whole batch all the same."""
+"""These may add a value that is no sum, or round: the mean of their results is still that of the whole batch."""
 
 
 def _of_sums(rule: Rule, call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None] | None:
-    """A linear function of sums is one; beside samples, a sum brings all to each."""
+    """A linear function of sums is a sum; an op on a sum and on samples combines each sample with all others."""
     sums = {index for index, samples in enumerate(given) if samples is Other.SUM}
     if any(isinstance(samples, Shard) for samples in given):
         return None
@@ -86,7 +86,7 @@ def _of_sums(rule: Rule, call: OpCall, given: Sequence[Samples | None]) -> list[
 
 
 def _of_samples(rule: Rule, call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None] | None:
-    """Where the samples are in the results if every sample can be treated by itself."""
+    """Where samples are in the results if the op can run on every sample by itself, else None."""
     index, shard = next((index, samples) for index, samples in enumerate(given) if isinstance(samples, Shard))
     strategy = rule.extend(call, Operand("input", index), shard)
     if strategy is None:
@@ -104,7 +104,7 @@ def _of_samples(rule: Rule, call: OpCall, given: Sequence[Samples | None]) -> li
 
 
 def _of_leading_dims(call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None]:
-    """Of an op without a rule: results whose dims up to the samples' are its operand's are taken to keep them there."""
+    """For an op without a rule: a result that has the operand's sizes up to the batch dim keeps the samples there."""
     shards = {samples for samples in given if samples is not None}
     index, shard = next((index, samples) for index, samples in enumerate(given) if samples is not None)
     if len(shards) > 1 or not isinstance(shard, Shard):
@@ -127,7 +127,7 @@ _BATCH_NORMS = (
 
 
 def _is_batch_statistic(call: OpCall) -> bool:
-    """Whether it is a batch norm, which has no rule, by the statistics of the batch."""
+    """Whether the op is a batch norm by the statistics of the batch. Batch norms have no rule."""
     if getattr(call.target, "overloadpacket", None) not in _BATCH_NORMS:
         return False
     return bool(argument(call, "training")) if has_parameter(call, "training") else True
@@ -148,12 +148,12 @@ _PICKING = (
 
 
 def _computes(operation: Operation) -> bool:
-    """Whether it computes with numbers, rather than with positions and conditions: these are sorted and counted."""
+    """Whether the op computes with numbers rather than positions and conditions, which may be sorted and counted."""
     return any(value.tensor.is_floating_point() for value in operation.operands)
 
 
 def _picked(call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None]:
-    """Where the samples are in what an index picks: `x[arange(batch), position]` picks from every sample for itself."""
+    """Where samples are in the result of an index: `x[arange(batch), position]` picks from each sample separately."""
     samples, indices = given[0], call.args[1] if len(call.args) > 1 else None
     is_index = call.target in (aten.index.Tensor, aten._unsafe_index.Tensor)
     if is_index and isinstance(samples, Shard) and isinstance(indices, list | tuple) and samples.outer == 1:
@@ -168,7 +168,7 @@ def _picked(call: OpCall, given: Sequence[Samples | None]) -> list[Samples | Non
 
 
 def _counts_from_zero(node: fx.Node) -> bool:
-    """Whether it is 0, 1, 2, ... along its first dim."""
+    """Whether `node` is 0, 1, 2, ... along its first dim."""
     while node.target in (aten.unsqueeze.default, aten.view.default, aten._to_copy.default, operator.getitem):
         node = node.all_input_nodes[0]
     if node.target is aten.arange.default:

@@ -1,1 +1,1 @@
-"""Matmuls and collectives that become one op, and whether that is worth it."""
+"""Fusion of matmuls and collectives into one op, and its estimated cost."""

@@ -1,4 +1,4 @@
-"""Whether a collective can be one op with the matmuls beside it."""
+"""Find the matmuls that a collective can be fused with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fusion: TypeAlias = GatherMatmul | MatmulReduce
 
 
 def find_fusion(start: fx.Node) -> Fusion | Unfit:
-    """What the collective at `start` can be one op with, as its graph is now."""
+    """What the collective at `start` can be fused with, as its graph is now."""
     done = communication(start)
     assert done is not None, f"{start} is no collective"
     match done.kind:

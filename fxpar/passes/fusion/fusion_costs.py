@@ -1,4 +1,4 @@
-"""What collectives cost beside other computation, and what they would cost as one op with the matmuls beside them."""
+"""Estimate what collectives cost when they overlap computation, and when they are fused with their matmuls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from fxpar.passes.overlap_collectives import overlapping_order
 
 @dataclass(frozen=True, slots=True)
 class FusionCost:
-    """Estimated microseconds of a collective: alone, with its matmuls as far as it is waited for, one with them.
+    """Estimated times of a collective, in microseconds.
 
-    Where there are no matmuls that it could be one op with, `fused_us` is infinite, and `apart_us` is of it alone. Ways
-    to fuse it are told apart by `way`: ranks whose graphs differ there cannot fuse it at all. `runs_unfused` is known
-    once the op has been called: `fused_us` is infinite then, since nothing else would run beside it.
+    collective_us: of the collective alone.
+    apart_us: of its matmuls, and of the wait for it that overlap leaves; of the wait alone if it cannot be fused.
+    fused_us: of one op with its matmuls; infinite if it cannot be fused.
+    way: how it would be fused. Ranks whose graphs differ in this cannot fuse it at all.
+    runs_unfused: whether a call has shown that the op would run its parts one after another. `fused_us` is infinite
+        then, since nothing would overlap them.
     """
 
     collective_us: float
@@ -38,7 +41,7 @@ class FusionCost:
         return replace(self, fused_us=math.inf, runs_unfused=True) if runs_unfused else self
 
     def maximum(self, other: FusionCost) -> FusionCost:
-        """The larger of both figures each."""
+        """The larger one of each figure."""
         return FusionCost(
             max(self.collective_us, other.collective_us),
             max(self.apart_us, other.apart_us),
@@ -49,11 +52,11 @@ class FusionCost:
 
 
 CostsByGraph: TypeAlias = Mapping[str, Sequence[FusionCost]]
-"""The costs of all collectives of graphs, in their order, by names that are the same for all ranks."""
+"""By the name of a graph, which is the same on all ranks, the costs of its collectives in order."""
 
 
 def estimate_fusions(module: fx.GraphModule, model: GraphModel, overlap: Overlap) -> list[FusionCost]:
-    """What every collective of `module` costs, in their order, if it runs beside computation as `overlap` says."""
+    """The costs of the collectives of `module`, in order, where `overlap` says how they overlap computation."""
     waited = model.time_in_order(overlapping_order(module.graph, overlap)).waited_us
     return [
         _cost(node, model, waited.get(node.name, 0.0)) for node in module.graph.nodes if communication(node) is not None
@@ -75,7 +78,7 @@ def _cost(start: fx.Node, model: GraphModel, waited_us: float) -> FusionCost:
 
 
 def max_over_ranks(of_ranks: Iterable[CostsByGraph]) -> dict[str, list[FusionCost]]:
-    """What all ranks decide by: the largest figures of those that run forms of one graph, whose sizes may differ."""
+    """The costs by which all ranks decide: maxima over those that run forms of one graph, whose sizes may differ."""
     found: dict[str, list[FusionCost]] = {}
     for of_rank in of_ranks:
         for name, costs in of_rank.items():

@@ -1,4 +1,4 @@
-"""An all-gather and the matmuls behind it: which of them can be one op, and that op in their place."""
+"""Fuse an all-gather with the matmuls after it: find those that can be one op, and write that op."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from fxpar.ir.node_meta import Communication, communication, fused, layout_of, s
 from fxpar.passes.fusion.sink_gathers import OnPieces, find_on_pieces, of_piece, write_on_pieces
 
 _RANK = -1
-"""The dim, in digits, that says from whose piece something comes; others are those of a piece."""
+"""The dim of digits that number the rank that a piece comes from; other dims are those of a piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A matmul of the gathered value, which has the `dims`, transposed or not, where it is used as the op says."""
+    """A matmul of the gathered value, which has the `dims` in the form that the op takes; `other` is its other factor.
+
+    If `is_transposed`, the op computes the transposed product.
+    """
 
     matmul: Matmul
     form: GatherForm
@@ -38,15 +41,15 @@ class _Use:
 
     @property
     def key(self) -> tuple[GatherForm, Dims]:
-        """What matmuls of one op have in common."""
+        """What all matmuls of one op have in common."""
         return self.form, self.dims
 
 
 @dataclass(frozen=True, slots=True)
 class GatherMatmul:
-    """The all-gather `start` and `matmuls` that can be one op; `rest` is where else the gathered value is used.
+    """The all-gather `start` and `matmuls` that can be one op; `rest` are the other uses of the gathered value.
 
-    With `before`, these ops are to run on pieces first, and what they lead to is gathered.
+    The ops `before`, if any, run on each rank's piece first, and their result is gathered.
     """
 
     start: fx.Node
@@ -77,7 +80,7 @@ class GatherMatmul:
 
 
 def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
-    """What the all-gather at `start` can be one op with, directly or after ops that can run on pieces."""
+    """The matmuls that the all-gather at `start` can be fused with, directly or after ops that can run on pieces."""
     wait = wait_of(start)
     if wait is None:
         return WAITED_ELSEWHERE
@@ -97,7 +100,7 @@ def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
 
 
 def _as_gathered(dims: Dims, rank: Digit) -> Dims:
-    """`dims` as those of a value that is gathered itself: in digits of its own pieces, but for that of the ranks."""
+    """`dims` for the case that the value itself is gathered: in digits of its own pieces and that of the ranks."""
     own = whole(sizes(of_piece(dims, rank)))
     (dim,) = (dim for dim, digits in enumerate(dims) if rank in digits)
     place = dims[dim].index(rank)
@@ -108,7 +111,7 @@ def _as_gathered(dims: Dims, rank: Digit) -> Dims:
 
 
 def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: Dims) -> GatherMatmul | Unfit:
-    """The matmuls of what is gathered after the ops `before`, which has the `dims`."""
+    """The matmuls of the gathered value, or of the result of the ops `before`; either has the `dims`."""
     parts = start.args[1]
     assert isinstance(parts, int), f"{start} gathers from no number of ranks"
     seen = users_of_views(before.last if before else wait, dims)
@@ -130,7 +133,7 @@ def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: D
 
 
 def _is_summed_alike(use: _Use, start: fx.Node) -> bool:
-    """Whether ranks would add up one sum, each in an order of its own, and come to slightly different results."""
+    """Whether all ranks would compute one sum, each in another order, and get slightly different results."""
     done, layout = communication(start), layout_of(use.matmul.node)
     assert done is not None, f"{start} is no collective"
     return use.form in SUMMING_FORMS and layout is not None and layout.placement(done.axis) == REPLICATE
@@ -159,7 +162,7 @@ def _why_not(seen: Sequence[ViewUsers], found: Sequence[_Use], wait: fx.Node) ->
 
 
 def _uses(seen: ViewUsers, parts: int) -> Iterator[_Use]:
-    """How matmuls use what was gathered, where that can be one op."""
+    """The uses of the gathered value by matmuls that can be part of one op."""
     for user in seen.users:
         matmul = matmul_at(user)
         if matmul is None or not any(Digit(_RANK, 1, parts) in digits for digits in seen.dims):
@@ -183,7 +186,7 @@ def _use_as_right(matmul: Matmul, dims: Dims, place: int) -> Iterator[_Use]:
         yield _Use(matmul, "sum_right", dims, matmul.left, is_transposed=False)
     elif place == -1:
         yield _Use(matmul, "columns", _transposed(dims), matmul.left, is_transposed=False)
-    elif matmul.bias is None:  # (A B)^T = B^T A^T, whose first factor is what was gathered
+    elif matmul.bias is None:  # (A B)^T = B^T A^T, whose first factor is the gathered value
         yield _Use(matmul, "matrices", _transposed(dims), matmul.left, is_transposed=True)
 
 
@@ -192,9 +195,9 @@ def _transposed(dims: Dims) -> Dims:
 
 
 def write_gather_matmul(site: GatherMatmul) -> fx.Node:
-    """Put one op in the place of an all-gather and its matmuls."""
+    """Replace an all-gather and its matmuls by one op."""
     first, graph = site.uses[0], site.start.graph
-    # Where all that uses the gathered value comes behind, so that ranks whose graphs differ there keep one order.
+    # Before all uses of the gathered value, so that ranks whose graphs differ in these have the same order.
     with graph.inserting_before(site.wait):
         write = WriterInPlace(graph, first.matmul.node)
         op = _write_op(write, site)

@@ -1,4 +1,4 @@
-"""A matmul and the sum over ranks behind it, scattered or whole: whether they can be one op, and that op instead."""
+"""Fuse a matmul with the reduce-scatter or all-reduce of its result: find out if they can be one op, and write it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class _Scatter:
-    """Which dim of the product is scattered, and how many stretches of it a rank's piece has."""
+    """Which dim of the product is scattered, and how many separate ranges of it a rank's piece has."""
 
     form: ScatterForm
     outer: int
@@ -36,7 +36,7 @@ class MatmulReduce:
     """A matmul and the collective `start` that sums its products, which can be one op.
 
     `bias` is added to the product before the sum; it has the `bias_dims`, in digits of the product. The op's result has
-    the `dims`, in those as well, and is used as it is `seen`. Without a `scatter` every rank gets all of it.
+    the `dims`, in such digits as well, and the users `seen`. Without a `scatter` the op is an all-reduce.
     """
 
     start: fx.Node
@@ -67,7 +67,7 @@ class MatmulReduce:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product on its way to a collective: what is reduced has the `dims`, in digits of the product."""
+    """A product that a collective reduces; the collective's operand has the `dims`, in digits of the product."""
 
     matmul: Matmul
     dims: Dims
@@ -76,7 +76,7 @@ class _Product:
 
 
 def find_matmul_reduce(start: fx.Node) -> MatmulReduce | Unfit:
-    """What the all-reduce or reduce-scatter at `start` can be one op with."""
+    """The matmul that the all-reduce or reduce-scatter at `start` can be fused with."""
     wait = wait_of(start)
     if wait is None:
         return WAITED_ELSEWHERE
@@ -116,7 +116,7 @@ def _without(dims: Dims, rank: Digit) -> Dims:
 
 
 def _find_product(start: fx.Node) -> _Product | Unfit:
-    """The matmul whose product, perhaps with something added to it, is all that `start` reduces."""
+    """The matmul whose product, perhaps plus another value, is what `start` reduces, and is used nowhere else."""
     top, path = _followed_back(start.all_input_nodes[0])
     if len(top.users) > 1 or any(len(node.users) > 1 for node in path):
         return Unfit(f"what {top} returns is used as it is, too")
@@ -135,7 +135,7 @@ def _find_product(start: fx.Node) -> _Product | Unfit:
 
 
 def _product_in_sum(total: fx.Node, path: list[fx.Node]) -> _Product | Unfit:
-    """Of two terms, the later product, with the other one as what is added to it."""
+    """The product in a sum of two terms, with the other term as its bias; the second one if both are products."""
     terms = total.all_input_nodes
     if len(terms) != 2 or any(tensor(term).shape != tensor(total).shape for term in terms):
         return Unfit(f"no matmul produces it, but {total}")
@@ -161,7 +161,7 @@ def _product(
 
 
 def _followed_back(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """What `node` is rearranged from, and all that rearranges it on the way to `node`, in order."""
+    """The node that `node` is rearranged from, and the rearranging ops from there to `node`, in order."""
     path: list[fx.Node] = []
     while rearranges(node):
         path.insert(0, node)
@@ -177,7 +177,7 @@ def _all_through(path: list[fx.Node], dims: Dims) -> Dims | None:
 
 
 def write_matmul_reduce(site: MatmulReduce) -> fx.Node:
-    """Put one op in the place of a matmul and a collective."""
+    """Replace a matmul and a collective by one op."""
     graph = site.start.graph
     with graph.inserting_before(site.start):
         write = WriterInPlace(graph, site.matmul.node)

@@ -1,4 +1,4 @@
-"""What is computed of a gathered value, but could be computed on every rank's piece before it is gathered."""
+"""Find ops on a gathered value that could run on every rank's piece before the all-gather."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class OnPieces:
-    """The `ops` behind a gather that rank by rank could run in front of it, in order; `last` is what they lead to.
+    """The `ops` after an all-gather that each rank could run on its piece before it, in order.
 
-    `dims` has, for each op and the wait before them, the digits of what it returns; `rank` is the digit that says whose
-    piece something comes from.
+    `dims` has, for each op and the wait before them, the digits of its result; `rank` is the digit that numbers the
+    rank that a piece comes from.
     """
 
     ops: tuple[fx.Node, ...]
@@ -35,15 +35,15 @@ class OnPieces:
 
     @property
     def last(self) -> fx.Node:
-        """What would be gathered instead."""
+        """The op whose result would be gathered instead."""
         return self.ops[-1]
 
 
 def find_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> Iterator[OnPieces]:
-    """What could be gathered instead of what `start` gathers, by no more bytes; nothing else takes what leads there.
+    """Values that could be gathered instead of the operand of `start`, with no more bytes.
 
-    Casts, pointwise ops, sums over other dims and norms can be computed on pieces, if all else that they take is the
-    same on all ranks.
+    The ops that lead to such a value have no other users. Casts, pointwise ops, sums over other dims and norms can run
+    on pieces, if their other operands are the same on all ranks.
     """
     known = _computed_on_pieces(start, wait, dims, rank)
     for last in known:
@@ -59,7 +59,7 @@ def find_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> It
 
 
 def write_on_pieces(write: GraphWriter, found: OnPieces, wait: fx.Node, piece: fx.Node) -> fx.Node:
-    """This rank's piece of what the ops lead to, of its `piece` of what they start from."""
+    """Write the ops on this rank's `piece` of the value at `wait`; returns its piece of their last result."""
     pieces = {wait: piece}
     for node in found.ops:
         if rearranges(node):
@@ -74,12 +74,12 @@ def write_on_pieces(write: GraphWriter, found: OnPieces, wait: fx.Node, piece: f
 
 
 def of_piece(dims: Dims, rank: Digit) -> Dims:
-    """The dims of a rank's piece of what has `dims`."""
+    """The dims of a rank's piece of a value of `dims`."""
     return tuple(joined(digit for digit in digits if digit != rank) for digits in dims)
 
 
 def _computed_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> dict[fx.Node, Dims]:
-    """The nodes behind `wait` that ranks can compute on their pieces, in order, with the dims of what they give."""
+    """The nodes after `wait` that ranks can compute on their pieces, in order, with the dims of their results."""
     done = communication(start)
     assert done is not None, f"{start} is no collective"
     known = {wait: dims}
@@ -105,7 +105,7 @@ _REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin
 
 
 def _dims_of(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
-    """The dims of what `node` returns if its operands that are `known` are pieces; None if it cannot be computed so."""
+    """The dims of the result of `node` if it runs on pieces of its `known` operands; None if it cannot."""
     if rearranges(node):
         return through(node, known[node.all_input_nodes[0]])
     if node.target is operator.getitem:
@@ -132,7 +132,7 @@ def _reduced(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims 
 
 
 def _normalized(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
-    """A norm of which the mean and the deviation are not used."""
+    """A layer norm whose mean and deviation are not used, over dims that every piece has whole."""
     operand, *others = node.all_input_nodes
     if operand not in known or any(other in known for other in others):
         return None
@@ -161,5 +161,5 @@ def _broadcast(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dim
 
 
 def _aligned(operand: Tensor, dims: Sequence[tuple[Digit, ...]]) -> Iterable[tuple[int, tuple[Digit, ...]]]:
-    """The sizes of an operand beside the dims that they are broadcast to."""
+    """The sizes of an operand's dims, each with the dim that it is broadcast to."""
     return zip(reversed(operand.shape), reversed(dims), strict=False)

@@ -1,4 +1,4 @@
-"""What became of every collective of a graph, and why; as data, and as a table for people."""
+"""Whether every collective of a graph was fused, and why; as data, and as a table for people."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fxpar.passes.fusion.fusion_costs import FusionCost
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the collective that was called `collective`.
+    """Whether the collective of the node name `collective` was fused, and why.
 
-    module: the path of the module that it was made for; of a backward, of the forward's.
-    fused: the fused op in its place; None if it was left.
-    matmuls: those that are part of that, as they were called.
+    module: the path of the module that it belongs to; in a backward, that of the forward.
+    fused: the name of the fused op that replaced it; None if it was left.
+    matmuls: the names of the matmuls that are part of that op.
     """
 
     collective: str
@@ -34,14 +34,14 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """For a line of the table."""
+        """The verdict for a line of the table."""
         if self.fused is None:
             return f"left: {self.reason}"
         return f"fused into {self.fused} with {', '.join(self.matmuls)}: {self.reason}"
 
 
 Verdicts: TypeAlias = Mapping[str, Sequence[Verdict]]
-"""By the names of graphs, on all of their collectives in order."""
+"""By the name of a graph, the verdicts on its collectives in order."""
 
 
 def verdict_table(verdicts: Verdicts) -> str:

@@ -1,1 +1,1 @@
-"""What a stage holds in memory, and when."""
+"""The memory that a stage takes, and when."""

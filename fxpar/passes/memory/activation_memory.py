@@ -1,4 +1,4 @@
-"""What a stage keeps in memory between its forward and its backward, and until when, from its graphs."""
+"""The memory that a stage keeps between its forward and its backward, and until when, measured on its graphs."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class KeptPort:
 class ActivationMemory:
     """The memory that one microbatch takes in a stage, in bytes of distinct storages.
 
-    saved_until_inputs_bytes: what the forward makes, and I frees; if the backward is not split, what it frees.
-    saved_until_weights_bytes: what the forward makes, and W frees.
-    carried_bytes: what I makes, and W frees. It holds no saved values and no tangents.
-    result_bytes: what the forward's results take beyond what is saved. Results stay until the step ends.
-    inputs: edges that are read and, as received, among the saved values. No other figure contains them.
+    saved_until_inputs_bytes: computed by the forward, freed by I, or by the backward if it is not split.
+    saved_until_weights_bytes: computed by the forward, freed by W.
+    carried_bytes: computed by I, freed by W. Saved values and tangents are not included.
+    result_bytes: of the forward's results, beyond saved values. Results stay until the step ends.
+    inputs: received edges that are saved as they are. No other figure includes them.
     outputs: edges and results that share their memory with saved values: it is part of a figure above.
-    tangents: those that are carried until W, as received. No other figure contains them.
-    gradients: those of edges that share their memory with what is carried: part of `carried_bytes`, or a tangent.
+    tangents: those that are carried to W as received. No other figure includes them.
+    gradients: those of edges that share their memory with carried values: part of `carried_bytes`, or a tangent.
 
-    Parameters, buffers and inputs of the step are in memory anyhow, and counted nowhere.
+    Parameters, buffers and inputs of the step are in memory anyway, and not counted.
     """
 
     saved_until_inputs_bytes: int
@@ -55,14 +55,14 @@ class ActivationMemory:
 
     @property
     def saved_bytes(self) -> int:
-        """What the forward makes and keeps for the backward."""
+        """What the forward computes and saves for the backward."""
         return self.saved_until_inputs_bytes + self.saved_until_weights_bytes
 
 
 def activation_memory(joint: JointGraph, parts: Partitioned, halves: SplitBackward | None = None) -> ActivationMemory:
     """Measure what is kept between the `parts` that `partition` made of `joint`, and between `halves` of the backward.
 
-    Exact for the aten lowering. Views take no memory, but keep all that they are views of.
+    Exact for the aten lowering. A view takes no memory, but keeps the whole storage that it views.
     """
     saved = _saved_owners(joint, parts, halves)
     ports = dict(zip(parts.forward.graph.find_nodes(op="placeholder"), joint.inputs, strict=True))
@@ -83,7 +83,7 @@ def activation_memory(joint: JointGraph, parts: Partitioned, halves: SplitBackwa
 
 
 def _saved_owners(joint: JointGraph, parts: Partitioned, halves: SplitBackward | None) -> dict[fx.Node, Until]:
-    """Of what the forward saves: until when its memory is needed."""
+    """The owners of the memory that the forward saves, and until when it is needed."""
     owners = [owner_of(node) for node in returned(parts.forward)[len(joint.outputs) :]]
     if halves is None:
         return dict.fromkeys(owners, "B")
@@ -100,7 +100,7 @@ def _carried_owners(joint: JointGraph, halves: SplitBackward) -> set[fx.Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """The owners of what I carries: those it made itself, and the ports that share memory with what is carried."""
+    """What I carries: the owners of memory that I allocates, and the ports that share memory with carried values."""
 
     owners: set[fx.Node]
     tangents: Sequence[tuple[Port, fx.Node]]

@@ -11,7 +11,7 @@ from fxpar.ir.op_predicates import is_free_to_recompute, is_pointwise
 aten = torch.ops.aten
 
 _MOST_READS = 4
-"""Of buffers, by a value with several users: one that reads more is put into memory (`realize_reads_threshold`)."""
+"""A value with several users that reads more buffers than this is stored in memory (`realize_reads_threshold`)."""
 
 _ELEMENTWISE = frozenset(
     (
@@ -26,7 +26,7 @@ _ELEMENTWISE = frozenset(
         aten.constant_pad_nd.default,
     )
 )
-"""Besides those that PyTorch tags as pointwise."""
+"""In addition to those that PyTorch tags as pointwise."""
 
 _LOOPS = frozenset(
     (
@@ -46,22 +46,22 @@ _LOOPS = frozenset(
         aten.native_group_norm_backward.default,
     )
 )
-"""Operations that read elementwise ones as they are computed, but whose own results are put into memory."""
+"""Ops that elementwise ones are fused into, but whose own results are stored in memory."""
 
 _EXPENSIVE = frozenset((aten.exp.default, aten.sigmoid.default))
 """Computed once where there are several users."""
 
 
 def is_elementwise(node: fx.Node) -> bool:
-    """Whether each element of the result is computed of one element of each operand."""
+    """Whether each element of the result is computed from one element of each operand."""
     return is_pointwise(node.target) or node.target in _ELEMENTWISE
 
 
 def fused_away(graph: fx.Graph) -> frozenset[fx.Node]:
     """The elementwise values that only other generated loops use, by Inductor's own rules as of torch 2.13.
 
-    It is generous with memory: what is fused over the border of regions that are compiled apart is not looked at, and
-    a reduction's result, which might be fused as well, counts as in memory.
+    The estimate ignores the borders of regions that are compiled separately. A reduction's result, which might be fused
+    as well, counts as in memory.
     """
     away: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in graph.nodes:
@@ -76,5 +76,5 @@ def fused_away(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 def _users(node: fx.Node) -> list[fx.Node]:
-    """Those of a value, and of its views."""
+    """The users of a value and of its views, without the views."""
     return [each for user in node.users for each in (_users(user) if is_free_to_recompute(user) else [user])]

@@ -1,4 +1,4 @@
-"""How much memory the values of a graph take at once while it runs, for either lowering."""
+"""The peak memory of a graph's values while it runs, for either lowering."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fxpar.passes.memory.fused_values import fused_away, is_elementwise
 
 
 def peak_live_bytes(graph: fx.Graph, order: Iterable[fx.Node] | None = None, *, fuses: bool = False) -> int:
-    """The most that what a graph makes takes at once, from where it is made to its last use.
+    """The peak, in bytes, of the values that a graph computes; each is live from where it is computed to its last use.
 
-    Collectives read what they were given until they are waited for. Inputs, which others hold, do not count; neither
-    does what an op takes inside, such as a copy of an operand that it cannot use as it lies in memory.
+    A collective reads its operand until it is waited for. Inputs, which the caller holds, do not count, nor does memory
+    inside an op, such as a copy of an operand whose strides its kernel does not support.
 
     Args:
-        order: of its nodes, in which it is to run; default: as they stand.
-        fuses: as compiled by Inductor: elementwise operations that only feed others are never in memory, and one may
-            write where its operand was. Otherwise every value is in memory.
+        order: the nodes in the order in which they will run; default: the graph's order.
+        fuses: whether Inductor compiles the graph: elementwise values that only feed other ops are never in memory, and
+            an elementwise op may overwrite its operand. Otherwise every value is in memory.
     """
     nodes = list(graph.nodes if order is None else order)
     index = {node: position for position, node in enumerate(nodes)}
@@ -46,9 +46,9 @@ def peak_live_bytes(graph: fx.Graph, order: Iterable[fx.Node] | None = None, *, 
 
 
 def _last_uses(nodes: list[fx.Node], index: dict[fx.Node, int], away: frozenset[fx.Node]) -> dict[fx.Node, int]:
-    """Of all memory that the graph takes, by what made it: the position of the last node that reads it.
+    """By the node that owns memory: the position of the last node that reads it.
 
-    What is fused away is computed where its users are, and reads what it needs there.
+    A value that is fused away is computed in its users, and its operands are read there.
     """
     reads_at: dict[fx.Node, int] = {}
     last_use: dict[fx.Node, int] = {}
@@ -57,7 +57,7 @@ def _last_uses(nodes: list[fx.Node], index: dict[fx.Node, int], away: frozenset[
         at = reads_at.get(node, index[node]) if node in away else index[node]
         for operand in node.all_input_nodes:
             reads_at[operand] = max(reads_at.get(operand, 0), at)
-            # Through a view that is fused away, too, the memory of its owner is read.
+            # A read of a view, even of one that is fused away, reads the memory of its owner.
             source = owner_of(operand)
             reads_at[source] = max(reads_at.get(source, 0), at)
         if owner is node and node.op == "call_function" and isinstance(value(node), Tensor) and node not in away:
@@ -72,14 +72,14 @@ def _last_uses(nodes: list[fx.Node], index: dict[fx.Node, int], away: frozenset[
 
 
 def _maker(owner: fx.Node) -> fx.Node:
-    """What puts a value into memory: for a part of a tuple, what makes the tuple."""
+    """The node that allocates a value: for an item of a tuple, the op that returns the tuple."""
     while owner.target is operator.getitem:
         owner = owner.all_input_nodes[0]
     return owner
 
 
 def _unused_parts(node: fx.Node) -> Iterator[Tensor]:
-    """The tensors of a tuple that nobody takes: they are freed when the others are taken."""
+    """The tensors in a returned tuple that no node uses: they are freed right after the op."""
     if node.op != "call_function" or node.target is operator.getitem:
         return
     if isinstance(made := value(node), tuple | list):

@@ -1,4 +1,4 @@
-"""What a stage of this rank takes in memory, from its local graphs."""
+"""The memory of one stage of this rank, from its local graphs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fxpar.schedule import Kind
 from fxpar.schedule.memory import StageMemory
 
 _ADAM_STATES = 2
-"""What optimizers are taken to keep for every weight that they train: Adam's two moments."""
+"""Optimizer states that are assumed per trained weight: Adam's two moments."""
 
 
 def stage_memory(
     local: JointGraph, hoisted: Hoisted, kept: ActivationMemory, own: Collection[str], working: Mapping[Kind, int]
 ) -> StageMemory:
-    """Figures of one stage.
+    """The `StageMemory` of one stage, in bytes.
 
     Args:
         local: its graph before anything was hoisted out of it.
-        kept: what the graphs of a microbatch keep.
+        kept: the activation memory of one microbatch.
         own: the parameters that its ranks own, which may be fewer than it uses.
         working: as `working_bytes` returns it.
     """
@@ -59,19 +59,19 @@ def stage_memory(
 
 
 def _gathered_bytes(hoisted: Hoisted) -> int:
-    """Weights that are gathered once per step are there beside the shards that they are gathered from."""
+    """Weights that are gathered once per step are in memory in addition to their shards."""
     return 0 if hoisted.gathers is None else held_bytes(returned(hoisted.gathers.module))
 
 
 def _unreduced_bytes(hoisted: Hoisted) -> int:
-    """Gradients that are reduced once per step are there whole, before the shards that become of them."""
+    """Gradients that are reduced once per step are in memory whole, until they are reduced to shards."""
     if hoisted.reductions is None:
         return 0
     return sum(tensor(node).nbytes for node in hoisted.reductions.module.graph.find_nodes(op="placeholder"))
 
 
 def _port_bytes(local: JointGraph) -> tuple[dict[Port, int], ...]:
-    """What each port of the stage's border takes: inputs, outputs, tangents, gradients."""
+    """The bytes of each port at the stage's border: inputs, outputs, tangents, gradients."""
     graph = local.module.graph
     entering = [tensor(node).nbytes for node in graph.find_nodes(op="placeholder")]
     (output,) = graph.find_nodes(op="output")
@@ -86,13 +86,13 @@ def _port_bytes(local: JointGraph) -> tuple[dict[Port, int], ...]:
 
 
 def _of_edges(sizes: Mapping[Port, int], kept: Iterable[KeptPort]) -> dict[str, int]:
-    """By edge; one that is kept takes all that it is a part of."""
+    """Bytes by edge; an edge that is kept takes the whole memory that it is a part of."""
     whole = {each.port: each.num_bytes for each in kept}
     return {port.name: whole.get(port, size) for port, size in sizes.items() if port.kind is PortKind.EDGE}
 
 
 def _until(ports: Iterable[KeptPort]) -> dict[str, Kind]:
-    """By edge; a whole backward frees what either half would."""
+    """By edge, the kind of action that frees it: W, or I, which also stands for a backward that is not split."""
     return {kept.port.name: "W" if kept.until == "W" else "I" for kept in ports if kept.port.kind is PortKind.EDGE}
 
 

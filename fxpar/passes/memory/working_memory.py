@@ -1,4 +1,4 @@
-"""What the graphs of a stage take in memory while they run, beyond what they are given and what stays."""
+"""The temporary memory of a stage's graphs while they run, beyond their inputs and what stays."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fxpar.schedule import Kind
 def working_bytes(
     joint: JointGraph, parts: Partitioned, halves: SplitBackward | None, overlap: Overlap, *, fuses: bool
 ) -> dict[Kind, int]:
-    """By kind of action, its temporaries: the peak of what its graph makes, less what `StageMemory` counts elsewhere.
+    """Temporaries in bytes, by kind of action: the peak of its graph, less what `StageMemory` counts elsewhere.
 
-    That is all that the forward returns, and what the backward sends or carries. Gradients of parameters are
-    temporaries: they are added to the sums when an action ends.
+    Counted elsewhere are all results of the forward, and what the backward sends or carries. Gradients of parameters
+    are temporaries: they are added to the sums when an action ends.
 
     Args:
-        overlap: by which the graphs will be ordered.
+        overlap: how the graphs will be ordered.
         fuses: as of `peak_live_bytes`.
     """
     found: dict[Kind, int] = {"F": _beyond(parts.forward, returned(parts.forward), overlap, fuses)}

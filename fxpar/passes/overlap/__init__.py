@@ -1,1 +1,1 @@
-"""Orders of ops by which collectives run beside computation."""
+"""Orders of ops in which collectives run concurrently with computation."""

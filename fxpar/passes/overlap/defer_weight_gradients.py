@@ -1,4 +1,4 @@
-"""Which computations wait until a collective has started, so that they run beside it."""
+"""Defer computations until a collective has started, so that they run concurrently with it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from fxpar.graph.min_cut import closure, operands
 from fxpar.ir.op_predicates import has_effect, is_random
 
 MOST_DEFERRED = 4
-"""How many matmuls may wait for one collective: those of an attention with q, k, v apart. Each keeps its operands."""
+"""How many matmuls may be deferred for one collective: those of an attention with separate q, k and v. A deferred
+matmul keeps its operands in memory."""
 
 
 def defer_weight_gradients(
     graph: fx.Graph, ops: Sequence[fx.Node], sites: Iterable[Site], waits: Mapping[fx.Node, Sequence[Site]]
 ) -> list[fx.Node]:
-    """The `ops` of `graph` in an order in which what collectives take is computed before what they do not need.
+    """The `ops` of `graph`, reordered so that operands of collectives are computed before what collectives do not need.
 
-    In front of each of the `sites`, ops that no site needs are put off until it has started, the last `MOST_DEFERRED`
-    matmuls of them and what stands between those. They run before the first op that needs its result: of a backward,
-    those are the weight gradients of a layer, beside the all-reduce of its input gradient. All others keep their order.
-    Matmuls are counted, not timed, since all ranks must decide alike, and sizes may differ between them.
+    Before each of the `sites`, ops that no site needs are deferred until it has started: the last `MOST_DEFERRED` such
+    matmuls, and the ops between these. They run before the first op that needs the site's result. In a backward, the
+    weight gradients of a layer then overlap the all-reduce of its input gradient. All other ops keep their order.
+    Matmuls are counted, not timed, since all ranks must decide the same, and sizes may differ between them.
     Source: Singh et al., "A 4D Hybrid Algorithm to Scale Parallel Training", on overlap with the weights' gradients.
 
     Args:
         graph: the ops' graph.
-        ops: what computes, in an order in which it can run.
-        sites: the collectives that are to run beside something.
-        waits: the sites that each op has to wait for, unless that was done before.
+        ops: the ops that compute, in an order in which they can run.
+        sites: the collectives that are to overlap computation.
+        waits: the sites that each op must wait for, unless an earlier op did.
 
     Before: dw = mm(x_t, dy); dx = mm(dy, w_t); start(dx); [wait]; dx_1 = mul(wait, mask)
     After:  dx = mm(dy, w_t); start(dx); dw = mm(x_t, dy); [wait]; dx_1 = mul(wait, mask)
@@ -59,7 +60,7 @@ def defer_weight_gradients(
 def _in_front_of_a_start(
     graph: fx.Graph, ops: Sequence[fx.Node], sites: AbstractSet[Site], urgent: AbstractSet[fx.Node]
 ) -> set[fx.Node]:
-    """The ops between which and the next start there are at most `MOST_DEFERRED` matmuls that could be deferred."""
+    """The ops with at most `MOST_DEFERRED` deferrable matmuls between them and the next start."""
     places = {op: index for index, op in enumerate(ops)}
     latest: dict[fx.Node, int] = {}  # the last of the ops that a node needs
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""When gathers start: a layer before they are needed, as far as memory allows."""
+"""Start all-gathers one layer before they are needed, as far as memory allows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FARTHEST = 4
 def gather_ahead(
     ops: Sequence[fx.Node], waits: Mapping[fx.Node, Sequence[Site]], budget_bytes: float
 ) -> dict[fx.Node, list[Site]]:
-    """For the ops that other collectives start in front of: which, of the sites under the rule "all_gathers".
+    """By op, the sites of the rule "all_gathers" that start right before it.
 
     A layer is a matmul with the sites that it and the ops since the last layer are the first to need. When the first op
-    of a layer runs, the sites of the next layer start, in the order in which they are needed, as long as what has been
-    started and not been used has at most `budget_bytes`, and is needed after at most `FARTHEST` matmuls; others follow
-    when that is so, and at the latest where they are needed. Those of the first layer may start with the first op.
+    of a layer runs, the sites of the next layer start, in the order in which they are needed, as long as started and
+    unused results have at most `budget_bytes` and are needed after at most `FARTHEST` matmuls. The others start once
+    that holds, at the latest where they are needed. The sites of the first layer may start with the first op.
     Source: Singh et al., "A 4D Hybrid Algorithm to Scale Parallel Training", on overlap of the weights' all-gathers.
 
     Args:
-        ops: what computes, in the order in which it will run.
-        waits: the sites that each op has to wait for, unless that was done before.
-        budget_bytes: of results of collectives.
+        ops: the ops that compute, in the order in which they will run.
+        waits: the sites that each op must wait for, unless an earlier op did.
+        budget_bytes: the most that started and unused results may take together.
     """
     first_uses = _first_uses(ops, waits)
     queue = [site for sites in first_uses.values() for site in sites]
@@ -69,7 +69,7 @@ def _first_uses(ops: Sequence[fx.Node], waits: Mapping[fx.Node, Sequence[Site]])
 
 
 def _ends_of_layers(first_uses: Mapping[fx.Node, Sequence[Site]]) -> list[int]:
-    """How many sites are needed up to the end of each layer; what follows the last matmul is one, too."""
+    """How many sites are needed up to the end of each layer; ops after the last matmul are a layer, too."""
     ends: list[int] = []
     passed = 0
     for op, sites in first_uses.items():

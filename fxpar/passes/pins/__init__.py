@@ -1,1 +1,1 @@
-"""Layouts that are given rather than searched: of parameters, and of values that cross stages."""
+"""Layouts that are fixed rather than searched: of parameters, and of edges between stages."""

@@ -1,4 +1,4 @@
-"""The layouts that the edges of a stage must have: those that they have on its ranks already."""
+"""Fix the layouts of the edges of a stage that its ranks already have in some layout."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fxpar.layouts.pins import Pin
 
 
 def pin_edges(joint: JointGraph, placement: Sequence[int], earlier: Sequence[StageBorder]) -> dict[Port, Pin]:
-    """The pins of edges that another stage at the same place of the pipe axis has made or reads.
+    """The pins of edges that another stage at the same place on the pipe axis produces or uses.
 
-    So that a value comes to a rank once, and stays as it is between stages of one rank. `placement` gives the place of
-    each stage; `earlier` are the borders of those before this one.
+    So a rank receives a value once, and needs no redistribution between its stages. `placement` has the place of each
+    stage on the pipe axis; `earlier` are the borders of the stages before this one.
     """
     found = {}
     for port in joint.inputs:

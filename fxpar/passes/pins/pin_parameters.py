@@ -1,4 +1,4 @@
-"""The layouts that a stage's parameters must have: as planned, as their owner has them, or as hinted."""
+"""Fix the layouts of a stage's parameters: as planned, as their owner has them, or as hinted."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How stages are cut, and what crosses from one to another."""
+"""Where stages begin, and what is transferred between them."""

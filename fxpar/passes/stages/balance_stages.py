@@ -1,4 +1,4 @@
-"""Choose where stages begin, so that each has about the same work and little crosses the cuts."""
+"""Choose where stages begin, so that each has about the same work and few bytes cross the boundaries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def balance_stages(capture: Capture, num_stages: int, prices: Prices) -> tuple[s
 
 
 def _places_to_cut(capture: Capture, nodes: Sequence[fx.Node]) -> dict[int, str]:
-    """The module starts with work before each of them that no other stage does: cut anywhere, no stage is idle."""
+    """The module starts with work before each of them that no other stage repeats: no choice leaves a stage idle."""
     ordered = operations(capture)
     repeated = recomputable(ordered, capture.sources)
     own = {node for node in ordered if node not in repeated and not is_context(node)}
@@ -70,7 +70,7 @@ def _module_starts(nodes: Sequence[fx.Node]) -> dict[int, str]:
 
 
 def _node_times(capture: Capture, nodes: Sequence[fx.Node], prices: Prices) -> list[float]:
-    """Estimated forward time of each node in microseconds; the backward takes about twice that of everything alike."""
+    """Estimated forward time of each node in microseconds; the backward takes about twice as long for every node."""
     with FlopCounterMode(display=False) as counter:
         return [_node_time(node, capture, prices, counter) for node in nodes]
 

@@ -1,4 +1,4 @@
-"""What crosses from stage to stage: values of edges and their gradients, tied parameters and theirs."""
+"""The transfers between stages: of the values and gradients of edges, and of tied parameters and their gradients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StageNodes:
 
 
 def stage_edges(stages: Sequence[StageNodes], *, multicast: bool) -> tuple[Edge, ...]:
-    """Every value that some stage makes and later ones use, in the order of the stages; `multicast` as of `Edge`."""
+    """Every value that one stage produces and later ones use, in the order of the stages; `multicast` as of `Edge`."""
     edges = []
     for source in stages:
         for port in source.outputs:
@@ -66,8 +66,8 @@ def stage_edges(stages: Sequence[StageNodes], *, multicast: bool) -> tuple[Edge,
 class TiedParameter:
     """A parameter that several stages use: stage `owner` stores it in `layout`, and `users` are others.
 
-    Stages at one place on the pipe axis share what they have: `owner` and each of `users` stand for all there that use
-    it, which are in `together`.
+    Stages at one place on the pipe axis share one copy: `owner` and each of `users` stand for all stages there that use
+    the parameter, which `together` lists.
     """
 
     port: Port
@@ -96,7 +96,7 @@ def tied_parameters(
 
 
 def value_crossings(edge: Edge, stages: Sequence[StageNodes], placement: Sequence[int]) -> list[Crossing]:
-    """The value of an edge on its way to its readers: to those of other ranks, and to those of the same."""
+    """The transfers of an edge's value to its consumers, on other ranks and on the same."""
     port, maker, found = Port(PortKind.EDGE, edge.name), stages[edge.source], []
     for targets in edge.targets_together(placement):
         layouts = tuple(stages[reader].border.inputs[port] for reader in targets)
@@ -106,7 +106,7 @@ def value_crossings(edge: Edge, stages: Sequence[StageNodes], placement: Sequenc
 
 
 def gradient_crossing(edge: Edge, reader: int, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
-    """The gradient of an edge on its way back; that of a reader which has none has the layout of the value."""
+    """The transfer of an edge's gradient back; the zeros of a consumer that has none have the layout of the value."""
     port, maker, border = Port(PortKind.EDGE, edge.name), stages[edge.source], stages[reader].border
     given, needed = border.gradients.get(port, border.inputs[port]), maker.border.tangents[port]
     dtype, targets = tensor(maker.tangents[port]).dtype, (edge.source,)
@@ -114,7 +114,7 @@ def gradient_crossing(edge: Edge, reader: int, stages: Sequence[StageNodes], pla
 
 
 def tied_crossing(tied: TiedParameter, stages: Sequence[StageNodes], placement: Sequence[int]) -> Crossing:
-    """A tied parameter on its way to its other users."""
+    """The transfer of a tied parameter to its other users."""
     layouts = tuple(stages[user].border.inputs[tied.port] for user in tied.users)
     dtype = tensor(stages[tied.users[0]].inputs[tied.port]).dtype
     pipes = _pipes(tied.owner, tied.users, placement)
@@ -124,7 +124,7 @@ def tied_crossing(tied: TiedParameter, stages: Sequence[StageNodes], placement: 
 def tied_gradient_crossing(
     tied: TiedParameter, user: int, stages: Sequence[StageNodes], placement: Sequence[int]
 ) -> Crossing:
-    """The gradient of a tied parameter on its way to the owner: in its layout, with nothing partial."""
+    """The transfer of a tied parameter's gradient to the owner, in the parameter's layouts, which are never partial."""
     with_gradient = next(stage for stage in tied.together[user] if tied.port in stages[stage].gradients)
     dtype = tensor(stages[with_gradient].gradients[tied.port]).dtype
     layout = stages[user].border.inputs[tied.port]

@@ -1,4 +1,4 @@
-"""The graph of a pipeline as it is written: nodes with their logical values, grouped by the stage that they run on."""
+"""Writes the graph of a pipeline: nodes with their logical values, grouped by the stage that they run on."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ aten = torch.ops.aten
 
 
 class StageCall(nn.Module):
-    """Stands for the forward or the backward of a stage in the graph of a pipeline, which is shown but does not run.
+    """Stands for the forward or the backward of a stage in the graph of a pipeline, which is dumped but never run.
 
     Args:
-        joint: of the stage.
+        joint: the joint graph of the stage.
         apart: the ports whose values the forward takes, and whose gradients the backward returns, one by one.
     """
 
@@ -33,7 +33,7 @@ class StageCall(nn.Module):
 
 
 class PipelineGraph:
-    """An FX graph that grows at its end; what is written belongs to the stage turned to last."""
+    """An FX graph to append to; new nodes belong to the stage of the last `turn_to`."""
 
     def __init__(self, mesh: Mesh, placement: Sequence[int]) -> None:
         self._mesh, self._placement = mesh, placement
@@ -42,7 +42,7 @@ class PipelineGraph:
         self.reshards: list[Reshard] = []
 
     def turn_to(self, stage: int, *, backward: bool = False) -> None:
-        """What follows runs on `stage`."""
+        """Let the following nodes belong to `stage`."""
         self._group, self._is_backward = _title(stage, self._placement[stage], self._mesh), backward
 
     def enter(self, name: str, like: Tensor | dict[Port, Tensor]) -> fx.Node:
@@ -77,7 +77,7 @@ class PipelineGraph:
         return _valued(self._note(node), node_meta.tensor(value), layouts.pop() if len(layouts) == 1 else None)
 
     def total(self, terms: list[fx.Node], name: str) -> fx.Node:
-        """The sum of values of one layout; of one value, that itself."""
+        """The sum of values of one layout; a single value is returned as it is."""
         so_far, *others = terms
         for term in others:
             so_far = self._like(term, aten.add.Tensor, (so_far, term), name)
@@ -92,7 +92,7 @@ class PipelineGraph:
         return _valued(self._note(node), node_meta.tensor(value), node_meta.layout_of(value))
 
     def finish(self, returned: Any) -> fx.GraphModule:
-        """The module, which returns what is `returned`: nodes in tuples and dicts."""
+        """The module, which returns `returned`: nodes in tuples and dicts."""
         self._graph.output(returned)
         return fx.GraphModule(self._root, self._graph)
 

@@ -1,4 +1,4 @@
-"""What the graphs of a pipeline's stages and the plans between them say of its messages, for the checker."""
+"""The messages of a pipeline according to the stages' graphs, and to the transfer plans, for the checker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fxpar.schedule.message import End, Message, Messages
 
 
 def pipeline_messages(stages: Sequence[PlannedStage], crossings: Iterable[Crossing]) -> Messages:
-    """Every edge as its ends have it, from the graphs and borders of `stages`, and as `crossings` plan to move it.
+    """Every edge at its ends: as the graphs and borders of `stages` have it, and as `crossings` plan to move it.
 
-    Shapes are those of the whole value of one microbatch and batch shard. A stage that reads an edge on which nothing
-    that it makes depends has no gradient of it in its graph: it sends back zeros, which are like the value.
+    Shapes are those of the whole value of one microbatch and batch shard. If no result of a stage depends on an edge
+    that it takes, its graph has no gradient of the edge: the stage sends back zeros like the value.
     """
     graphs: dict[End, Message] = {}
     for stage in map(StageNodes.of, stages):
