@@ -119,14 +119,14 @@ def _is_real(leaf: object) -> bool:
 def _use_problem(node: fx.Node) -> str | None:
     if node.op != "call_function" or node.users or has_effect(node):
         return None
-    return "is computed for nobody"
+    return "has no users"
 
 
 def _collective_problem(node: fx.Node, form: Form) -> str | None:
     done = communication(node)
     if done is None:
         is_collective = getattr(node.target, "namespace", "") == "_c10d_functional" and node.target is not _WAIT
-        return "communicates, but nobody has noted what" if is_collective else None
+        return "is a collective without a recorded `Communication`" if is_collective else None
     may_leave = form is Form.STARTING
     early = [user for user in node.users if user.target is not _WAIT and not (may_leave and user.op == "output")]
     return f"is used by {early[0]} before it is waited for" if early else None

@@ -28,7 +28,7 @@ def is_context(node: fx.Node) -> bool:
     return node.op == "call_function" and not _tensors(node) and not any(_tensors(arg) for arg in node.all_input_nodes)
 
 
-def is_effect(node: fx.Node) -> bool:
+def is_side_effect_only(node: fx.Node) -> bool:
     """Whether `node` takes tensors, and neither returns nor changes any: it has another effect, as an assertion has.
 
     It runs once, on the stage that it was written in.
@@ -74,7 +74,7 @@ def _free_of(order: Sequence[fx.Node], excluded: Set[fx.Node]) -> set[fx.Node]:
     for node in order:
         if node not in tainted and (_is_random(node) or any(used in tainted for used in node.all_input_nodes)):
             tainted.add(node)
-    return {node for node in order if node not in tainted and not is_context(node) and not is_effect(node)}
+    return {node for node in order if node not in tainted and not is_context(node) and not is_side_effect_only(node)}
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -61,7 +61,7 @@ def _decomposed(
         if _picks_targets(grad, output, dim):
             return cross_entropy_backward, grad.args, {"input_dtype": input_dtype}
     assert callable(node.target)
-    table = NORMS if norm_policy.parts(node) else DECOMPOSITIONS
+    table = NORMS if norm_policy.decomposes(node) else DECOMPOSITIONS
     decomposition = table.get(node.target)
     return None if decomposition is None else (decomposition, node.args, dict(node.kwargs))
 

@@ -34,7 +34,7 @@ def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: 
     An all-gather is fused with all matmuls that take its result in the same form, a reduce-scatter or a sum all-reduce
     with the matmul that produces its terms. Ops that only rearrange a value may be in between; those that are still
     needed are applied around the fused op. Ops after an all-gather that can run on each rank's piece are moved before
-    it (see `find_on_pieces`). If the gathered value has other users, the fused op returns it as well.
+    it (see `find_sunk_gather`). If the gathered value has other users, the fused op returns it as well.
     Values that are used elsewhere keep their strides. Ranks whose graphs differ only in sizes reach the same verdicts
     if the `costs` are the same.
     Source: Chang et al., "FLUX: Fast Software-based Communication Overlap on GPUs through Kernel Fusion".

@@ -121,7 +121,7 @@ def compute_for_nobody(module: fx.GraphModule, draw: st.DataObject) -> tuple[fx.
     with module.graph.inserting_after(before), fake_mode_of(module.graph):
         node = module.graph.call_function(aten.relu.default, (before,))
         set_value(node, aten.relu.default(tensor(before)))
-    return node, "is computed for nobody"
+    return node, "has no users"
 
 
 def skip_a_wait(module: fx.GraphModule, draw: st.DataObject) -> tuple[fx.Node, str]:
@@ -135,7 +135,7 @@ def skip_a_wait(module: fx.GraphModule, draw: st.DataObject) -> tuple[fx.Node, s
 def forget_what_is_communicated(module: fx.GraphModule, draw: st.DataObject) -> tuple[fx.Node, str]:
     node = one_of(starts(module), draw)
     del node.meta["fxpar_communication"]
-    return node, "communicates, but nobody has noted what"
+    return node, "is a collective without a recorded `Communication`"
 
 
 def give_another_layout(module: fx.GraphModule, draw: st.DataObject) -> tuple[fx.Node, str]:

@@ -30,7 +30,7 @@ class NormPolicy:
     num_ranks: int = 1
     shards_hidden: bool = False
 
-    def parts(self, node: fx.Node) -> bool:
+    def decomposes(self, node: fx.Node) -> bool:
         """Whether the norm at `node` shards better in parts."""
         if node.target in LAYER_NORMS:
             return self.shards_hidden

@@ -33,7 +33,7 @@ class FusionCost:
     collective_us: float
     apart_us: float
     fused_us: float = math.inf
-    way: str = ""
+    fusion_key: str = ""
     runs_unfused: bool = False
 
     def tried(self, *, runs_unfused: bool) -> FusionCost:
@@ -45,8 +45,8 @@ class FusionCost:
         return FusionCost(
             max(self.collective_us, other.collective_us),
             max(self.apart_us, other.apart_us),
-            max(self.fused_us, other.fused_us) if self.way == other.way else math.inf,
-            self.way if self.way == other.way else "",
+            max(self.fused_us, other.fused_us) if self.fusion_key == other.fusion_key else math.inf,
+            self.fusion_key if self.fusion_key == other.fusion_key else "",
             self.runs_unfused or other.runs_unfused,
         )
 
@@ -74,7 +74,7 @@ def _cost(start: fx.Node, model: GraphModel, waited_us: float) -> FusionCost:
     if isinstance(found, GatherMatmul) and found.before is not None:
         between_us = sum(map(model.compute_us, found.before.ops))
         apart_us, fused_us = apart_us + between_us, fused_us + between_us / found.before.rank.size
-    return FusionCost(collective_us, apart_us, fused_us, found.way)
+    return FusionCost(collective_us, apart_us, fused_us, found.fusion_key)
 
 
 def max_over_ranks(of_ranks: Iterable[CostsByGraph]) -> dict[str, list[FusionCost]]:

@@ -20,7 +20,7 @@ from fxpar.graph.view_users import WAITED_ELSEWHERE, Unfit, ViewUsers, replace_v
 from fxpar.ir.fused_ops import GATHER_FORMS, SUMMING_FORMS, GatherForm
 from fxpar.ir.layout import REPLICATE
 from fxpar.ir.node_meta import Communication, communication, fused, layout_of, set_fused, take_place, tensor
-from fxpar.passes.fusion.sink_gathers import OnPieces, find_on_pieces, of_piece, write_on_pieces
+from fxpar.passes.fusion.sink_gathers import SunkGather, find_sunk_gather, of_piece, write_on_pieces
 
 _RANK = -1
 """The dim of digits that number the rank that a piece comes from; other dims are those of a piece."""
@@ -56,7 +56,7 @@ class GatherMatmul:
     wait: fx.Node
     uses: tuple[_Use, ...]
     rest: tuple[ViewUsers, ...]
-    before: OnPieces | None
+    before: SunkGather | None
 
     @property
     def matmuls(self) -> tuple[fx.Node, ...]:
@@ -64,7 +64,7 @@ class GatherMatmul:
         return tuple(use.matmul.node for use in self.uses)
 
     @property
-    def way(self) -> str:
+    def fusion_key(self) -> str:
         """What ranks must have in common to run the op together, whatever the sizes of their pieces."""
         first = self.uses[0]
         order = [[digit.dim for digit in digits] for digits in first.dims]
@@ -92,7 +92,7 @@ def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
     gathered = ((rank, *piece[0]), *piece[1:])
     directly = _find_behind(start, wait, None, gathered)
     if isinstance(directly, Unfit):
-        for before in find_on_pieces(start, wait, gathered, rank):
+        for before in find_sunk_gather(start, wait, gathered, rank):
             found = _find_behind(start, wait, before, _as_gathered(before.dims[before.last], rank))
             if isinstance(found, GatherMatmul):
                 return found
@@ -110,7 +110,7 @@ def _as_gathered(dims: Dims, rank: Digit) -> Dims:
     return (*own[:dim], tuple(digit for digit in digits if digit.size > 1), *own[dim + 1 :])
 
 
-def _find_behind(start: fx.Node, wait: fx.Node, before: OnPieces | None, dims: Dims) -> GatherMatmul | Unfit:
+def _find_behind(start: fx.Node, wait: fx.Node, before: SunkGather | None, dims: Dims) -> GatherMatmul | Unfit:
     """The matmuls of the gathered value, or of the result of the ops `before`; either has the `dims`."""
     parts = start.args[1]
     assert isinstance(parts, int), f"{start} gathers from no number of ranks"

@@ -53,7 +53,7 @@ class MatmulReduce:
         return (self.matmul.node,)
 
     @property
-    def way(self) -> str:
+    def fusion_key(self) -> str:
         """What ranks must have in common to run the op together, whatever the sizes of their pieces."""
         return f"{self.scatter and self.scatter.form} {self.matmul.node.name}"
 

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class OnPieces:
+class SunkGather:
     """The `ops` after an all-gather that each rank could run on its piece before it, in order.
 
     `dims` has, for each op and the wait before them, the digits of its result; `rank` is the digit that numbers the
@@ -39,7 +39,7 @@ class OnPieces:
         return self.ops[-1]
 
 
-def find_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> Iterator[OnPieces]:
+def find_sunk_gather(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> Iterator[SunkGather]:
     """Values that could be gathered instead of the operand of `start`, with no more bytes.
 
     The ops that lead to such a value have no other users. Casts, pointwise ops, sums over other dims and norms can run
@@ -55,10 +55,10 @@ def find_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> It
         needed = closure([last], operands)
         ops = tuple(node for node in known if node in needed and node is not wait)
         if all(user in ops for node in (wait, *ops[:-1]) for user in node.users):
-            yield OnPieces(ops, {node: known[node] for node in (wait, *ops)}, rank)
+            yield SunkGather(ops, {node: known[node] for node in (wait, *ops)}, rank)
 
 
-def write_on_pieces(write: GraphWriter, found: OnPieces, wait: fx.Node, piece: fx.Node) -> fx.Node:
+def write_on_pieces(write: GraphWriter, found: SunkGather, wait: fx.Node, piece: fx.Node) -> fx.Node:
     """Write the ops on this rank's `piece` of the value at `wait`; returns its piece of their last result."""
     pieces = {wait: piece}
     for node in found.ops:

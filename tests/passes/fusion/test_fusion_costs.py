@@ -87,7 +87,7 @@ def test_all_ranks_go_by_the_slowest_of_those_that_run_a_graph() -> None:
 def test_what_ranks_would_fuse_in_other_ways_is_not_fused() -> None:
     module = one_gather()
     (own,) = estimate_fusions(module, model_of(), Overlap())
-    for other in (replace(own, way="another"), FusionCost(1.0, 1.0)):
+    for other in (replace(own, fusion_key="another"), FusionCost(1.0, 1.0)):
         costs = max_over_ranks([{"forward": [own]}, {"forward": [other]}])["forward"]
         assert math.isinf(costs[0].fused_us)
         (verdict,) = fuse_collectives(module, costs, "always").verdicts
