@@ -21,43 +21,44 @@ FXPAR_API int fxpar_philox_uniform(float* out, uint64_t seed, uint32_t step, uin
 // `num_terms` is 1 or more; `out` overlaps no term.
 FXPAR_API void fxpar_sum(float* out, const float* const* terms, int64_t num_terms, int64_t count);
 
-// A descriptor, closed on exec, of a new empty file in memory; `name` is for /proc alone. Or of the process `pid`,
-// readable once that has ended. Both return a negative errno value where the kernel cannot.
+// fxpar_memory_file returns a descriptor, closed on exec, of a new empty file in memory; `name` only appears in /proc.
+// fxpar_process_file returns a descriptor of the process `pid`, readable once that has ended. Both return a negative
+// errno value if the kernel fails.
 FXPAR_API int fxpar_memory_file(const char* name);
 FXPAR_API int fxpar_process_file(int pid);
 
-// The memory that ranks of one host share; on Linux alone.
+// The memory that ranks of one host share; on Linux only.
 //
 // A signal is 16 bytes, aligned to 8, in memory that may be shared between processes; all zero, it has value 0. Its
-// value only grows. What was written before a value was set is seen by whoever saw that value.
+// value only grows. Setting it is a release, reading it an acquire.
 FXPAR_API void fxpar_signal_set(void* signal, uint64_t value);
 FXPAR_API uint64_t fxpar_signal_value(void* signal);
 
-// Sleeps until the value is `at_least` or more: returns 1, or 0 after `timeout_ns`, or earlier where the process got a
-// signal (the operating system's kind) to handle. The memory must stay a signal until every wait on it has returned.
+// Sleeps until the value is `at_least` or more: returns 1, or 0 after `timeout_ns`, or earlier if the process received
+// a POSIX signal. The memory must stay a signal until every wait on it has returned.
 FXPAR_API int fxpar_signal_wait(void* signal, uint64_t at_least, int64_t timeout_ns);
 
-// A heap over the file `fd` (which stays the caller's), sparse and of `capacity` bytes: it hands out offsets, and
-// commits the file's pages as it grows, never giving any back. Destroying it touches nothing but its own records.
+// A heap over the sparse file `fd` of `capacity` bytes, which the caller still owns: it allocates offsets, and commits
+// the file's pages as it grows, never releasing any. Destroying it only frees its own records.
 FXPAR_API void* fxpar_heap_create(int fd, uint64_t capacity);
 FXPAR_API void fxpar_heap_destroy(void* heap);
 
-// The offset of a new block of `num_bytes`, aligned to 64 and never 0, with whatever was left in it. Or, with nothing
-// changed: -EAGAIN where no free block fits and it may not grow, -ENOSPC beyond its capacity, and other negative errno
-// values where the kernel has no memory for it.
+// Returns the offset of a new block of `num_bytes`, uninitialised, aligned to 64 and never 0. On failure nothing is
+// changed: returns -EAGAIN if no free block fits and it may not grow, -ENOSPC beyond its capacity, and other negative
+// errno values if the kernel has no memory.
 FXPAR_API int64_t fxpar_heap_allocate(void* heap, uint64_t num_bytes, int may_grow);
 
 // Returns 0, or -1 where no block begins at `offset`.
 FXPAR_API int fxpar_heap_free(void* heap, uint64_t offset);
 
-// The bytes that are committed, and those in blocks handed out.
+// The committed bytes, and the bytes in allocated blocks.
 FXPAR_API void fxpar_heap_usage(void* heap, uint64_t* committed, uint64_t* in_use);
 
 // Cross-mesh resharding: which host sends each flow, and when.
 //
-// Flow i gives num_bytes[i] from any one of its senders to all of its receivers, a chain of hosts in that order. Its
-// senders are senders[sender_ends[i - 1]] (from 0 where i is 0) to before senders[sender_ends[i]], and its receivers
-// likewise; hosts count from 0.
+// Flow i sends num_bytes[i] from any one of its senders to all of its receivers, a chain of hosts in that order. Its
+// senders are senders[begin] to senders[end - 1], with begin = sender_ends[i - 1] (0 for i = 0) and end =
+// sender_ends[i]; its receivers likewise. Hosts count from 0.
 struct FxparFlows {
   int32_t num_hosts;
   int32_t num_flows;
@@ -76,17 +77,17 @@ enum FxparSearch {
   FXPAR_SEARCH_BEST,
 };
 
-// Finds the sender and the start, in bytes at the rate of a host's interface, of every flow. A flow occupies the
-// sending interface of its sender, the receiving ones of all receivers, and the sending ones of all receivers but the
-// last, for as long as its bytes take; no two occupy one interface at a time. One without bytes or without receivers
-// starts at 0 and takes no time. The result depends on the arguments alone, not on the time that the search takes.
-// Returns 0, or -1 with the outputs untouched where `search` is none of FxparSearch, a flow has no sender, a host out
-// of range or among its own senders and receivers twice, a number of bytes is negative, or the bytes of all flows
-// times num_hosts exceed 2^50.
+// Finds the sender and the start time of every flow; times are in bytes at the rate of a host's interface. A flow
+// occupies the sending interface of its sender, the receiving ones of all receivers, and the sending ones of all
+// receivers but the last, for as long as its bytes take; no two flows occupy an interface at the same time. A flow
+// without bytes or without receivers starts at 0 and takes no time. The result depends on the arguments only, not on
+// the time that the search takes. Returns 0, or -1 with the outputs untouched if `search` is not in FxparSearch, a flow
+// has no sender, a host is out of range or occurs twice among the senders and receivers of a flow, a number of bytes is
+// negative, or the bytes of all flows times num_hosts exceed 2^50.
 FXPAR_API int fxpar_reshard_search(const struct FxparFlows* flows, int search, uint64_t seed, int32_t* senders,
                                    int64_t* starts);
 
-// Sets `bound` to numerator and denominator of the time, in the same unit, that no order of any transfers can undercut:
-// the most that one host must receive, or that a set of hosts must send, divided by the size of the set. Returns as
+// Sets `bound` to numerator and denominator of a lower bound of the makespan of any transfers, in the same unit: the
+// most that one host must receive, or that a set of hosts must send, divided by the size of the set. Returns as
 // fxpar_reshard_search.
 FXPAR_API int fxpar_reshard_bound(const struct FxparFlows* flows, int64_t bound[2]);

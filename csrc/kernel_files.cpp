@@ -1,5 +1,5 @@
-// Files without a name, and descriptors of processes: by the kernel's numbers, since an interpreter that was built against
-// older headers has no functions for them. Linux alone.
+// Anonymous files, and descriptors of processes, by raw system calls: an interpreter that was built against older
+// headers has no functions for them. Linux only.
 #include <cerrno>
 
 #include "fxpar.h"
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434  // the same on every architecture, as of all calls since Linux 5.1
+#define SYS_pidfd_open 434  // the same on every architecture, like all system calls since Linux 5.1
 #endif
 
 namespace {

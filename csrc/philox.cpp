@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int kWords = 4;   // random words per block
-constexpr int kLanes = 32;  // blocks encrypted side by side; with 16, g++ 12 unrolls and no longer vectorizes
+constexpr int kLanes = 32;  // blocks encrypted in parallel; with 16, g++ 12 unrolls and no longer vectorizes
 constexpr int kRounds = 10;
 
 // Encrypts `lanes` counters at once in place; word-major, so that each round is `lanes` independent steps.
@@ -86,7 +86,7 @@ struct Dim {
   int64_t stride;  // in logical elements
 };
 
-// Whether the least and the greatest logical index of a box lie in [0, 2^63). It has no empty dim.
+// Whether the least and the greatest logical index of a box are in [0, 2^63). The box has no empty dim.
 bool is_addressable(const std::vector<Dim>& dims, int64_t offset) {
   int64_t least = offset, greatest = offset;
   for (const Dim& dim : dims) {

@@ -17,7 +17,7 @@ class Random {
     return word ^ (word >> 31);
   }
 
-  // Below `limit`, as good as uniform.
+  // A number below `limit`, nearly uniform: the bias is at most limit / 2^64.
   int64_t below(int64_t limit) {
     return static_cast<int64_t>((static_cast<unsigned __int128>(next()) * static_cast<uint64_t>(limit)) >> 64);
   }

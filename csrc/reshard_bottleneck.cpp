@@ -1,4 +1,4 @@
-// How long hosts must send at least: a fractional load balance, exact, by parametric maximum flow.
+// The least time that hosts must send: an exact fractional load balance, by parametric maximum flow.
 #include "reshard.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class Network {
  private:
   struct Edge {
     int to;
-    int64_t capacity;  // what is left of it; the edge back is number `index ^ 1`
+    int64_t capacity;  // the residual capacity; the reverse edge is number `index ^ 1`
   };
 
   bool find_levels() {
@@ -76,10 +76,10 @@ class Network {
   std::vector<size_t> next_;
 };
 
-// Whether all hosts need no more time than `bottleneck` does; if not, it becomes hosts that need more.
+// Whether no set of hosts needs more time than `bottleneck`; otherwise sets `bottleneck` to one that does.
 bool is_greatest(Bottleneck& bottleneck, const std::vector<int64_t>& fixed, const std::vector<Demand>& demands) {
   const int first_host = 2, first_demand = first_host + static_cast<int>(fixed.size());
-  // Everything times the number of hosts, so that it stays whole.
+  // All amounts are multiplied by the number of hosts, so that they stay integers.
   const int64_t scale = static_cast<int64_t>(bottleneck.hosts.size());
   Network network(first_demand + static_cast<int>(demands.size()));
   int64_t total = 0;
@@ -109,7 +109,7 @@ bool is_greatest(Bottleneck& bottleneck, const std::vector<int64_t>& fixed, cons
 Bottleneck find_bottleneck(const std::vector<int64_t>& fixed, const std::vector<Demand>& demands) {
   const int host = std::max_element(fixed.begin(), fixed.end()) - fixed.begin();
   Bottleneck bottleneck{{host}, fixed[host]};
-  // Newton's method: the hosts found have a greater quotient every time, and from the second time on are fewer.
+  // Newton's method: the quotient of the hosts grows in each iteration, and from the second on their number shrinks.
   while (!is_greatest(bottleneck, fixed, demands)) continue;
   return bottleneck;
 }

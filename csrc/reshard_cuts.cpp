@@ -8,7 +8,7 @@
 namespace fxpar::reshard {
 namespace {
 
-constexpr size_t kMostSets = 16;  // more sets of senders would bound little better and slow down every step
+constexpr size_t kMostSets = 16;  // more sets of senders would hardly improve the bound, and slow down every step
 
 std::vector<int64_t> find_times(const Problem& problem) {
   std::vector<int64_t> times(problem.kinds.size());

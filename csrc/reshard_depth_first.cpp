@@ -28,15 +28,15 @@ class DepthFirst {
  private:
   struct Branch {
     Placement placement;
-    Time bound;  // on the makespan of whatever may follow
-    Time load;   // the greatest of an interface that the flow occupies
+    Time bound;  // on the makespan of all completions
+    Time load;   // the greatest load of an interface that the flow occupies
 
     auto rank() const {
       return std::make_tuple(bound, placement.start, -load, placement.class_index, placement.sender);
     }
   };
 
-  // A host's twin is the last before it that may send just the same flows, where neither receives anything.
+  // A host's twin is the last host before it that may send the same flows, if neither receives any.
   void find_twins() {
     std::vector<std::vector<int>> kinds_of(problem_.num_interfaces);
     std::vector<bool> is_fixed(problem_.num_interfaces);
@@ -50,7 +50,7 @@ class DepthFirst {
         if (kinds_of[host] == kinds_of[other] && !is_fixed[host] && !is_fixed[other]) twin_[host] = other;
   }
 
-  // Whether a twin is free at the same time, so that sending from `sender` would be no different.
+  // Whether a twin becomes free at the same time, so that sending from `sender` would be an equal branch.
   bool repeats_twin(int sender) const {
     for (int twin = twin_[sender]; twin >= 0; twin = twin_[twin])
       if (timeline_.free_from(twin) == timeline_.free_from(sender)) return true;
@@ -75,9 +75,9 @@ class DepthFirst {
     }
   }
 
-  // Of the interfaces of the flow that could end first, some is next taken by a flow that starts before that end: were
-  // there none, the former could be moved there. So branching over the latter loses nothing (the active schedules of
-  // Giffler and Thompson, "Algorithms for Solving Production-Scheduling Problems").
+  // Let F be the flow that could end first. On some interface of F, the next flow starts before that end: otherwise F
+  // could be moved there. So it suffices to branch over the flows that use an interface of F and start before its end
+  // (the active schedules of Giffler and Thompson, "Algorithms for Solving Production-Scheduling Problems").
   void find_branches() {
     Placement first{};
     Time first_end = std::numeric_limits<Time>::max();
@@ -118,7 +118,7 @@ class DepthFirst {
 
   bool is_done() const { return budget_ <= 0 || best_.makespan <= bound_; }
 
-  // Completes the timeline in every way that may beat the best schedule, the most promising first.
+  // Tries every completion of the timeline that may be better than the best schedule, the most promising first.
   void expand() {
     if (timeline_.size() == problem_.num_flows) {
       best_ = timeline_.schedule();
@@ -143,10 +143,10 @@ class DepthFirst {
   const Problem& problem_;
   Schedule best_;
   const Time bound_;
-  int64_t budget_;  // of ways to append a flow, and of cuts that one loads
+  int64_t budget_;  // counts the ways to append a flow, and the cuts that a flow loads
   Timeline timeline_;
-  std::vector<int> left_;         // by class: how many flows of it are not placed
-  std::vector<int> twin_;         // by interface, -1 where there is none
+  std::vector<int> left_;         // by class: how many of its flows are not placed
+  std::vector<int> twin_;         // by interface; -1 if there is none
   std::vector<Branch> branches_;  // of all levels of the recursion
   std::vector<bool> is_marked_;   // by interface
 };

@@ -1,4 +1,4 @@
-// Randomised greedy: whenever an interface becomes free, the best of many random maximal sets of flows starts.
+// Randomised greedy search: whenever an interface becomes free, the best of many random maximal sets of flows starts.
 #include "random.h"
 #include "reshard.h"
 
@@ -11,11 +11,11 @@
 namespace fxpar::reshard {
 namespace {
 
-constexpr int kMostSets = 32;   // weighed at one time
-constexpr int kFreshSets = 8;   // of these are made anew; the rest are the best so far, with one flow forced in
-constexpr int kFewestSets = 3;  // weighed even where the first is good
+constexpr int kMostSets = 32;   // scored at one event
+constexpr int kFreshSets = 8;   // of these are made anew; the others are the best so far, with one flow forced in
+constexpr int kFewestSets = 3;  // scored even if the first is good
 
-// Which interfaces are busy, as bits: there may be many kinds to try at every event.
+// The busy interfaces, as bits: there may be many kinds to try at every event.
 class Occupancy {
  public:
   explicit Occupancy(const Problem& problem)
@@ -48,10 +48,10 @@ class Occupancy {
   std::vector<uint64_t> fixed_, senders_;  // by kind
 };
 
-// How little is left to hope for; the less the better.
+// The score of a partial schedule; smaller is better.
 struct Score {
-  Time bound;         // on the makespan of whatever may follow
-  uint64_t pressure;  // how many cuts come close to that, and how close
+  Time bound;         // on the makespan of all completions
+  uint64_t pressure;  // how many cuts are close to the bound, and how close
 
   bool operator<=(const Score& other) const {
     return std::tie(bound, pressure) <= std::tie(other.bound, other.pressure);
@@ -74,7 +74,7 @@ class Greedy {
     for (const Class& flows : problem.classes) left_.push_back(flows.count);
   }
 
-  // Gives up, with flows missing, once the makespan cannot be less than `limit`.
+  // Stops early, with flows missing, once the makespan cannot be less than `limit`.
   Schedule run(Time limit) {
     while (timeline_.size() < problem_.num_flows && timeline_.bound() < limit) {
       find_candidates();
@@ -104,7 +104,7 @@ class Greedy {
       if (!is_free(interface)) occupancy_.occupy(interface);
   }
 
-  // The kinds of which a flow can start.
+  // Finds the kinds of which a flow can start now.
   void find_candidates() {
     find_occupancy();
     candidates_.clear();
@@ -113,7 +113,7 @@ class Greedy {
     budget_ -= kinds_.size() / 8;  // these steps are quick
   }
 
-  // The best of many maximal sets of candidates that do not conflict; a single one once the budget is spent.
+  // The best of many maximal sets of candidates without conflicts; of one set only once the budget is spent.
   Set choose_set() {
     const Time bound = timeline_.bound();
     const bool has_choice = candidates_.size() > 1 || problem_.kinds[candidates_[0]].senders.size() > 1;
@@ -124,7 +124,7 @@ class Greedy {
       take_back();
       Set set = make_set(i, best);
       const Score score = weigh();
-      if (!(score <= best_score)) continue;  // equals replace each other: from there changes may lead further
+      if (!(score <= best_score)) continue;  // an equal score replaces the best, since changes to it may lead further
       best_score = score;
       best = std::move(set);
     }
@@ -132,7 +132,7 @@ class Greedy {
     return best;
   }
 
-  // Leaves the set on the timeline.
+  // Makes a set, and leaves it on the timeline.
   Set make_set(int number, const Set& best) {
     if (budget_ <= 0) {
       for (int kind : candidates_)
@@ -165,7 +165,7 @@ class Greedy {
       if (occupancy_.allows(kind)) add(kind, order);
   }
 
-  // The greatest of an interface that such a flow is certain to occupy.
+  // The greatest load of an interface that such a flow is certain to occupy.
   Time load_of(int kind_index) const {
     const Kind& kind = problem_.kinds[kind_index];
     Time load = kind.senders.size() == 1 ? timeline_.load_of(kind.senders[0]) : 0;
@@ -173,7 +173,7 @@ class Greedy {
     return load;
   }
 
-  // Adds the longest flow of a kind that can start, sent by the least loaded host; if not strictly by load, any.
+  // Adds the longest flow of a kind that can start, from the least loaded sender; or random ones unless kByLoad.
   void add(int kind, Order order) {
     int sender = -1, found = 0;
     for (int other : problem_.kinds[kind].senders) {
@@ -196,7 +196,7 @@ class Greedy {
     budget_ -= kind.fixed.size();
   }
 
-  // Adds a flow through a loaded interface that `set` leaves idle, and what of the set does not conflict with it.
+  // Adds a flow through a loaded interface that `set` leaves idle, and those flows of `set` that do not conflict.
   void add_changed(const Set& set) {
     for (const Placement& placement : set) add(placement);
     order_.clear();
@@ -236,7 +236,7 @@ class Greedy {
       score.bound = std::max(score.bound, divide_up(load, size));
       const uint64_t closeness = 1024 * (load / size) / scale_;
       const uint64_t square = closeness * closeness;
-      score.pressure += size * square * square;  // so steep that the greatest count most, but not alone
+      score.pressure += size * square * square;  // steep, so that the greatest count most, but not alone
     }
     budget_ -= problem_.cuts.size() / 4;
     return score;
@@ -263,9 +263,9 @@ class Greedy {
   Time now_ = 0;
   std::vector<int> kinds_;                    // those with flows left
   std::vector<std::vector<int>> classes_of_;  // by kind: those with flows left, the longest last
-  std::vector<int> left_;                     // by class: how many flows of it have not started
+  std::vector<int> left_;                     // by class: how many of its flows have not started
   std::vector<int> candidates_;               // kinds
-  Set set_;                                   // what is on the timeline for trial
+  Set set_;                                   // the set that is on the timeline on trial
   std::vector<std::tuple<Time, uint64_t, int>> order_;  // (key, random number, kind)
 };
 
@@ -274,7 +274,7 @@ class Greedy {
 Schedule search_greedily(const Problem& problem, Schedule incumbent, Time bound, int64_t budget, uint64_t seed) {
   Random seeds(seed);
   for (int run = 0; incumbent.makespan > bound && budget > 0; ++run) {
-    // With fewer sets to choose from, every other run goes another way.
+    // Every other run scores fewer sets, and so makes other choices.
     const int most_sets = run % 2 == 0 ? kMostSets : 1 + static_cast<int>(seeds.below(kMostSets));
     Schedule found = Greedy(problem, seeds.next(), most_sets, budget).run(incumbent.makespan);
     const bool is_complete = static_cast<int>(found.placements.size()) == problem.num_flows;

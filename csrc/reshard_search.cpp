@@ -1,4 +1,4 @@
-// Which host sends each flow, and when: reading the flows, the two simple algorithms, and the choice among all.
+// The search for senders and starts: reading the flows, the two simple algorithms, and the choice of the algorithm.
 #include "reshard.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostBytesTimesHosts = int64_t{1} << 50;  // sums of loads, scaled, must fit in 64 bits
 
-// Where no bound is reached, 64 flows take some 10 ms, 1,024 some 200 ms, and 16,384 one or two seconds.
+// If the bound is not reached, 64 flows take some 10 ms, 1,024 some 200 ms, and 16,384 one or two seconds.
 constexpr int kFewestFlows = 64;
 constexpr int64_t kGreedyStepsPerFlow = 4000, kMostGreedySteps = 20'000'000;
 constexpr int64_t kDepthFirstStepsPerFlow = 5000;
@@ -27,7 +27,7 @@ struct Flow {
   bool takes_time() const { return num_bytes > 0 && !receivers.empty(); }
 };
 
-// The flows as a problem, and the way back.
+// The flows as a problem, and the mapping back.
 struct Reading {
   Problem problem;
   Time unit = 0;              // bytes per unit of the problem's time
@@ -63,7 +63,7 @@ std::optional<std::vector<Flow>> read_flows(const FxparFlows& given) {
 Kind make_kind(const std::vector<int>& senders, const std::vector<int>& receivers, int num_hosts) {
   Kind kind{{}, senders};
   for (int host : receivers) kind.fixed.push_back(num_hosts + host);
-  // All receivers but the last send on what they get.
+  // All receivers but the last forward the flow.
   kind.fixed.insert(kind.fixed.end(), receivers.begin(), receivers.end() - 1);
   return kind;
 }
@@ -133,7 +133,7 @@ Schedule find_schedule(const Reading& reading, int search, uint64_t seed) {
   return best;
 }
 
-// Gives a schedule's placements to the flows of their classes, the first to the first.
+// Assigns a schedule's placements to the flows of their classes, in order of start.
 void write(Schedule schedule, const Reading& reading, int32_t* senders, int64_t* starts) {
   std::vector<std::vector<int>> waiting(reading.problem.classes.size());
   for (size_t flow = reading.class_of.size(); flow-- > 0;)
@@ -184,7 +184,7 @@ int fxpar_reshard_bound(const FxparFlows* flows, int64_t bound[2]) {
   const Problem& problem = reading.problem;
   bound[0] = 0, bound[1] = 1;
   if (problem.num_flows == 0) return 0;
-  // What receivers send on does not count: others could do that.
+  // What receivers forward does not count: others could do that.
   Bottleneck most = find_bottleneck(std::vector<int64_t>(flows->num_hosts), find_demands(problem));
   const Bottleneck receiving = find_receiving_bottleneck(problem);
   if (is_greater(receiving, most)) most = receiving;

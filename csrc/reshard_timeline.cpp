@@ -1,4 +1,4 @@
-// Partial schedules, and how long their completions take at least.
+// Partial schedules, and lower bounds of the makespans of their completions.
 #include "reshard.h"
 
 #include <algorithm>

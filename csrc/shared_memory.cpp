@@ -1,4 +1,4 @@
-// Memory that the ranks of one host share: signals that a thread waits for asleep, and a heap of blocks.
+// Memory that the ranks of one host share: signals on futexes, and a heap.
 #include "fxpar.h"
 
 #ifdef __linux__  // elsewhere each rank is a host of its own, and none of this is called
@@ -25,8 +25,8 @@ namespace {
 
 struct Signal {
   std::atomic<uint64_t> value;
-  std::atomic<uint32_t> events;   // how often it was set: the word by which the kernel sees that a waiter is late
-  std::atomic<uint32_t> waiters;  // a waiter killed in its sleep stays counted; that costs wakes in vain, no more
+  std::atomic<uint32_t> events;   // how often it was set: the futex word, by which the kernel detects a late waiter
+  std::atomic<uint32_t> waiters;  // a waiter killed in its sleep stays counted, which only costs useless wakes
 };
 static_assert(sizeof(Signal) == 16 && std::atomic<uint64_t>::is_always_lock_free, "the layout in fxpar.h");
 
@@ -71,8 +71,8 @@ struct Region {
   const uint64_t end;
   uint64_t committed = begin;  // up to here
 
-  // Commits `size` bytes more; the kernel refuses here, where SIGBUS would strike later. Returns 0, or an errno, where
-  // a part may have been committed. In steps, as the kernel begins anew where an interrupt comes.
+  // Commits `size` more bytes, so that a lack of memory is an error here and not a SIGBUS later. Returns 0, or an
+  // errno, after which a part may be committed. In steps, since an interrupted call starts anew.
   int extend(uint64_t size) {
     if (size > end - committed) return ENOSPC;
     for (const uint64_t target = committed + size; committed < target;) {
@@ -85,8 +85,8 @@ struct Region {
   }
 };
 
-// Cells in a region of their own, so that small blocks, which may stay for long, do not cut up the room of large
-// ones; and blocks by best fit, where free neighbours are joined.
+// Small blocks are cells in a region of their own, so that they, which may be long-lived, do not fragment the memory of
+// large ones. Large blocks are allocated by best fit, and free neighbours are joined.
 class Heap {
  public:
   Heap(int fd, uint64_t capacity)
@@ -143,7 +143,7 @@ class Heap {
 
   bool fits(uint64_t size) const { return room_by_size_.lower_bound({size, 0}) != room_by_size_.end(); }
 
-  // Commits what the room at the end, if there is any, lacks for `size`.
+  // Commits the bytes that the free block at the end, if there is one, lacks for `size`.
   int add_room_for(uint64_t size) {
     uint64_t at_end = 0;
     if (!room_by_offset_.empty()) {

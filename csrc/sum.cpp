@@ -1,11 +1,11 @@
-// Sums of many equal blocks of floats, in one pass over memory.
+// Sums of many arrays of floats of equal size, in one pass over memory.
 #include <algorithm>
 
 #include "fxpar.h"
 
 namespace {
 
-constexpr int64_t kBlock = 1024;  // floats: their sum stays in the fastest cache while the terms pass by
+constexpr int64_t kBlock = 1024;  // floats: their sum stays in the L1 cache while the terms are read
 
 void sum_block(float* out, const float* const* terms, int64_t num_terms, int64_t begin, int64_t count) {
   float sum[kBlock];

@@ -22,7 +22,7 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How many steps there are, and how many of which things each of them learns from."""
+    """The number of steps, and the number of training samples (`unit`: tokens or images) in each."""
 
     steps: int
     things: int
@@ -36,7 +36,7 @@ def train(
     clip: Callable[..., Tensor],
     lr: float,
 ) -> Iterator[float]:
-    """An ordinary training loop; gives the loss of each step."""
+    """An ordinary training loop; yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     for batch in batches:
         loss = step(*batch)
@@ -59,11 +59,11 @@ def part_of(batches: Sequence[Batch], mesh: fxpar.Mesh) -> list[Batch]:
 
 
 def compare(distributed: Iterable[float], alone: Iterable[float], mesh: fxpar.Mesh, work: Work, path: Path) -> None:
-    """Run both trainings, write to `path` how they compare, and end all processes; with status 1 if anything is wrong.
+    """Run both trainings, write a comparison to `path`, and end all processes, with status 1 if anything is wrong.
 
     Args:
-        distributed: the losses on the mesh, from every process.
-        alone: the losses on one process; rank 0 runs it when the others are done.
+        distributed: the training on the mesh, which every process runs; yields losses.
+        alone: the training on one process, which rank 0 runs when the other processes are done; yields losses.
     """
     problem = None
     losses, seconds = watch(distributed, f"{mesh.num_ranks} processes", work, visible=mesh.rank == 0)
@@ -76,7 +76,7 @@ def compare(distributed: Iterable[float], alone: Iterable[float], mesh: fxpar.Me
 
 
 def watch(training: Iterable[float], title: str, work: Work, *, visible: bool) -> tuple[list[float], list[float]]:
-    """Run `training` behind a progress bar; gives its losses, and the seconds that each step took."""
+    """Run `training` with a progress bar; returns its losses, and the seconds of each step."""
     figures = TextColumn(f"loss {{task.fields[loss]:.3f}}, {{task.fields[rate]:,.0f}} {work.unit}/s")
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), figures)
     losses, seconds, start = [], [], time.perf_counter()
@@ -91,7 +91,7 @@ def watch(training: Iterable[float], title: str, work: Work, *, visible: bool) -
 
 
 def report(losses: list[float], reference: list[float], seconds: list[float], work: Work, path: Path) -> str | None:
-    """Print and write how the two runs compare; gives what is wrong, if anything is."""
+    """Print and write a comparison of the two runs; returns what is wrong, if anything is."""
     difference = max(abs(ours - theirs) for ours, theirs in zip(losses, reference, strict=True))
     figures = {
         "losses": losses,
@@ -111,7 +111,7 @@ def report(losses: list[float], reference: list[float], seconds: list[float], wo
 
 
 def add_options(parser: argparse.ArgumentParser, *, batch: int, lr: float, report: str) -> None:
-    """The options of every training, with these defaults."""
+    """Add the options that all training examples have, with these defaults."""
     parser.add_argument("--microbatches", type=int, default=8, help="parts of a part of a batch, one after another")
     parser.add_argument("--schedule", default="eager-1f1b", help=f"{', '.join(SCHEDULE_NAMES)}, or a CSV file")
     parser.add_argument("--lowering", default="inductor", help="inductor or aten")

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def make_model(config: Config) -> GPT:
-    """The model, always with the same first weights."""
+    """The model, always with the same initial weights."""
     torch.manual_seed(0)
     return GPT(config)
 
@@ -61,7 +61,7 @@ def train_on_mesh(
 
 
 def make_batches(steps: int, batch: int, context: int) -> list[Batch]:
-    """For every step random windows of the text, and the bytes that follow: two tensors of (batch, context)."""
+    """For every step, random windows of the text, and the bytes that follow each one: two (batch, context) tensors."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     starts = torch.randint(len(text) - context, (steps, batch, 1), generator=torch.Generator().manual_seed(0))

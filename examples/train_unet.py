@@ -1,9 +1,9 @@
-"""Train a U-Net to find the noise in images, in several processes, then check every loss against one process.
+"""Train a U-Net to predict the noise in images, in several processes, then check every loss against one process.
 
     python -m torch.distributed.run --standalone --nproc-per-node 4 examples/train_unet.py
 
 The images are of random blobs. Unless options say otherwise, up to four processes make a pipeline of as many stages, or
-of twice as many if these are interleaved. Skip connections lead from early stages to late ones, past those in between.
+of twice as many if these are interleaved. Skip connections go from early stages to late ones, past those in between.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from unet import Config, NoisePredictor
 import fxpar
 
 TIMES = 1000
-"""How noisy an image can be, from hardly at all to nothing but noise."""
+"""The number of diffusion time steps, from almost no noise to pure noise."""
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def make_model(config: Config) -> NoisePredictor:
-    """The model, always with the same first weights."""
+    """The model, always with the same initial weights."""
     torch.manual_seed(0)
     return NoisePredictor(config)
 
@@ -55,7 +55,7 @@ def train_on_mesh(
 
 
 def make_batches(steps: int, batch: int, image: int) -> list[Batch]:
-    """For every step noisy images, how noisy each is, and the noise in them, as the model's forward takes them.
+    """For every step, noisy images, their diffusion times, and the noise in them: the arguments of the model's forward.
 
     The share of noise grows with time as a sine (Nichol and Dhariwal, "Improved Denoising Diffusion Probabilistic
     Models", section 3.2).
@@ -71,7 +71,7 @@ def make_batches(steps: int, batch: int, image: int) -> list[Batch]:
 
 
 def draw_blobs(batch: int, image: int, random: torch.Generator, blobs: int = 3) -> Tensor:
-    """Images of some smooth blobs on black: (batch, 1, image, image) from -1 to 1."""
+    """Images of a few smooth blobs on black: (batch, 1, image, image) from -1 to 1."""
     pixels = torch.linspace(-1, 1, image)
     y, x = torch.rand(2, batch, blobs, 1, 1, generator=random) * 2 - 1
     width = 0.1 + 0.3 * torch.rand(batch, blobs, 1, 1, generator=random)

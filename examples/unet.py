@@ -12,19 +12,19 @@ class Config:
     """Sizes of the model; the defaults make a million parameters."""
 
     image: int = 32
-    """Height and width in pixels, of one channel; a multiple of 2 to the number of levels less one."""
+    """Height and width in pixels, of one channel; a multiple of 2 ** (levels - 1)."""
     channels: tuple[int, ...] = (32, 64, 64)
-    """Of each level; each has half the height and width of the one before. All but the first level have attention."""
+    """Channels of each level, which halves the height and width of the one before. All but the first have attention."""
     layers: int = 1
     """Residual blocks per level."""
     head: int = 8
     """Channels of an attention head."""
     groups: int = 8
-    """Of channels that are normalised together; divides all `channels`."""
+    """Groups of each group norm; divides all `channels`."""
 
 
 class NoisePredictor(nn.Module):
-    """A `UNet2DModel` whose forward returns the mean squared error of the noise that it finds in images."""
+    """A `UNet2DModel` whose forward returns the mean squared error of the predicted noise."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every private PyTorch name that fxpar uses, as of torch 2.13; a new release is this file's work."""
+"""Every private PyTorch name that fxpar uses, as of torch 2.13; a new release may need changes here."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch._dynamo
-import torch.distributed._functional_collectives  # returns the collective ops their fakes
+import torch.distributed._functional_collectives  # registers the fake implementations of the collective ops
 from torch import Tensor, fx, nn
 from torch._C._distributed_c10d import (
     HashStore,
@@ -107,15 +107,15 @@ __all__ = [
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Whether anything but `tensor` itself holds its memory: a view of it, a graph, a message under way."""
+    """Whether anything but `tensor` itself holds its storage: a view, an autograd graph, a message in flight."""
     storage = tensor.untyped_storage()
     held_here = 2  # by the tensor, and by `storage`
     return bool(torch._C._storage_Use_Count(storage._cdata) > held_here)
 
 
 def is_connection_error(error: RuntimeError) -> bool:
-    """Whether c10d, or gloo under it, says by `error` that a connection broke or that a time was over."""
-    # Of what gloo raises, the place in its sources is all that sets it apart.
+    """Whether `error`, of c10d or of gloo under it, means a broken connection or a timeout."""
+    # Gloo's errors can only be told from others by the source path in their text.
     return isinstance(error, torch.distributed.DistError) or "/gloo/transport/" in str(error)
 
 
@@ -126,19 +126,19 @@ def ignore_logging_calls() -> None:
 
 
 def skip_frame(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` runs as plain Python, but what it calls is compiled."""
+    """`function` itself runs as plain Python; Dynamo still compiles the functions that it calls."""
     skipped: Callable[..., Any] = torch._dynamo.disable(function, recursive=False)
     return skipped
 
 
 def never_compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, and all that it calls, always run as plain Python."""
+    """`function`, and everything that it calls, always runs as plain Python."""
     disabled: Callable[P, T] = torch._dynamo.disable(function)
     return disabled
 
 
 def recompile_limit() -> int:
-    """How often Dynamo compiles one function before it runs it as plain Python."""
+    """How many times Dynamo compiles one function before it falls back to plain Python."""
     config = torch._dynamo.config
     return int(min(config.recompile_limit, config.accumulated_recompile_limit))
 
@@ -149,7 +149,10 @@ def mark_static(tensor: torch.Tensor) -> None:
 
 
 def stored_outside() -> dict[fx.Node, str]:
-    """While Dynamo calls a backend: the values that objects from outside of the graph will hold, with how they do."""
+    """The values that objects outside of the graph will refer to after the call, with a description of the reference.
+
+    To be called while Dynamo calls the backend.
+    """
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import TensorVariable, VariableTracker
     from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
@@ -177,7 +180,7 @@ def stored_outside() -> dict[fx.Node, str]:
 def compile_single_device(
     module: fx.GraphModule, example_inputs: Sequence[Tensor], lowering: str
 ) -> Callable[..., Any]:
-    """What Dynamo captured, compiled for one device: by Inductor, or run as AOTAutograd traced it."""
+    """Dynamo's graph compiled for one device: by Inductor, or else by the backend "aot_eager"."""
     backend = torch._dynamo.lookup_backend("inductor" if lowering == "inductor" else "aot_eager")
     compiled: Callable[..., Any] = backend(module, list(example_inputs))
     return compiled
@@ -203,7 +206,7 @@ def process_group_named(name: str) -> ProcessGroup:
 
 
 def register_work(result: Tensor, work: Work) -> None:
-    """Let `wait_tensor(result)` wait for `work`, as for what a functional collective started."""
+    """Let `wait_tensor(result)` wait for `work`, as it does for functional collectives."""
     _register_work(result, work)
 
 
@@ -214,18 +217,18 @@ def as_dtensor_subclass(cls: type[D], tensor: DTensor) -> D:
 
 
 def device_mesh_without_groups(device_type: str, ranks: Tensor, axes: Sequence[str]) -> DeviceMesh:
-    """A DeviceMesh of ranks that this process only refers to: no process group is made."""
+    """A DeviceMesh without process groups, for ranks that this process does not communicate with through it."""
     return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(axes), _init_backend=False)
 
 
-# What follows takes seconds to import, which only those who use it should pay: hence the imports inside the functions.
+# The functions below import inside their bodies: these modules take seconds to import, and are not always needed.
 
 
 def sharable_memory(num_bytes: int, device: torch.device) -> Tensor:
     """Memory of a GPU that `symmetric_memory` can share: uint8 (num_bytes,).
 
     Raises:
-        RuntimeError: there is not so much, or PyTorch cannot share any of this device.
+        RuntimeError: the device has less free memory, or PyTorch cannot share its memory.
     """
     from torch.distributed import _symmetric_memory
 
@@ -233,9 +236,9 @@ def sharable_memory(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def symmetric_memory(memory: Tensor, group: ProcessGroup) -> "SymmetricMemory":
-    """`memory` of each rank of `group`, GPUs of one host, so that all can read and write it. A collective.
+    """Share the `memory` of every rank of `group`, GPUs of one host, so that all can read and write it. A collective.
 
-    It is there as long as what is given, or a tensor of its `get_buffer`.
+    The mapping lives as long as the returned object, or a tensor that its `get_buffer` returned.
     """
     from torch.distributed import _symmetric_memory
 
@@ -245,9 +248,9 @@ def symmetric_memory(memory: Tensor, group: ProcessGroup) -> "SymmetricMemory":
 def pipeline_schedule_of_csv(
     path: Path, stage: "PipelineStage", microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> "PipelineScheduleMulti":
-    """The order of computations in `path` ("compute_only"), run by torch.distributed.pipelining, which adds messages.
+    """A torch.distributed.pipelining schedule from a CSV file of computations ("compute_only"); torch adds messages.
 
-    `loss` makes of the last stage's output and a target what each microbatch adds to the loss.
+    `loss(output, target)` returns what a microbatch adds to the loss, from the output of the last stage and a target.
     """
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
@@ -259,9 +262,9 @@ def pipeline_schedule_of_csv(
 def bypass_in_get_state_dict(
     optimizer: torch.optim.Optimizer, state_dict: Callable[[], dict[str, Any]], equal: Callable[[], dict[str, Any]]
 ) -> None:
-    """Have `optimizer.state_dict()` be `state_dict`; but `get_state_dict` goes on to call that of its class.
+    """Replace `optimizer.state_dict` by `state_dict`, but let torch's `get_state_dict` still call that of the class.
 
-    `equal` is what torch compares `state_dict` with, and keeps for ever.
+    `equal` compares equal to `state_dict`: torch keeps it in a set for ever, to recognise patched state dicts.
     """
     from torch.distributed.checkpoint.state_dict import _patched_state_dict
 
@@ -270,9 +273,9 @@ def bypass_in_get_state_dict(
 
 
 def load_empty_groups(is_ours: Callable[[torch.optim.Optimizer], bool]) -> None:
-    """Have `set_state_dict` load groups without a parameter on this rank, for the optimizers that `is_ours` names.
+    """Let `set_state_dict` load groups without a parameter on this rank, for optimizers for which `is_ours` is true.
 
-    torch finds the group to load by its parameters, and refuses one that has none here but some on other ranks.
+    torch finds the group to load by its parameters, and refuses a group that has none here but some on other ranks.
     """
     from torch.distributed.checkpoint import state_dict as module
 
@@ -285,7 +288,7 @@ def load_empty_groups(is_ours: Callable[[torch.optim.Optimizer], bool]) -> None:
             return split(model, optimizer, loaded, info)
         of_filled_groups: Any = SimpleNamespace(param_groups=filled)
         found = split(model, of_filled_groups, loaded, info)
-        if found is loaded:  # without states, such as SGD's without momentum, all groups are passed on
+        if found is loaded:  # without states, such as SGD's without momentum, torch returns its argument
             return loaded
         left = iter(found["param_groups"])
         pairs = zip(optimizer.param_groups, groups, strict=True)
@@ -296,14 +299,14 @@ def load_empty_groups(is_ours: Callable[[torch.optim.Optimizer], bool]) -> None:
 
 
 def inductor_cache() -> Path:
-    """The folder in which all processes of this user on this machine keep what Inductor made."""
+    """Inductor's cache folder, which all processes of this user on this machine share."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir())
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decompositions that Inductor's kernels are made from. Random ops stay whole, and so draw what ATen draws."""
+    """Inductor's decomposition table. Random ops are not decomposed, so they draw the same numbers as ATen."""
     from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
 
@@ -315,9 +318,9 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 def inductor_compile(
     graph: fx.GraphModule, inputs: Sequence[Tensor], *, backward: bool
 ) -> Callable[[list[Tensor]], Sequence[Any]]:
-    """Inductor's code for a decomposed graph. It empties its list of arguments; outputs lie in memory as in the graph.
+    """Inductor's code for a decomposed graph. It empties its list of arguments; outputs keep the graph's strides.
 
-    Needs `tracing(TracingContext(mode))` of the inputs' fake mode around it.
+    Must be called inside `tracing(TracingContext(mode))`, with the fake mode of the inputs.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -326,7 +329,7 @@ def inductor_compile(
     output = graph.graph.output_node()
     (results,) = output.args
     assert isinstance(results, tuple | list), "Inductor compiles graphs that return a sequence"
-    # Of outputs that users see, Inductor keeps the strides; of others, it may choose them.
+    # Inductor keeps the strides of outputs that are visible to users; it may choose those of others.
     output.meta["user_visible_output_idxs"] = [i for i, found in enumerate(results) if isinstance(found, fx.Node)]
     with config.patch(fallback_random=True):
         compiled: Callable[[list[Tensor]], Sequence[Any]] = compile_fx_inner(
@@ -336,35 +339,35 @@ def inductor_compile(
 
 
 def graph_arguments(module: fx.GraphModule) -> list[Any]:
-    """What Dynamo captured as each placeholder; to be asked while the backend compiles `module`."""
+    """The example value of each placeholder, in order; to be called while the backend compiles `module`."""
     return [node.meta["grapharg"].example for node in module.graph.find_nodes(op="placeholder")]
 
 
 def leave_out_of_state_dict(module: nn.Module, buffer: str) -> None:
-    """`module` neither saves its buffer of that name nor expects it when it loads."""
+    """Make the buffer of that name non-persistent: `module` neither saves nor loads it."""
     module._non_persistent_buffers_set.add(buffer)
 
 
 def rename_placeholder(node: fx.Node, name: str) -> None:
-    """Give a placeholder another name, or one like it where that is taken."""
+    """Rename a placeholder; fx appends a suffix if the name is taken."""
     node._rename(name)
     node.target = node.name
 
 
 def have_fake_process_groups() -> None:
-    """Let process groups have the backend "fake", whose collectives return at once, having done nothing."""
+    """Register the backend "fake" for process groups: its collectives return at once and do nothing."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it
 
 
 def join_imagined_world(num_ranks: int) -> None:
-    """Be rank 0 of `num_ranks` that do not exist: process groups can be made, and collectives do nothing."""
+    """Become rank 0 of a fake world of `num_ranks`: process groups can be made, and collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
 
 
 def world_store() -> Store | None:
-    """What all ranks of the world write to and read from; None if this process has no other real ranks beside it."""
+    """The store of the default process group; None if this process has no other real ranks."""
     dist = torch.distributed
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return None

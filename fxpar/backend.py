@@ -28,7 +28,7 @@ def fxpar(
 
     Args:
         module: Dynamo's graph.
-        example_inputs: fake tensors like its arguments.
+        example_inputs: fake tensors for its arguments.
         options: see `fxpar.config.Options`.
     """
     try:
@@ -48,13 +48,13 @@ def _compile(module: fx.GraphModule, example_inputs: Sequence[Tensor], options: 
 
 
 def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:
-    """Notice a model that would be trained by every rank alone, although a mesh was made for it.
+    """Detect a model that every rank would train on its own, although a mesh was made: `distribute` was forgotten.
 
-    That is certain where the mesh divides models and none was distributed. Otherwise it may be a second model, or one
-    that the user runs under DistributedDataParallel.
+    That is certain if the mesh divides models (it has more than the axis `data`) and none was distributed: an error.
+    Otherwise it may be a second model, or one that the user runs under DistributedDataParallel: a warning.
 
     Raises:
-        NotDistributedError: it is certain.
+        NotDistributedError: `distribute` was certainly forgotten.
     """
     mesh = mesh_of_this_world()
     trains = torch.is_grad_enabled() and any(given.requires_grad and given.is_leaf for given in example_inputs)
@@ -68,7 +68,7 @@ def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:
 
 
 def _raising(error: FxparError) -> Callable[..., Any]:
-    """A callable that raises `error`; raised from here, Dynamo would wrap it in an error of its own class."""
+    """A callable that raises `error`: if the backend itself raised it, Dynamo would wrap it in its own error class."""
 
     def fail(*args: Any) -> Any:
         raise error

@@ -1,4 +1,4 @@
-"""Assemble a step: this rank's compiled stages, what connects them to others, and the program that runs them."""
+"""Build a step: this rank's compiled stages, their transports to other stages, and the program that runs them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ one wait for each other. Expected the same shapes on all ranks in every step (dr
 
 
 def build_step(capture: Capture, options: Options, *, with_backward: bool) -> Step:
-    """The callable that runs a whole step of the distributed model that `capture` belongs to.
+    """The callable that runs a whole step of the distributed model that `capture` is of; a collective of all ranks.
 
     Raises:
         NoLossError: gradients are wanted, but the forward returns no scalar that requires grad.
         SharedBufferError: a stage uses a buffer that another one changes.
         PlanMismatchError: the ranks derived different plans.
-        MemoryBudgetError: a rank would need more memory than there is.
+        MemoryBudgetError: the predicted memory of a rank exceeds its budget.
         and what the passes raise.
     """
     distribution = distribution_of(capture.model)
@@ -96,7 +96,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a step is built of."""
+    """The input of every part of the build."""
 
     capture: Capture
     options: Options
@@ -110,20 +110,20 @@ class _Task:
 
     @property
     def loss(self) -> Loss | None:
-        """What all ranks are told of the first scalar that is one, if there is any."""
+        """Position and dtype of `Capture.loss`, or, in a step without a backward, of `Capture.first_scalar`."""
         position = self.capture.loss if self.with_backward else self.capture.first_scalar
         return None if position is None else Loss(position, example(self.capture.results[position]).dtype)
 
     @property
     def memory_budget(self) -> float:
-        """What one rank may take, in bytes."""
+        """The memory that one rank may use, in bytes."""
         return self.options.memory_bytes or memory_of(self.mesh.device_type)
 
     def schedule(self, costs: Costs) -> Schedule:
-        """The schedule for stages that cost so much.
+        """The schedule for stages with these costs.
 
         Raises:
-            InvalidScheduleError: it does not run this model, or cannot train.
+            InvalidScheduleError: the schedule does not fit this model, or has no backwards where they are needed.
         """
         plan, mesh = self.distribution.final_plan, self.mesh
         schedule = choose_schedule(self.options.schedule or plan.schedule, costs, mesh.pipe, plan.microbatches)
@@ -136,17 +136,17 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What all ranks derive alike: the stages, what crosses between them, when they run, and what all that costs."""
+    """What every rank derives identically: the stages, the transfers between them, the schedule, and their costs."""
 
     stages: Sequence[PlannedStage]
     pipeline: Pipeline
     schedule: Schedule
     costs: Costs
     programs: tuple[Program, ...] = ()
-    """Of every pipe rank, once the schedule is agreed upon."""
+    """Of every pipe rank; empty until the ranks have agreed on the schedule."""
 
     def with_programs(self, mesh: Mesh) -> _Planned:
-        """The same with programs, which are proved to be free of deadlocks."""
+        """The same with programs, which are checked to be free of deadlocks."""
         programs = lower(self.schedule, self.pipeline.edges, lookahead_on(mesh))
         messages = pipeline_messages(self.stages, [reshard.crossing for reshard in self.pipeline.reshards])
         check_programs(programs, self.schedule, self.pipeline.edges, messages)
@@ -154,12 +154,12 @@ class _Planned:
 
     @property
     def peaks(self) -> tuple[RankMemory, ...]:
-        """The most memory that each pipe rank takes at once."""
+        """The peak memory of each pipe rank."""
         return peak_memory(self.programs, self.schedule, self.pipeline.edges, self.costs.memory)
 
 
 def _plan(task: _Task) -> _Planned:
-    """What all ranks plan alike; a collective of all ranks, which compares what they came to."""
+    """Make the plan that must be equal on all ranks, and compare digests of it; a collective of all ranks."""
     capture, options, distribution = task.capture, task.options, task.distribution
     stages = _stages(task)
     assign_buffers(capture, stages, distribution)
@@ -176,7 +176,7 @@ def _plan(task: _Task) -> _Planned:
 
 
 def _stages(task: _Task) -> tuple[PlannedStage, ...]:
-    """The stages as `distribute` planned them for the same program, unless a dump is to show every pass."""
+    """The stages that `distribute` planned for the same program; planned anew if a dump has to show every pass."""
     known = task.distribution.planned.get(task.capture.signature())
     if known is not None and task.with_backward and task.options.dump is None:
         return known
@@ -185,11 +185,11 @@ def _stages(task: _Task) -> tuple[PlannedStage, ...]:
 
 
 def _compile(task: _Task, planned: _Planned) -> tuple[list[CompiledStage], Program]:
-    """This rank's stages, and the program that runs them; a collective of all ranks."""
+    """This rank's compiled stages, and the program that runs them; a collective of all ranks."""
     options, mesh = task.options, task.mesh
     graphs, planned = _divide(task, planned)
     model = GraphModel(mesh, prices_of(mesh))
-    # Where a fused op may have no kernel, or a slow one.
+    # Over NCCL, that is on GPUs, a fused op may have no kernel, or a slow one.
     tries = mesh.moves_in_groups and options.lowering != SLEEP
     overlap, fuse = options.overlapping, options.fuse
     graphs = compile_stages(graphs, model, fuse, overlap, task.log, gather_costs=of_all_ranks, tries_fused_ops=tries)
@@ -208,10 +208,10 @@ def _compile(task: _Task, planned: _Planned) -> tuple[list[CompiledStage], Progr
 
 
 def _divide(task: _Task, planned: _Planned) -> tuple[list[StageGraphs], _Planned]:
-    """The graphs of this rank's stages, and the plan with what all stages take in memory; a collective of all ranks.
+    """The graphs of this rank's stages, and the plan with the memory of all stages; a collective of all ranks.
 
-    Of the ways to handle what is stored in shards that the options leave open, it takes the first that fits into
-    memory, else the last.
+    Gathers and reductions over z may run per microbatch or once per step. Of the choices that the options leave open,
+    this takes the first whose predicted memory fits on every rank, otherwise the last.
     """
     options, mesh, distribution = task.options, task.mesh, task.distribution
     planned, schedule = planned.with_programs(mesh), planned.schedule
@@ -237,7 +237,7 @@ def _divide(task: _Task, planned: _Planned) -> tuple[list[StageGraphs], _Planned
 
 
 def _connect(task: _Task, planned: _Planned, own: Sequence[CompiledStage], program: Program) -> Executor:
-    """What runs the program on this rank; a collective of all ranks."""
+    """Open the transports between stages, and make this rank's executor; a collective of all ranks."""
     capture, mesh, microbatches = task.capture, task.mesh, task.distribution.final_plan.microbatches
     timeout = timedelta(seconds=task.options.transfer_timeout_s)
     reshards, answered = planned.pipeline.reshards, task.loss is None
@@ -253,7 +253,7 @@ def _dump_program(task: _Task, planned: _Planned, peaks: Sequence[RankMemory]) -
     dump.text("schedule", planned.schedule)
     dump.text("program", planned.programs[task.mesh.coordinate["pipe"]])
     dump.text("memory", "\n".join(map(str, (MEMORY_HEADER, *peaks))))
-    if task.with_backward:  # or an evaluation would write over what its training costs
+    if task.with_backward:  # or an evaluation would overwrite the costs of the training step
         microbatches = task.distribution.final_plan.microbatches
         dump.json("costs", replace(planned.costs, num_microbatches=microbatches).to_json())
 
@@ -266,7 +266,7 @@ def _warn_of_meaningless_results(options: Options) -> None:
 
 
 def _facts(task: _Task, planned: _Planned) -> dict[str, str]:
-    """What every rank must have derived alike, by name."""
+    """What must be equal on all ranks, by the name under which an error reports it."""
     options, distribution, mesh = task.options, task.distribution, task.mesh
     crossings = (f"{reshard.crossing} {reshard.plan.digest}" for reshard in planned.pipeline.reshards)
     return {
@@ -286,7 +286,7 @@ def _facts(task: _Task, planned: _Planned) -> dict[str, str]:
 
 
 def _arguments(capture: Capture, distribution: Distribution) -> str:
-    """The tensors that the forward is called with, by name, and what one microbatch takes of them."""
+    """The tensor arguments of the forward, one per line: name, dtype, and shape of one microbatch."""
     entering = [(port, node) for node, port in capture.sources.items() if port.kind is PortKind.INPUT]
     return "\n".join(
         f"{distribution.argument_name(int(port.name))}: {example(node).dtype} {tuple(example(node).shape)}"

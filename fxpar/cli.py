@@ -1,4 +1,4 @@
-"""The command `fxpar`: one sub-command per function here; what they need is imported when they run."""
+"""The command `fxpar`: one function per sub-command, which imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fxpar.bench.report import Report
 
 _WIDTH_OF_FILES = 200
-"""Where output is no terminal, whose width would be known, it is wide enough for every table."""
+"""Columns of output that is not a terminal: wide enough for every table."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: the process's own); returns the exit status.
 
-    That is 1 when a goal is missed that was to be checked, and 2 when the command cannot do what it was asked to.
+    The status is 1 if a goal that was to be checked is missed, and 2 if the command fails with an `FxparError`.
     """
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command

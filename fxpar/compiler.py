@@ -1,13 +1,14 @@
 """Every pass, in order, from the forward that Dynamo captured to the graphs that a rank runs.
 
-1. `plan_stages`, alike on all ranks and in logical shapes: stages are cut, differentiated, and given layouts.
-2. `join_stages`, alike on all ranks: broadcasts between the meshes of stages.
-3. `localize_stage`: what one rank does for a stage, with its collectives.
-4. `divide_stage`: what of that runs when, by the schedule and the memory there is.
-5. `compile_stages`: collectives become one op with matmuls, or run beside other computation.
-6. `lower_stage`: graphs become code.
+1. `plan_stages`, on every rank for all stages, in logical shapes: split into stages, differentiate, choose layouts.
+2. `join_stages`, on every rank: plan the transfers between the meshes of stages.
+3. `localize_stage`: make the local graph of a stage on this rank, with its collectives.
+4. `divide_stage`: partition it into forward and backward graphs, by the schedule and the available memory.
+5. `compile_stages`: fuse collectives with matmuls, or overlap them with other computation.
+6. `lower_stage`: compile the graphs.
 
-`build_step` makes a step of them on the ranks that run it; `planner.step_model` estimates one that nobody runs.
+`build_step` calls these functions on the ranks that run the step; `planner.step_model` calls them to estimate a step
+that is never run.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def plan_stages(
     with_backward: bool = True,
     log: PassLog | None = None,
 ) -> tuple[PlannedStage, ...]:
-    """The passes that every rank runs for the whole model: nothing is allocated, all shapes are logical.
+    """Run the passes that every rank runs for the whole model; they allocate nothing, and all shapes are logical.
 
     Raises: what the passes raise.
     """
@@ -89,19 +90,19 @@ def _plan_stage(
 ) -> PlannedStage:
     joint = trace_joint(stage, with_backward=with_backward)
     log.graph("trace_joint", joint.module, Form.LOGICAL, stage.index)
-    # Before any mesh comes into play, since the numbers must not depend on it.
+    # Before any pass that uses the mesh, since random numbers must not depend on it.
     joint = logical_random(joint)
     log.graph("logical_random", joint.module, Form.LOGICAL, stage.index)
     settled = [stage.border for stage in earlier]
     placement = distribution.placement
     pins = Pins({**pin_parameters(joint, distribution, settled), **pin_edges(joint, placement, settled)})
     mesh, microbatches = distribution.mesh, distribution.microbatches
-    # Before layouts are chosen, since a loss over a sharded vocabulary only exists in parts.
+    # Before layouts are chosen, since a loss over a sharded vocabulary is only possible in decomposed form.
     joint = replace(joint, module=decompose_for_sharding(joint.module, choose_norm_policy(joint, mesh, pins)))
     log.graph("decompose_for_sharding", joint.module, Form.LOGICAL, stage.index)
     border = propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches, settled, placement)
     log.graph("propagate_layouts", joint.module, Form.LAID_OUT, stage.index)
-    # After layouts are chosen, since how a weight is stored along z depends on its layout along the other axes.
+    # After layouts are chosen, since the sharding of a weight over z depends on its layout over the other axes.
     border = shard_storage(joint, border, mesh)
     log.graph("shard_storage", joint.module, Form.LAID_OUT, stage.index, shows=mesh.z > 1)
     return PlannedStage(joint, border)
@@ -110,7 +111,7 @@ def _plan_stage(
 def join_stages(
     stages: Sequence[PlannedStage], distribution: Distribution, strategy: str, algorithm: str, log: PassLog
 ) -> Pipeline:
-    """The pass that every rank runs once all stages are planned: how everything moves between them.
+    """The pass that every rank runs once all stages are planned: it plans all transfers between them.
 
     Raises: what the pass raises.
     """
@@ -123,7 +124,7 @@ def join_stages(
 
 
 def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGraph:
-    """The pass by which a stage becomes what this rank does for it; done once for all schedules."""
+    """The local graph of a stage on this rank; made once for all schedules."""
     known = distribution.localized
     if planned.joint.module not in known:
         known[planned.joint.module] = localize(planned.joint, distribution.mesh)
@@ -131,11 +132,11 @@ def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGr
 
 
 def localize(joint: JointGraph, mesh: Mesh) -> JointGraph:
-    """What this rank of `mesh` does for a stage, in one graph."""
+    """The local graph of a stage on this rank of `mesh`: forward and backward, in local shapes, with collectives."""
     log = PassLog()
     local = insert_collectives(joint, mesh)
     log.graph("insert_collectives", local.module, Form.LOCAL, joint.index, coordinate=mesh.coordinate)
-    # At once, since passes from here on divide and order what collectives there are.
+    # At once, since all later passes divide and order collectives.
     bucket_collectives(local.module)
     log.graph("bucket_collectives", local.module, Form.LOCAL, joint.index, coordinate=mesh.coordinate)
     return local
@@ -152,17 +153,17 @@ def divide_stage(
     *,
     fuses: bool = True,
 ) -> StageGraphs:
-    """The passes that divide what `localize_stage` returns into what runs at different times.
+    """The passes that divide the result of `localize_stage` into graphs that run at different times.
 
     Args:
-        overlap: by which their collectives will be ordered.
-        fuses: whether the lowering makes one kernel of several operations, by which they take less memory.
+        overlap: the options by which `compile_stages` will order their collectives.
+        fuses: whether the lowering fuses several ops into one kernel, which then takes less memory.
     """
     index = planned.joint.index
-    # Before the forward is cut off, so that nothing is saved that is there for the whole step.
+    # Before the partition, so that no value is saved for the backward that stays in memory for the whole step.
     hoisted = hoist_storage(local, gathers=storage.gathers_once, reductions=storage.reduces_once)
     parts = partition(hoisted.body, remat)
-    # After the forward is cut off, so that it saves the same values whatever the schedule.
+    # After the partition, so that the forward saves the same values whatever the schedule.
     is_split = schedule.splits(index) and parts.backward is not None
     halves = split_backward(hoisted.body, parts) if is_split else None
     owners = distribution.final_plan.parameters
@@ -184,19 +185,19 @@ def compile_stages(
     gather_costs: GatherCosts | None = None,
     tries_fused_ops: bool = False,
 ) -> list[StageGraphs]:
-    """The passes that decide how the collectives of a rank's stages run.
+    """The passes that fuse and order the collectives of a rank's stages.
 
     Args:
-        model: estimates what is decided by.
-        gather_costs, tries_fused_ops: as of `fuse_stages`, where ranks have to agree.
+        model: estimates the times that decide which collectives are fused.
+        gather_costs, tries_fused_ops: see `fuse_stages`; needed where ranks have to agree.
     """
     log = log or PassLog()
     for each in graphs:
         each.dump(log.dump)
-    # Before collectives are ordered, since what is fused runs beside nothing else; after the graphs are divided, since
+    # Before collectives are ordered, since a fused op overlaps with nothing else; after the graphs are divided, since
     # the parts of a fused op could not run at different times.
     fused = fuse_stages(graphs, model, fuse, overlap, log, gather_costs=gather_costs, tries_fused_ops=tries_fused_ops)
-    # Last, since all passes before make orders of their own.
+    # Last, since every earlier pass may reorder nodes.
     return [_overlap_stage(each, overlap, log) for each in fused]
 
 

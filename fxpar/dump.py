@@ -1,4 +1,4 @@
-"""Show what each pass made of the program: graphs as code that a person can read, in numbered files per rank."""
+"""Write the graph that each pass leaves as readable Python code, in numbered files per rank."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DTYPES = {
 
 
 class Dump:
-    """Writes `directory/rank<rank>/<number>_<pass>[.stage<index>].py`, numbered as passes first report.
+    """Writes `directory/rank<rank>/<number>_<pass>[.stage<index>].py`, numbered in the order of the first writes.
 
-    A later compile into the same directory takes away what an earlier one wrote of the same passes. Without a directory
-    nothing is written.
+    A later compile into the same directory removes the files that an earlier one wrote for the same passes. Without a
+    directory nothing is written.
     """
 
     def __init__(self, directory: str | Path | None, rank: int) -> None:
@@ -47,12 +47,12 @@ class Dump:
             self._write(name, stage, "py", format_graph(module))
 
     def text(self, name: str, content: object) -> None:
-        """Write something that is no graph, such as a schedule, as it prints."""
+        """Write `str(content)` for something other than a graph, such as a schedule."""
         if self._directory is not None:
             self._write(name, None, "txt", str(content))
 
     def json(self, name: str, content: str) -> None:
-        """Write what programs read."""
+        """Write a JSON text, for other programs to read."""
         if self._directory is not None:
             self._write(name, None, "json", content)
 
@@ -71,11 +71,11 @@ class Dump:
 
 
 def format_graph(module: fx.GraphModule) -> str:
-    """`module` as Python code, a line per operation, grouped by the module that each comes from.
+    """`module` as Python code, one line per op, grouped by the `nn.Module` that each op comes from.
 
-    A type is the dtype and the shape; a dim sharded over x reads `2@x*8`. Where a local shape is shown, its logical
-    layout stands in the comment, as do partial sums, what a collective does, and how a value moves between stages: the
-    bytes that pass between hosts, how many of them one interface handles from beginning to end, and at the least.
+    A type is the dtype and the shape; a dim sharded over x reads `2@x*8`. Comments have the logical layout of a local
+    shape, partial sums, the axis and bytes of a collective, and the transfer of a value between stages: the bytes
+    between hosts, the makespan (bytes at the rate of one interface), and the lower bound of the makespan.
     """
     nodes = list(module.graph.nodes)
     lines = [*_totals(nodes), "def forward("]
@@ -95,7 +95,7 @@ def format_graph(module: fx.GraphModule) -> str:
 
 
 def _totals(nodes: list[fx.Node]) -> Iterator[str]:
-    """A comment per kind of communication: how much of it there is in the forward and in the backward."""
+    """A comment per kind of communication: its count and total bytes in the forward and in the backward."""
     counts: Counter[tuple[bool, str]] = Counter()
     num_bytes: Counter[tuple[bool, str]] = Counter()
     for node in nodes:
@@ -155,7 +155,7 @@ def _with_comment(line: str, node: fx.Node) -> str:
 
 
 def _way(planned: Reshard) -> str:
-    """From which layout to which, and what that costs."""
+    """A transfer between stages: its layouts, unit tasks, strategy, and costs in bytes."""
     crossing, plan = planned.crossing, planned.plan
     layouts = [f"[{_dims(layout)}]" for layout in crossing.target_layouts]
     shown = layouts[:1] if len(set(layouts)) == 1 else layouts

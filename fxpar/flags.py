@@ -1,4 +1,4 @@
-"""What flags of commands may be; argparse tells users the names of these functions."""
+"""Types of command-line flags; argparse shows the names of these functions to users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def count(text: str) -> int:
 
 
 def counts(text: str) -> list[int]:
-    """Several, with commas between.
+    """Comma-separated positive integers.
 
     Raises ValueError.
     """
@@ -23,5 +23,5 @@ def counts(text: str) -> list[int]:
 
 
 def names(text: str) -> list[str]:
-    """Several, with commas between."""
+    """Comma-separated names."""
     return text.split(",")

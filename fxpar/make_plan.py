@@ -1,4 +1,4 @@
-"""Make a model's plan: by capturing its forward once, or, without example inputs, from its modules alone."""
+"""Make a model's plan: from its captured forward, or, without example inputs, from hints and the order of modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def make_plan(
     """The plan of `distribution`'s model.
 
     Raises:
-        InvalidStagesError: the schedule does not run as many stages on the mesh, or a count without example inputs.
+        InvalidStagesError: the schedule cannot run so many stages on the mesh, or `stages` is a count and there are no
+            example inputs.
     """
     given = num_stages_of(schedule, distribution.mesh.pipe) if stages is None else stages
     num_stages = given if isinstance(given, int) else len(given) + 1
@@ -54,7 +55,7 @@ def make_plan(
 
 
 def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
-    """The owner and layout of each parameter: the first stage that uses it decides; unused ones are the last's."""
+    """The owner and layout of each parameter, as in the first stage that uses it; the last stage owns unused ones."""
     last = stages[-1].joint.index
     found = {
         name: PlannedParameter(last, _as_hinted(parameter, distribution))
@@ -79,7 +80,7 @@ def _boundaries_without_capture(stages: Sequence[str] | int) -> tuple[str, ...]:
 
 
 def _parameters_without_capture(distribution: Distribution, boundaries: Sequence[str]) -> dict[str, PlannedParameter]:
-    """Stages by the order in which modules were registered, shards as hinted, all else replicated."""
+    """Stages by the order in which modules were registered; parameters are sharded as hinted, otherwise replicated."""
     order = [path for path, _ in distribution.model.named_modules()]
     for boundary in boundaries:
         if boundary not in order:
@@ -94,7 +95,7 @@ def _parameters_without_capture(distribution: Distribution, boundaries: Sequence
 
 
 def _warn_of_replicas(distribution: Distribution, planned: Mapping[str, PlannedParameter]) -> None:
-    """Say what it costs that layouts were not searched for."""
+    """Warn of parameters that are replicated over y and x because layouts were not searched for."""
     if distribution.mesh.y * distribution.mesh.x == 1:
         return
     automatic = {"y", "x"}
@@ -119,7 +120,7 @@ def _as_hinted(parameter: LogicalParameter, distribution: Distribution) -> Layou
 
 
 def layout_as_hinted(shape: Sequence[int], spec: Spec, mesh: Mesh) -> Layout:
-    """The layout that a hint says literally: each axis shards its dim from the start, or within each of its groups."""
+    """The layout that a hint denotes literally: each axis shards its whole dim, or each of the dim's groups."""
     shards: dict[str, Shard] = {}
     for dim, entry in enumerate(spec):
         axis, outer = (entry.axis, entry.groups) if isinstance(entry, Grouped) else (entry, 1)

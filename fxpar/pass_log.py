@@ -1,4 +1,4 @@
-"""What every pass left: dumped where a person wants to see it, and checked where FXPAR_CHECK=1."""
+"""The graph that each pass leaves: dumped if the option `dump` is set, and checked if FXPAR_CHECK=1 is set."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fxpar.graph.invariants import Form, check_collectives_kept, check_graph
 
 
 class PassLog:
-    """Told of every graph that a pass leaves.
+    """Dumps and checks every graph that a pass leaves.
 
     Args:
-        dump: where graphs are shown; by default nowhere.
+        dump: where graphs are written; by default nowhere.
     """
 
     def __init__(self, dump: Dump | None = None) -> None:
@@ -32,13 +32,13 @@ class PassLog:
         coordinate: Mapping[str, int] | None = None,
         shows: bool = True,
     ) -> None:
-        """Take note of `module` as the pass `name` left it.
+        """Check and dump `module`, the graph after the pass `name`.
 
         Args:
-            form: of the graph; None of one that calls modules, of which nothing is checked.
+            form: the invariants to check; None for a graph that calls modules, which is not checked.
             stage: None for the whole program.
-            coordinate: of the rank whose pieces a local graph computes.
-            shows: whether it is dumped, too.
+            coordinate: the mesh coordinate of the rank that a local graph belongs to.
+            shows: whether to dump it as well.
 
         Raises:
             BrokenInvariantError: the pass broke the graph.
@@ -57,10 +57,10 @@ class PassLog:
         *,
         may_repeat: bool = False,
     ) -> None:
-        """Take note that the pass `name` made the graphs `after` of those `before`, which communicate the same.
+        """Check that the pass `name`, which turned the graphs `before` into `after`, kept all collectives.
 
         Raises:
-            BrokenInvariantError: a collective is lost, or was added.
+            BrokenInvariantError: a collective was lost or added.
         """
         if self._checks:
             check_collectives_kept(before, after, _where(name, stage), may_repeat=may_repeat)

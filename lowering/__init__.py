@@ -23,7 +23,7 @@ def _at_once(node: fx.Node) -> float:
 
 
 def lower(name: str, compute_us: ComputeTime = _at_once) -> Lowering:
-    """The lowering called `name`, one of `fxpar.config.LOWERINGS`; `compute_us` is for the one that only sleeps."""
+    """The lowering called `name`, one of `fxpar.config.LOWERINGS`; only `SLEEP` uses `compute_us`."""
     lowerings: dict[str, Lowering] = {
         INDUCTOR: lower_to_inductor,
         ATEN: lower_to_aten,

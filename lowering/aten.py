@@ -1,4 +1,4 @@
-"""The reference lowering: every ATen op runs as it stands."""
+"""The reference lowering: every ATen op of the graph is called as it is."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
 
 
 def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
-    """`graph`, or a copy whose views have the strides of their fakes in dims of size 1, too.
+    """`graph`, or a copy whose views have the strides of their fake tensors in dims of size 1, too.
 
-    There `aten.view` and `aten.reshape` give others on real tensors than on fake ones. Kernels that tell channels-last
-    from contiguous by them then refuse what they took in the trace: group norm does, behind the attention over a single
-    image.
+    In such dims `aten.view` and `aten.reshape` return other strides for real tensors than for fake ones. Kernels that
+    tell channels-last from contiguous by strides then reject inputs that they accepted in the trace: group norm does,
+    after the attention over a single image.
     """
     views = {node for node in graph.graph.nodes if _may_differ(node)}
     if not views:

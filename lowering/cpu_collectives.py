@@ -1,4 +1,4 @@
-"""What runs in place of a collective on CPUs, where gloo's own sends more than it has to."""
+"""A reduce-scatter for CPUs, which sends half the bytes of gloo's own."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def replace_cpu_collectives(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def exchange_and_reduce(value: Tensor, reduction: str, parts: int, group_name: str) -> Tensor:
-    """As the functional reduce_scatter_tensor: gloo's sends as many bytes as its all_reduce, this one half of them.
+    """The functional reduce_scatter_tensor: gloo's sends as many bytes as its all_reduce, this one half of them.
 
-    The ranks exchange their pieces, and each reduces what it gets, in the order of ranks, when it waits.
+    The ranks exchange their pieces in an all-to-all. Each rank reduces the pieces that it received, in the order of
+    ranks, when it waits for the result.
 
     Args:
-        value: dense; its first dim is to be scattered.
+        value: dense; its first dim is scattered.
         reduction: "sum" or "max".
-        parts: how many ranks the group has.
+        parts: the number of ranks in the group.
         group_name: the group.
     """
     received = torch.empty_like(value)
@@ -47,7 +48,7 @@ def exchange_and_reduce(value: Tensor, reduction: str, parts: int, group_name: s
 
 
 class _Reduction(Work):
-    """An exchange of pieces under way; who waits for it reduces them into `result`."""
+    """An all-to-all of pieces in flight; `wait` reduces them into `result`."""
 
     def __init__(self, exchange: dist.Work, pieces: Tensor, reduction: str, result: Tensor) -> None:
         super().__init__()

@@ -26,8 +26,8 @@ from fxpar.lowering.stitch import Compiled, stitch_regions
 
 
 def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
-    """Compile the graph's regions, each distinct one once on this machine: other ranks find it in Inductor's cache."""
-    # In a backward, Inductor is wary of kernels that assume contiguous operands.
+    """Compile every distinct region of the graph once per machine: other ranks find the code in Inductor's cache."""
+    # In a backward, Inductor takes care of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
     stitched = stitch_regions(graph, lambda region: _compile(region, backward))
     run: Callable[..., Sequence[Tensor]] = replace_cpu_collectives(stitched).forward
@@ -35,7 +35,7 @@ def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
 
 
 def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
-    # Inductor caches only what was traced under a mode that could have symbolic sizes.
+    # Inductor only caches graphs whose fake mode has a ShapeEnv.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         inputs = [unfilled_like(tensor(node)) for node in region.graph.nodes if node.op == "placeholder"]
@@ -46,7 +46,7 @@ def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
 
 
 def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModule:
-    """The region in the ops that Inductor has kernels or calls for."""
+    """The region in the ops that Inductor has lowerings or fallbacks for."""
     with torch.no_grad():
         trace = make_fx(_SameStrides(region).run, decomposition_table=inductor_decompositions())
         decomposed: fx.GraphModule = trace(*inputs)
@@ -54,7 +54,7 @@ def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModu
 
 
 class _SameStrides(fx.Interpreter):
-    """Runs a graph so that its values have the strides that it says, where decompositions would give them others."""
+    """Runs a graph and restores the recorded strides of values for which decompositions return other strides."""
 
     def run_node(self, n: fx.Node) -> Any:
         found = super().run_node(n)
@@ -66,5 +66,5 @@ class _SameStrides(fx.Interpreter):
 
 
 def _strides(found: Tensor) -> list[int]:
-    """Of the dims in which an index can vary."""
+    """The strides of all dims of more than one element."""
     return [stride for size, stride in zip(found.shape, found.stride(), strict=True) if size > 1]

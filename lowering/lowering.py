@@ -1,4 +1,4 @@
-"""What a lowering is."""
+"""The protocol of lowerings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, fx
 
 
 class Lowering(Protocol):
-    """Turn a local ATen graph into code.
+    """Compiles a local ATen graph into a callable.
 
-    The graph is functional, in local shapes, with a fake value on every node, and its collectives are functional ones.
-    The callable takes a real tensor for each placeholder, with the strides of its fake, and returns what the graph
-    returns, None and repeated values included, with the strides of their fakes. It is called with grad disabled, and
-    changes none of its arguments.
+    The graph is functional, in local shapes, with a fake value on every node and with functional collectives. The
+    callable takes a real tensor for each placeholder, with the strides of its fake tensor. It returns what the graph
+    returns, including None and repeated values, with the strides of the fake tensors. It is called with grad disabled,
+    and mutates none of its arguments.
     """
 
     def __call__(self, graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]: ...

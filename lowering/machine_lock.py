@@ -1,4 +1,4 @@
-"""Let one process of a machine do a piece of work that the others then find done."""
+"""A lock among the processes of a machine, so that one does a piece of work and the others find its result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 @contextmanager
 def machine_lock(folder: Path, work: str) -> Iterator[None]:
-    """Hold the lock of `work`, any text that says what it is, among the processes that use `folder`.
+    """Hold the lock of `work`, any text that identifies the work, among the processes that use `folder`.
 
-    The system gives the lock back when its holder ends, in whatever way: nobody waits for the dead.
+    The kernel releases the lock when its holder ends, however that ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{sha256(work.encode()).hexdigest()}.lock").open("w") as file:

@@ -1,6 +1,6 @@
-"""Cut a graph into regions such that identical layers become identical regions, to be compiled once.
+"""Split a graph into regions such that identical layers become identical regions, which are compiled once.
 
-Collectives stay outside of what is compiled, which would move them: they start and are waited on where the graph says.
+Collectives stay outside of compiled regions, since Inductor would move them: their starts and waits keep their places.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fxpar.ir.op_predicates import is_free_to_recompute, is_view
 from fxpar.ir.strides import is_dense
 
 SMALLEST_REGION = 12
-"""Shorter repeats, in ops, stay inside what surrounds them, where they can be fused with it."""
+"""Repeats of fewer ops stay part of the surrounding region, where Inductor can fuse them with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Some ops of a graph, computed by one call: no path leaves them and comes back.
+    """Some ops of a graph that one call computes: no path of the graph leaves them and returns.
 
     `inputs` are the values from outside that it uses, in order of first use. `outputs` are the positions in `nodes` of
-    what it must give, so that all that is used outside can be had: a view with gaps or overlaps is taken again there,
-    since compiled code lays out its own values without.
+    the values that it must return. If a view with gaps or overlaps is used outside, its base is returned instead, and
+    the view is taken outside: compiled code returns dense tensors only.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -40,19 +40,19 @@ class Region:
 
     @property
     def communicates(self) -> bool:
-        """Whether this is one op, that starts or awaits a collective, or is fused with one."""
+        """Whether this is a single op that starts a collective, waits for one, or is fused with one."""
         return _communicates(self.nodes[0])
 
     @property
     def is_free(self) -> bool:
-        """Whether there is nothing to compute."""
+        """Whether all of its ops are free, such as views."""
         return all(map(is_free_to_recompute, self.nodes))
 
     @property
     def signature(self) -> str:
-        """What the region computes of its inputs, as text: equal for regions that may share code, on every rank.
+        """The region's computation as text: equal for regions that may share code, on all ranks.
 
-        So it has no device's index, which ranks of a host do not have in common.
+        It has no device index, in which the ranks of a host differ.
         """
         names = {node: f"${index}" for index, node in enumerate(self.inputs)}
         names |= {node: f"%{index}" for index, node in enumerate(self.nodes)}
@@ -64,11 +64,11 @@ class Region:
 def split_regions(graph: fx.Graph) -> list[Region]:
     """The ops of `graph` as regions, in order.
 
-    Where the same ops with the same constants, shapes and strides stand several times in a row, each time is a region;
-    what lies between such repeats is a region as well. Starts of collectives, waits for them, and ops fused with them
-    cut these up further: each is a region of its own. Cuts are laid where fewest values cross them, as between layers.
-    Module paths are not asked: where gradients are summed, or a collective starts before its layer, they do not tell
-    which layer an op belongs to.
+    If the same ops with the same constants, shapes and strides occur several times in a row, each occurrence is a
+    region; the ops between such repeats are regions as well. Starts of collectives, waits for them, and ops fused with
+    them divide these further: each is a region of its own. Boundaries are where fewest values cross them, as between
+    layers. Module paths are not used: where gradients are summed, or a collective starts before its layer, they do not
+    tell which layer an op belongs to.
 
     Before: embedding, add, [layer_norm, mm, ..., add], [layer_norm, mm, ..., add], layer_norm, mm
     After:  three regions: (embedding, add), the two layers, (layer_norm, mm)
@@ -91,7 +91,7 @@ def _communicates(node: fx.Node) -> bool:
 
 
 _Call: TypeAlias = tuple[fx.Node, ...]
-"""An op, and the getitems that take its results apart."""
+"""An op, and the getitem nodes of its results."""
 
 
 def _calls(graph: fx.Graph) -> list[_Call]:
@@ -106,7 +106,7 @@ def _parts(node: fx.Node) -> list[fx.Node]:
 
 
 def _at_first_use(calls: Sequence[_Call]) -> list[_Call]:
-    """The calls in an order in which what costs nothing comes right before its first use, and so in its user's layer.
+    """The calls reordered so that free ops, such as views, come right before their first use, in the layer of the user.
 
     Backward graphs begin with views of what the forward saved, for all layers at once.
     """
@@ -135,21 +135,21 @@ def _region(nodes: Sequence[fx.Node]) -> Region:
 
 
 def _leaves_as(node: fx.Node, inside: Container[fx.Node]) -> fx.Node:
-    """`node`, or the value without gaps or overlaps, or from outside, that it is a view of."""
+    """`node` if it is dense, otherwise the first of its bases that is dense or from outside."""
     while node in inside and not is_dense(tensor(node)) and (viewed := _viewed(node)) is not None:
         node = viewed
     return node
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """What `node` is a view of; None if it is none."""
+    """The value that `node` is a view of; None if it is no view."""
     if node.target is operator.getitem:
         return _viewed(node.all_input_nodes[0])
     return node.all_input_nodes[0] if is_view(node.target) else None
 
 
 def _count_crossings(calls: Sequence[_Call]) -> list[int]:
-    """For each position among the calls, how many values made before it are used by calls behind it."""
+    """For each position among the calls, how many values computed before it are used by calls after it."""
     place = {node: index for index, call in enumerate(calls) for node in call}
     changes = [0] * (len(calls) + 1)
     for node, index in place.items():
@@ -161,7 +161,7 @@ def _count_crossings(calls: Sequence[_Call]) -> list[int]:
 
 
 def _label(call: _Call) -> str:
-    """An op with its constants and what it takes and returns, wherever in the graph that comes from."""
+    """An op with its constants, and the types of its arguments and results, whatever nodes these are."""
     names = {source: _describe(value(source)) for node in call for source in node.all_input_nodes}
     return "; ".join(f"{_describe(value(node))} = {_describe_call(node, names)}" for node in call)
 
@@ -174,7 +174,7 @@ def _describe_call(node: fx.Node, names: dict[fx.Node, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Bare:
-    """Text without quotes, so that a reference is no string constant."""
+    """Text whose repr has no quotes, so that a reference to a node differs from a string constant."""
 
     text: str
 

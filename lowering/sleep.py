@@ -1,4 +1,4 @@
-"""A lowering for measuring communication: it communicates as a graph does, and sleeps where that computes."""
+"""A lowering for measuring communication: it runs the collectives of a graph, and sleeps in place of computation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fxpar.ir.strides import unfilled_like
 from fxpar.lowering.cpu_collectives import exchange_and_reduce, replace_cpu_collectives
 
 ComputeTime: TypeAlias = Callable[[fx.Node], float]
-"""How many microseconds a node computes."""
+"""The microseconds that a node computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SleepingLowering:
-    """Many ranks on few processors so take the time that they would take on processors of their own.
+    """Makes many ranks on few processors take the time that they would take on processors of their own.
 
-    Whatever a graph does not communicate is zeros, so that all results are meaningless.
+    Every value that no collective returns is zeros, so all results are meaningless.
     """
 
     compute_us: ComputeTime
@@ -37,7 +37,7 @@ class SleepingLowering:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What is done for `node` after `pending_us`: `run` takes the arguments of it. A wait may take any time."""
+    """Sleep for `pending_us`, then call `run` with the arguments of `node`. `waits`: the call may take any time."""
 
     pending_us: float
     node: fx.Node
@@ -46,7 +46,7 @@ class _Call:
 
 
 class _Sleeper:
-    """Runs the collectives of a graph, in its order, and sleeps as long as what stands before each would take."""
+    """Runs the collectives of a graph in order, and sleeps as long as the ops before each would compute."""
 
     def __init__(self, graph: fx.GraphModule, compute_us: ComputeTime) -> None:
         self._placeholders = graph.graph.find_nodes(op="placeholder")
@@ -72,7 +72,7 @@ class _Sleeper:
         self._zeros = {node: _zeros(node) for node in needed if isinstance(node, fx.Node) and node not in made}
 
     def __call__(self, *arguments: Tensor) -> list[Any]:
-        """Run it."""
+        """The results of the graph, most of them zeros."""
         values = {**self._zeros, **dict(zip(self._placeholders, arguments, strict=True))}
         awake = time.monotonic()
         for call in self._calls:
@@ -85,7 +85,7 @@ class _Sleeper:
 
 
 class _Beside:
-    """The collective of a fused op, which runs while its matmuls would be computed."""
+    """The collective of a fused op, which runs during the sleep for its matmuls."""
 
     def __init__(self, node: fx.Node) -> None:
         done, group = fused(node), node.args[-1]
@@ -95,7 +95,7 @@ class _Beside:
         self._started: Tensor | None = None
 
     def start(self, *args: Any) -> None:
-        """Start it, with as many bytes as the op would send; for its arguments."""
+        """Start a collective that sends as many bytes as the op would; takes the op's arguments."""
         group, parts = self._group, dist.get_world_size(process_group_named(self._group))
         rows = max(1, self._num_bytes // torch.float32.itemsize // parts)
         match self._kind:
@@ -107,13 +107,13 @@ class _Beside:
                 self._started = c10d_functional.all_reduce(torch.zeros(parts * rows), "sum", group)
 
     def finish(self, *args: Any) -> Any:
-        """Wait for it; returns what the op would."""
+        """Wait for it; returns zeros in place of the op's result (None in place of a list)."""
         c10d_functional.wait_tensor(self._started)
         return self._result
 
 
 def _sleep_until(moment: float) -> float:
-    """Sleep until `moment`, from which what follows counts: so whoever oversleeps is not late for ever."""
+    """Sleep until `moment` and return it: the next sleep counts from there, so that oversleeping does not add up."""
     time.sleep(max(0.0, moment - time.monotonic()))
     return moment
 

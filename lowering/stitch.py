@@ -1,4 +1,4 @@
-"""Compile every distinct region of a graph once, and call the compiled regions in the graph's place."""
+"""Compile every distinct region of a graph once, and replace the graph by calls of the compiled regions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Compiled: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What all regions of one signature run: a function that returns the values at `outputs` of a region's nodes."""
+    """The code of all regions with one signature: `function` returns the values at `outputs` of a region's nodes."""
 
     function: Compiled
     outputs: tuple[int, ...]
 
 
 def stitch_regions(graph: fx.GraphModule, compile_region: Callable[[fx.GraphModule], Compiled]) -> fx.GraphModule:
-    """`graph` with its regions replaced by calls of what `compile_region` makes of every distinct one.
+    """`graph` with its regions replaced by calls of compiled code; `compile_region` is called once per distinct one.
 
     Before: embedding, add, [layer_norm, mm, ..., add], [layer_norm, mm, ..., add]
     After:  region_0([...]), region_1([...]), region_1([...]), after two calls of `compile_region`
@@ -49,7 +49,7 @@ def stitch_regions(graph: fx.GraphModule, compile_region: Callable[[fx.GraphModu
 
 
 def _compile_group(name: str, group: Sequence[Region], compile_region: Callable[[fx.GraphModule], Compiled]) -> _Code:
-    """Compile equal regions. The graph may use other values of each: their code returns what any of them must give."""
+    """Compile equal regions. The graph may use different values of each: the code returns the union of outputs."""
     outputs = tuple(sorted(set[int]().union(*(region.outputs for region in group))))
     compiled = compile_region(_region_graph(group[0], outputs))
 
@@ -61,7 +61,7 @@ def _compile_group(name: str, group: Sequence[Region], compile_region: Callable[
 
 
 def _region_graph(region: Region, outputs: Sequence[int]) -> fx.GraphModule:
-    """The region as a graph of its own, named after nothing but its ops, so that equal regions give equal graphs."""
+    """The region as a separate graph. Names depend on its ops alone, so that equal regions have equal graphs."""
     graph = fx.Graph()
     own: dict[fx.Node, fx.Node] = {}
     for index, node in enumerate(region.inputs):
@@ -102,17 +102,17 @@ class _Stitched:
             self._value(node)
 
     def finish(self) -> fx.GraphModule:
-        """The whole, giving what the source returns."""
+        """The whole graph, which returns what the source returns."""
         self._graph.output(fx.map_arg(self._source.graph.output_node().args[0], self._value))
         return fx.GraphModule(self._source, self._graph)
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """The value of `node` of the source: what a region returns, or a view of it."""
+        """The stitched graph's node for `node` of the source: a region's output, or a copied view of one."""
         if node not in self._values:
             self._values[node] = self._graph.node_copy(node, self._value)
         return self._values[node]
 
 
 def _box(*tensors: Tensor) -> list[Tensor]:
-    """Its arguments as the list that compiled code empties; the stitched code drops its own names for them."""
+    """The arguments as a list, which compiled code empties; the stitched code drops its own references to them."""
     return list(tensors)

@@ -1,4 +1,4 @@
-"""Benchmarks: for each one listed here, `run` of the module `fxpar.bench.NAME.run` measures, and returns a `Report`."""
+"""Benchmarks: each one listed here has a function `fxpar.bench.NAME.run.run`, which returns a `Report`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """What the command line knows of a benchmark, without importing it."""
+    """What the command line shows of a benchmark, without importing it."""
 
     measures: str
     modes: Mapping[str, str] = field(default_factory=dict)
@@ -41,4 +41,4 @@ BENCHMARKS = {
         {"emulate": "on emulated hosts whose links communicate as long as is hard to hide; some 25 minutes, as root"},
     ),
 }
-"""Name -> what the benchmark is."""
+"""Benchmarks by name."""

@@ -1,4 +1,4 @@
-"""Reports of several benchmarks as Markdown: a row for every goal, whether it was reached or missed."""
+"""Reports of several benchmarks as Markdown: one row for every goal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_report(path: Path) -> Recorded:
 
 
 def markdown_of(reports: Sequence[Recorded]) -> str:
-    """A table for each machine, with every goal that its benchmarks have, in the order in which they are given."""
+    """A table for each machine, with all goals of its reports, in the order of the reports."""
     by_machine = sorted(reports, key=lambda report: report.machine)
     tables = (
         "\n".join([f"Measured on {machine}:", "", *_HEAD, *(row for report in found for row in _rows(report))])
@@ -49,7 +49,7 @@ def markdown_of(reports: Sequence[Recorded]) -> str:
 
 def _rows(report: Recorded) -> Iterator[str]:
     for bar in report.bars:
-        # A bar's name ends in what its goal is: "at most", "at least" or "exactly".
+        # A bar's name ends in the kind of its goal: "at most", "at least" or "exactly".
         name, _, bound = bar.name.rpartition(", ")
         reached = ("yes" if bar.met else "**no**") + (", disturbed" if bar.disturbed else "")
         yield f"| `{report.command}` | {name} | {bound} {bar.goal:.4g} | {bar.value:.4g} | {reached} |"

@@ -1,4 +1,4 @@
-"""The models that benchmarks run, with hints that split their matrices over x."""
+"""The models that benchmarks run, with hints that shard their matrices over x."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxpar.ir.hints import Spec
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model on the meta device, the keywords of its forward, and hints."""
+    """A model on the meta device, the keyword arguments of its forward, and hints."""
 
     model: nn.Module
     inputs: Mapping[str, Any]
@@ -81,7 +81,7 @@ LLAMA_HINTS: Mapping[str, Spec] = {
 }
 
 _SEQUENCE: Spec = (None, "x", None)
-"""Of activations (batch, sequence, hidden)."""
+"""The hint for activations (batch, sequence, hidden)."""
 
 GPT_SEQUENCE_HINTS: Mapping[str, Spec] = {
     **GPT_HINTS,
@@ -92,7 +92,7 @@ GPT_SEQUENCE_HINTS: Mapping[str, Spec] = {
     "blocks.*.mlp.out:out": _SEQUENCE,
 }
 """Sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 4.2.2):
-between the split matrices, norms and residuals have a part of the sequence on each rank."""
+outside of the split matrices, norms and residuals have a part of the sequence on each rank."""
 
 LLAMA_SEQUENCE_HINTS: Mapping[str, Spec] = {
     **LLAMA_HINTS,

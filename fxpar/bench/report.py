@@ -1,4 +1,4 @@
-"""What a benchmark returns: rows of raw figures, and bars that they must reach."""
+"""The result of a benchmark: rows of raw figures, and bars, which are figures with goals."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.table import Column, Table
 from fxpar.hardware.machine import describe_machine
 
 Row: TypeAlias = Mapping[str, str | int | float | bool]
-"""One configuration: raw figures whose names end in their units."""
+"""The figures of one configuration; their names end in their units."""
 
 Say: TypeAlias = Callable[[str], None]
-"""Tells who waits what is being measured now."""
+"""Shows the user what is being measured now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure and the goal that it must reach; `disturbed` where no round was without foreign work on the machine."""
+    """A figure and its goal; `disturbed` if other processes took processor time in every round."""
 
     name: str
     value: float
@@ -48,7 +48,7 @@ def exactly(name: str, value: float, goal: float) -> Bar:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that one run of a benchmark found."""
+    """The result of one run of a benchmark."""
 
     rows: Sequence[Row]
     bars: Sequence[Bar]
@@ -61,12 +61,12 @@ class Report:
 
 
 def to_json(report: Report, command: str) -> str:
-    """One object with the `command` that made the report, its `rows`, `bars` and `machine`."""
+    """A JSON object with the `command` that made the report, its `rows`, `bars` and `machine`."""
     return json.dumps({"command": command, **asdict(report)}, indent=1)
 
 
 def print_report(report: Report, console: Console) -> None:
-    """A table for each kind of row, and one for the bars, if there are any."""
+    """Print a table for each kind of row, one for the bars, if there are any, and the machine."""
     for columns, rows in groupby(report.rows, key=tuple):
         console.print(_table(columns, rows))
     if report.bars:

@@ -1,4 +1,4 @@
-"""The fused ops on CPUs: ranks of one host multiply straight from, and into, each other's memory."""
+"""The fused ops on CPUs: ranks of one host read factors from, and write products into, each other's memory."""
 
 from fxpar.lowering.cpu.all_gather_matmul import all_gather_matmul
 from fxpar.lowering.cpu.matmul_all_reduce import matmul_all_reduce

@@ -1,4 +1,4 @@
-"""`all_gather_matmul` on CPUs: each rank multiplies its own rows at once, and those of others as they come."""
+"""`all_gather_matmul` on CPUs: each rank multiplies its own rows at once, and those of other ranks as they arrive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def all_gather_matmul(
     keeps_gathered: bool,
     group_name: str,
 ) -> list[Tensor]:
-    """See `fxpar.ir.fused_ops`. A sum over what was gathered is added up in the order of the ring, from the own rank.
+    """See `fxpar.ir.fused_ops`. A sum over the gathered dim is added up in ring order, this rank's term first.
 
     Raises:
         PeerLostError: a rank of the group has ended.
@@ -45,7 +45,7 @@ def all_gather_matmul(
 
 
 def _all_pieces(shard: Tensor, dim: int, pieces: Pieces, group_name: str) -> Iterator[tuple[int, Chunk, Tensor]]:
-    """Every chunk of every rank's piece, as (outer, ..., rows, ...), when it is there; this rank's come first."""
+    """Every chunk of every rank's piece, (outer, ..., rows, ...), as it arrives; those of this rank come first."""
     parts = len(pieces.rows)
     own = pieces.alone(0)
     whole = own.whole(0)
@@ -68,13 +68,13 @@ def _all_pieces(shard: Tensor, dim: int, pieces: Pieces, group_name: str) -> Ite
 
 
 class _User(Protocol):
-    """What is made of the gathered value, piece by piece."""
+    """A consumer of the gathered value, which takes it chunk by chunk."""
 
     def take(self, part: int, chunk: Chunk, piece: Tensor) -> None:
         """Use a chunk of the piece of `part`: (outer, ..., rows, ...)."""
 
     def result(self) -> Tensor:
-        """What was made, when all pieces were taken."""
+        """The result, after all pieces were taken."""
 
 
 def _use(form: str, pieces: Pieces, shard: Tensor, other: Tensor, bias: Tensor | None) -> _User:
@@ -84,7 +84,7 @@ def _use(form: str, pieces: Pieces, shard: Tensor, other: Tensor, bias: Tensor |
 
 
 class _Rows:
-    """A product that has the gathered dim: the rows or columns, or the matrices, of each piece are a product."""
+    """A product that has the gathered dim: each piece makes some of its rows, columns or matrices."""
 
     def __init__(self, form: str, pieces: Pieces, shard: Tensor, other: Tensor, bias: Tensor | None) -> None:
         self._pieces = pieces

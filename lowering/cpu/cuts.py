@@ -1,7 +1,7 @@
-"""What chunks pieces are moved in, as the fractions of a piece at which they end.
+"""The chunks in which pieces are transferred, as the fractions of a piece at which they end.
 
-Nothing hides what is done with the last chunk that comes, or before the first is sent: so these are small. The others
-are not, since products of few rows take longer for each of them.
+The product of the last chunk to arrive, and that of the first chunk to be sent, overlap with no communication, so these
+chunks are small. The others are large, since products of few rows take longer per row.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 
 _MOST_HALVINGS = 3
 _FEWEST_ROWS = 128
-# Messages of fewer bytes cost more than they bring.
+# Smaller messages cost more in latency than they gain in overlap.
 _FEWEST_BYTES = 1 << 15
 _MOST_SENT = 4
 
 
 def gathered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
-    """Of pieces that are gathered in `dim`; on a single host, each is there at once."""
+    """For pieces that are gathered in `dim`. On a single host there is one chunk, since pieces are read in place."""
     if len(set(hosts)) == 1:
         return [1.0]
     smallest = max(1, min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _FEWEST_BYTES))
@@ -27,7 +27,7 @@ def gathered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
 
 
 def scattered_ends(hosts: Sequence[int], piece: Tensor, dim: int) -> list[float]:
-    """Of pieces that are scattered in `dim`; on a single host, each is written where it belongs."""
+    """For pieces that are scattered in `dim`. On a single host there is one chunk: terms are written in place."""
     if len(set(hosts)) == 1:
         return [1.0]
     count = max(1, min(piece.shape[dim] // _FEWEST_ROWS, piece.nbytes // _FEWEST_BYTES, _MOST_SENT))

@@ -1,4 +1,4 @@
-"""Pieces that all ranks get to read: in the memory of the rank that has one, or of the one that receives it."""
+"""Pieces that all ranks read: in the memory of their owner, or of the rank that receives them for its host."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _INTACT, _BROKEN = 0, 1  # what a seal says
 
 
 class Gathering:
-    """A call's part in which each rank publishes its piece, chunk by chunk, and reads those of the others.
+    """The all-gather of a call: each rank publishes its piece, chunk by chunk, and reads those of the others.
 
-    Behind the chunks of a piece goes a seal, a byte that says whether all of them are what their rank published: who
-    loses a rank still passes on what others wait for, so that they learn of it.
+    After the chunks of a piece follows a seal, a byte that says whether all chunks are intact. A rank that loses its
+    sender still forwards the rest of the piece, with a broken seal, so that ranks that wait for it learn of the loss.
 
     Args:
         call: the call, of every rank of the group.
-        begin: where in the buffers this may use `num_bytes`.
+        begin: the offset in the buffers of the `num_bytes` that this may use.
         room: of the pieces of all ranks.
     """
 
@@ -37,25 +37,25 @@ class Gathering:
 
     @staticmethod
     def num_bytes(hosts: tuple[int, ...], room: Room) -> int:
-        """What the buffer of any rank needs for it."""
+        """The bytes that it needs in the buffer of every rank."""
         return max(_begins(hosts, rank, _sealed(room))[None] for rank in range(len(hosts)))
 
     def own(self, chunk: int) -> Tensor:
-        """The memory for a chunk of this rank's piece, bytes, until it is published."""
+        """The memory for a chunk of this rank's piece, as bytes; to be filled before `publish`."""
         return self._memory(self._rank, self._rank, chunk)
 
     def publish(self, chunk: int) -> None:
-        """Let all ranks have a chunk of this rank's piece; those before it must have been published."""
+        """Make a chunk of this rank's piece visible to all ranks; earlier chunks must have been published."""
         self._take(self._rank, chunk)
         if chunk + 1 == self._seal(self._rank):
             self.own(chunk + 1).fill_(_INTACT)
             self._take(self._rank, chunk + 1)
 
     def wait(self, part: int, chunk: int) -> Tensor:
-        """A chunk of a piece, bytes, as soon as it is there; it may be read until this rank begins its next call.
+        """Wait for a chunk of a piece; returns its bytes, which may be read until this rank begins its next call.
 
         Raises:
-            PeerLostError: a rank that it comes from, or through, has ended.
+            PeerLostError: the owner of the piece, or a rank that forwards it, has ended.
         """
         rank = holder(self._hosts, part, self._hosts[self._rank])
         if part != self._rank:
@@ -79,16 +79,16 @@ class Gathering:
             wire.follow(of_part, partial(self._take, part), partial(self._lose, part))
 
     def _take(self, part: int, chunk: int) -> None:
-        """Let the others of this host have a chunk that is here, and the next host."""
+        """Forward a chunk that has arrived to the next host, and signal it to the other ranks of this host."""
         self._pass_on(part, chunk)
-        # Only then: whoever has seen the last has handed over all that this rank sends.
+        # The signal comes last: when this rank's `wait` has seen that of the last chunk, all its sends are queued.
         if chunk == self._seal(part) and self._memory(self._rank, part, chunk).item() != _INTACT:
             self._call.tell_lost(part)
         else:
             self._call.tell_held(part, chunk + 1)
 
     def _lose(self, part: int, chunk: int) -> None:
-        """Let them know that the chunks from this one on will never come."""
+        """Signal and forward that the chunks from this one on will never arrive."""
         seal = self._seal(part)
         self._memory(self._rank, part, seal).fill_(_BROKEN)
         for rest in range(chunk, seal + 1):
@@ -96,7 +96,7 @@ class Gathering:
         self._call.tell_lost(part)
 
     def _seal(self, part: int) -> int:
-        """The number of the seal, behind all chunks."""
+        """The index of the seal, which follows all chunks."""
         return len(self._room.sizes[part]) - 1
 
     def _pass_on(self, part: int, chunk: int) -> None:
@@ -112,7 +112,7 @@ class Gathering:
 
 @lru_cache(KEPT)
 def _begins(hosts: tuple[int, ...], rank: int, room: Room) -> Mapping[int | None, int]:
-    """Where each piece that `rank` holds begins in its buffer, and, by None, where the last of them ends."""
+    """The offset of each piece that `rank` holds in its buffer; under the key None, the end of the last one."""
     parts = held(hosts, rank)
     begins = accumulate((room.piece_bytes(part) for part in parts), initial=0)
     return dict(zip([*parts, None], begins, strict=True))

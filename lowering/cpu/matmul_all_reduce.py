@@ -1,4 +1,4 @@
-"""`matmul_all_reduce` on CPUs: rows are scattered and summed as in a reduce-scatter, and all ranks read the sums."""
+"""`matmul_all_reduce` on CPUs: a reduce-scatter of rows, whose sums all ranks then read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxpar.lowering.cpu.workspace import workspace_of
 
 @fused_ops.matmul_all_reduce.register_kernel("cpu")
 def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: int, group_name: str) -> Tensor:
-    """See `fxpar.ir.fused_ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
+    """See `fxpar.ir.fused_ops`. Terms are added up in a fixed order (`scattering`); half precision in float32.
 
     Raises:
         PeerLostError: a rank of the group has ended.

@@ -1,4 +1,4 @@
-"""`matmul_reduce_scatter` on CPUs: every rank computes for each owner in turn, straight in the owner's memory."""
+"""`matmul_reduce_scatter` on CPUs: every rank computes a term for each owner in turn, directly in its memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxpar.lowering.cpu.workspace import workspace_of
 def matmul_reduce_scatter(
     left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int, group_name: str
 ) -> Tensor:
-    """See `fxpar.ir.fused_ops`. Terms are added up in a fixed order (`scattering`); halves as floats.
+    """See `fxpar.ir.fused_ops`. Terms are added up in a fixed order (`scattering`); half precision in float32.
 
     Raises:
         PeerLostError: a rank of the group has ended.

@@ -1,4 +1,4 @@
-"""Products of matrices, written straight to where they belong."""
+"""Matrix products that are written directly to their destination."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxpar.lowering.cpu.shared_factor import SharedFactor
 def product_shape(left: Tensor, right: Tensor) -> list[int]:
     """The shape of left @ right, matrices or batches of them."""
     batches = left.shape[:-2], right.shape[:-2]
-    # Mostly there is none, and torch's function takes longer than all else here.
+    # There seldom is a batch, and torch.broadcast_shapes takes longer than everything else here.
     batch = torch.broadcast_shapes(*batches) if any(batches) else ()
     return [*batch, left.shape[-2], right.shape[-1]]
 
@@ -21,13 +21,13 @@ def product_shape(left: Tensor, right: Tensor) -> list[int]:
 def multiply(
     out: Tensor, left: Tensor, right: Tensor | SharedFactor, bias: Tensor | None, *, adds: bool = False
 ) -> None:
-    """out[i] = left[i] @ right[i] + bias[i] for every i, or what is more than `out` where it `adds`.
+    """out[i] = left[i] @ right[i] + bias[i] for every i; with `adds`, out[i] += that.
 
     Args:
-        out: (outer, rows, n) or (outer, batch, rows, n), with any strides; halves may be multiplied to floats.
-        left: (outer, rows, k), or with a batch.
-        right: likewise, or one factor that all have in common; and then without a batch, too.
-        bias: as `out`.
+        out: (outer, rows, n) or (outer, batch, rows, n), with any strides; float32 for half-precision factors, too.
+        left: (outer, rows, k), or (outer, batch, rows, k).
+        right: (outer, k, n), or (outer, batch, k, n); or one factor for all i, which has no batch either.
+        bias: of the shape of `out`.
     """
     if isinstance(right, SharedFactor):
         right.multiply(out, left, adds=adds)
@@ -39,7 +39,7 @@ def multiply(
 
 
 class SumOfProducts:
-    """`out` as the sum of products, term by term in the order in which they come; halves are added up as floats."""
+    """Makes `out` the sum of products, added up in the order of the calls; half precision is added up in float32."""
 
     def __init__(self, out: Tensor) -> None:
         self._out = out
@@ -52,6 +52,6 @@ class SumOfProducts:
         self._is_begun = True
 
     def finish(self) -> None:
-        """Let `out` be the sum."""
+        """Write the sum to `out`."""
         if self._total is not self._out:
             self._out.copy_(self._total)

@@ -1,23 +1,23 @@
-"""A product of matrices, written straight to where it belongs."""
+"""A matrix product that is written directly to its destination."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Where a product is much wider than high, BLAS goes through all of the right factor for few rows, and memory is what
-# it waits for. Blocks of so many columns stay in a cache: they take up to a quarter less.
+# If a product is much wider than high, BLAS reads the whole right factor for few rows, and is bound by memory. Blocks
+# of this many columns stay in a cache: they take up to a quarter less time.
 _FEWEST_COLUMNS = 512
 _COLUMNS_PER_ROW = 2
 
 
 def multiply_one(out: Tensor, left: Tensor, right: Tensor, *, adds: bool = False) -> None:
-    """out = left @ right, matrices or batches of them, or what is more than `out` where it `adds`.
+    """out = left @ right, matrices or batches of them; with `adds`, out += left @ right.
 
     Args:
-        out: (*batch, rows, n), with any strides; halves may be multiplied to floats.
-        left: (rows, k), or with a batch.
-        right: (k, n), or with a batch.
+        out: (*batch, rows, n), with any strides; float32 for half-precision factors, too.
+        left: (rows, k) or (*batch, rows, k).
+        right: (k, n) or (*batch, k, n).
     """
     batch = out.shape[:-2]
     left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
@@ -32,7 +32,7 @@ def multiply_one(out: Tensor, left: Tensor, right: Tensor, *, adds: bool = False
 
 
 def put(out: Tensor, product: Tensor, *, adds: bool) -> None:
-    """Let `out` be the product, or what is more than it where it `adds`."""
+    """Copy the product to `out`; with `adds`, add it to `out`."""
     if adds:
         out.add_(product)
     else:

@@ -1,4 +1,4 @@
-"""Where the pieces of all ranks lie in a dim that is gathered or scattered, and the chunks that each is moved in."""
+"""The pieces of all ranks in a dim that is gathered or scattered, and the chunks in which a piece is transferred."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import accumulate, pairwise
 from torch import Tensor
 
 KEPT = 4096
-"""How much to remember of where things lie, by their sizes: every step makes the calls of the step before."""
+"""Entries of the caches of offsets by sizes: every step makes the same calls as the step before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a piece: ranges of its digits."""
+    """A box of a piece: ranges of its outer digit and of its rows."""
 
     outer: range
     rows: range
@@ -23,7 +23,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The digits (outer, parts, rows) of a dim; `rows[part]` are as many as that rank's piece has."""
+    """The digits (outer, parts, rows) of a dim; `rows[part]` is the number of rows in the piece of that rank."""
 
     outer: int
     rows: tuple[int, ...]
@@ -39,7 +39,7 @@ class Pieces:
         return cls(1, tuple(size * (part + 1) // parts - size * part // parts for part in range(parts)))
 
     def chunks(self, part: int, ends: Sequence[float]) -> list[Chunk]:
-        """The piece of `part` in chunks that end about at these fractions of it, the last at 1; none is empty."""
+        """The piece of `part` in chunks that end at about these fractions of it, the last at 1; none is empty."""
         rows = self.rows[part]
         if self.outer == 0 or rows == 0:
             return []
@@ -57,7 +57,7 @@ class Pieces:
         return whole.as_strided(sizes, strides, whole.storage_offset() + offset)
 
     def alone(self, part: int) -> Pieces:
-        """The digits of the dim of a piece that lies by itself: it has but one part, 0."""
+        """The digits of the same dim in the piece of `part` as a tensor of its own: there is one part, 0."""
         return Pieces(self.outer, (self.rows[part],))
 
 
@@ -65,7 +65,7 @@ class Pieces:
 def _box(
     pieces: Pieces, shape: tuple[int, ...], strides: tuple[int, ...], dim: int, part: int, chunk: Chunk
 ) -> tuple[list[int], list[int], int]:
-    """The shape and strides of a box, and how many elements behind the whole's first it begins."""
+    """The shape and strides of a box, and its offset in elements from the first one of the whole."""
     dim %= len(shape)
     row, num_rows = strides[dim], sum(pieces.rows)
     begin = chunk.outer.start * num_rows + sum(pieces.rows[:part]) + chunk.rows.start
@@ -75,7 +75,7 @@ def _box(
 
 
 def as_box(memory: Tensor, box: Tensor) -> Tensor:
-    """`memory`, bytes, as a dense tensor of the dtype and shape of `box`."""
+    """The bytes `memory` as a dense tensor of the dtype and shape of `box`."""
     return memory.view(box.dtype).view(box.shape)
 
 
@@ -84,18 +84,18 @@ def _ranges(size: int, ends: Sequence[float]) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(bounds)]
 
 
-_ALIGNMENT_BYTES = 64  # a cache line, so that what different ranks write lies apart
+_ALIGNMENT_BYTES = 64  # a cache line, so that different ranks never write to the same one
 
 
 @dataclass(frozen=True)
 class Room:
-    """How the chunks of pieces lie in memory, one after another: `sizes[part][chunk]` bytes each."""
+    """The layout of pieces in memory, chunk after chunk, of `sizes[part][chunk]` bytes each."""
 
     sizes: tuple[tuple[int, ...], ...]
 
     @cached_property
     def most_bytes(self) -> int:
-        """What the largest piece takes."""
+        """The size of the largest piece."""
         return max(begins[-1] for begins in self._begins.values())
 
     @cached_property
@@ -103,11 +103,11 @@ class Room:
         return {chunks: (0, *accumulate(map(_aligned, chunks))) for chunks in set(self.sizes)}
 
     def piece_bytes(self, part: int) -> int:
-        """What the piece of `part` takes."""
+        """The size of the piece of `part`, with alignment."""
         return self._begins[self.sizes[part]][-1]
 
     def offset(self, part: int, chunk: int) -> int:
-        """Where a chunk begins in its piece."""
+        """The offset of a chunk in its piece, in bytes."""
         return self._begins[self.sizes[part]][chunk]
 
 

@@ -1,4 +1,4 @@
-"""Terms that every rank adds to the piece of every other: in the owner's memory, or sent there."""
+"""The terms that every rank adds to the piece of every other rank: in the owner's memory, or sent to it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from fxpar.lowering.cpu.workspace import Call
 
 @dataclass(frozen=True)
 class Cut:
-    """The chunks of every rank's piece, each with a tensor of its shape and dtype."""
+    """The chunks of every rank's piece, each with a tensor that has its shape and dtype."""
 
     pieces: Sequence[Sequence[tuple[Chunk, Tensor]]]
 
     @cached_property
     def room(self) -> Room:
-        """What they take in memory."""
+        """Their layout in memory."""
         return Room(tuple(tuple(like.nbytes for _, like in piece) for piece in self.pieces))
 
 
 class Scattering:
-    """A call's part in which each rank adds a term to the piece of every rank, chunk by chunk.
+    """The reduce-scatter of a call: each rank adds a term to the piece of every rank, chunk by chunk.
 
-    On the owner's host a sum goes around: each rank adds its term to what those before it in the ring have added up, so
-    that no term is written and read again. Ranks of other hosts send theirs. In the buffer of a rank lie the sum of its
-    own piece, the terms that come from other hosts, and those that go there.
+    On the owner's host, ranks take turns: each adds its term to the running sum of the ranks before it in the ring, so
+    that no term is stored and read again. Ranks of other hosts send their terms. The buffer of a rank has the sum of
+    its own piece, the terms that it receives from other hosts, and those that it sends to them.
 
     Args:
         call: the call, of every rank of the group.
-        begin: where in the buffers this may use `num_bytes`.
+        begin: the offset in the buffers of the `num_bytes` that this may use.
         cut: the chunks of the pieces of all ranks.
         terms: those of this rank.
     """
@@ -59,25 +59,25 @@ class Scattering:
 
     @staticmethod
     def num_bytes(hosts: Sequence[int], room: Room, dtype: torch.dtype) -> int:
-        """What the buffer of any rank needs for it."""
+        """The bytes that it needs in the buffer of every rank."""
         most_away = max(len(_away(hosts, rank)) for rank in range(len(hosts)))
         return _of_sums(room, dtype).most_bytes + 2 * most_away * room.most_bytes
 
     def add_to_others(self) -> None:
-        """Compute this rank's terms of all other pieces where they belong, and let who needs them have them.
+        """Add this rank's terms to all other pieces of its host, and send those of other hosts.
 
         Raises:
-            PeerLostError: a rank that adds to one of them before has ended.
+            PeerLostError: a rank that adds to a piece before this one has ended.
         """
         for owner in far_first(self._hosts, self._rank):
             for number in range(len(self._cut.pieces[owner])):
                 self._add(owner, number)
 
     def total(self, number: int, out: Tensor) -> None:
-        """Let `out`, of any strides, be a chunk of this rank's piece, with its own term: the last on its host.
+        """Write a chunk of this rank's piece, its own term included, to `out`, which may have any strides.
 
         Raises:
-            PeerLostError: a rank has ended before its term was there.
+            PeerLostError: a rank has ended before its term arrived.
         """
         chunk, _ = self._cut.pieces[self._rank][number]
         added, is_begun = self._wait_for_turn(self._rank, number)
@@ -90,7 +90,7 @@ class Scattering:
         add_up([added, *(self._arrived(source, number, out) for source in sorted(self._away))], out)
 
     def _add(self, owner: int, number: int) -> None:
-        """Those before it must have been added."""
+        """Add or send this rank's term of a chunk; those of earlier chunks must have been added."""
         chunk, like = self._cut.pieces[owner][number]
         if owner in self._away:
             memory = self._memory(len(self._away) + self._away.index(owner), owner, number)
@@ -102,7 +102,7 @@ class Scattering:
             self._call.tell_added(owner, number + 1)
 
     def _wait_for_turn(self, owner: int, number: int) -> tuple[Tensor, bool]:
-        """What was added to a chunk by the ranks of its owner's host before this one, and whether there are such."""
+        """Wait for the ranks that add to a chunk before this one; returns the sum so far, and whether there is one."""
         before = adder_before(self._hosts, owner, self._rank)
         if before is not None:
             try:
@@ -124,14 +124,14 @@ class Scattering:
         return self._call.workspace.wire.receive(memory, source, TERM_TAG)
 
     def _memory(self, slot: int, owner: int, number: int) -> Tensor:
-        """The bytes of a chunk of the owner's piece in a slot behind the sum in this rank's buffer."""
+        """The bytes of a chunk of the owner's piece, in one of the slots after the sum in this rank's buffer."""
         begin = self._begin + self._sums.most_bytes + slot * self._room.most_bytes + self._room.offset(owner, number)
         return self._call.buffers[self._rank][begin : begin + self._room.sizes[owner][number]]
 
 
 @lru_cache(KEPT)
 def _of_sums(room: Room, dtype: torch.dtype) -> Room:
-    """The room of sums of pieces of `dtype`."""
+    """The layout of the sums of pieces of `dtype`, which may be wider."""
     factor = total_dtype(dtype).itemsize // dtype.itemsize
     return Room(tuple(tuple(factor * size for size in sizes) for sizes in room.sizes))
 

@@ -1,4 +1,4 @@
-"""The product whose pieces, of all ranks, are to be summed: one chunk of it at a time."""
+"""A rank's partial product, which is summed over ranks piece by piece; computed one chunk at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxpar.lowering.cpu.shared_factor import SharedFactor
 
 
 class Terms:
-    """A rank's left @ right + bias, cut into pieces at the dim that `form`, a `ScatterForm`, names."""
+    """A rank's left @ right + bias, divided into pieces in the dim that `form`, a `ScatterForm`, names."""
 
     def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None, form: str, pieces: Pieces) -> None:
         self.pieces = pieces
@@ -25,7 +25,7 @@ class Terms:
         self._bias = None if bias is None else bias.expand(self.shape)
 
     def compute(self, part: int, chunk: Chunk, out: Tensor, *, adds: bool = False) -> None:
-        """Let `out` be a chunk of the piece of `part`, (outer, ..., rows, ...), or have it added where it `adds`."""
+        """Write a chunk of the piece of `part`, (outer, ..., rows, ...), to `out`; with `adds`, add it to `out`."""
         dim = 0 if self._has_matrices else -2
         left = self.pieces.box(self._left, dim, part, chunk)
         right = self._shared or self.pieces.box(self._right, 0, part, chunk)

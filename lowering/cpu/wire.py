@@ -1,4 +1,4 @@
-"""Chunks that go between a rank and those of other hosts, beside the thread that multiplies."""
+"""Messages of chunks between ranks of different hosts, in threads of their own, apart from the one that multiplies."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fxpar._torch import process_group_named
 from fxpar.errors import PeerLostError
 from fxpar.transport.worker import Worker
 
-# Chunks go one after another, so that the first arrives before the last is sent; a second one keeps the link busy
-# while the first is being confirmed.
+# Chunks are sent one after another, so that the first arrives before the last is sent; a second one in flight keeps the
+# link busy while the first is being acknowledged.
 _IN_FLIGHT = 2
 
-# Far from those that values between stages have. A piece has a tag of its own, behind the first, since a rank may pass
-# on others' before it has sent its own.
+# Far above the tags of values between stages. Each piece has a tag of its own, from the first one on, since a rank may
+# forward the pieces of others before it has sent its own.
 TERM_TAG = 1 << 30
 FIRST_PIECE_TAG = TERM_TAG + 1
 
 
 class Wire:
-    """This rank's messages to and from other hosts, each kind in order. Its threads begin with the first of them."""
+    """This rank's messages to and from other hosts, in order per direction. Threads start with the first message."""
 
     def __init__(self, group_name: str) -> None:
         self._group_name = group_name
@@ -34,11 +34,11 @@ class Wire:
         self._sent: list[Future[None]] = []
 
     def send(self, memory: Tensor, to: int, tag: int) -> None:
-        """Send bytes, which must stay until `finish`, after all that was sent before."""
+        """Send bytes after all earlier messages; they must not change until `finish`."""
         self._sent.append(self._sender.submit(lambda: self._send(memory, to, tag)))
 
     def finish(self) -> None:
-        """Wait until all has been sent.
+        """Wait until all messages have been sent.
 
         Raises:
             PeerLostError: a receiver has ended.
@@ -50,16 +50,16 @@ class Wire:
             future.result()
 
     def receive(self, memory: Tensor, source: int, tag: int) -> Arrival:
-        """Begin to receive bytes from a rank; to be posted before anything is sent in the same call."""
+        """Post a receive of bytes from a rank; it must come before any send of the same call."""
         return Arrival(memory, source, tag, self._group_name)
 
     def follow(self, arrivals: Sequence[Arrival], come: Callable[[int], None], lose: Callable[[int], None]) -> None:
-        """Tell the number of each that has come, in their order; or of one that never will, and so none after it."""
+        """Call `come(number)` for each arrival, in order, until one fails; then call `lose(number)` for that one."""
         self._receiver.submit(lambda: _follow(arrivals, come, lose))
 
     def _send(self, memory: Tensor, to: int, tag: int) -> None:
         self._in_flight.append((_begun(dist.isend, memory, to, tag, self._group_name), to, memory))
-        self._complete(_IN_FLIGHT - 1)  # only now: that an earlier one failed must not keep this one from another rank
+        self._complete(_IN_FLIGHT - 1)  # after the isend: an earlier failure must not keep this message from its rank
 
     def _complete(self, but: int) -> None:
         while len(self._in_flight) > but:
@@ -68,9 +68,9 @@ class Wire:
 
 
 class Arrival:
-    """Bytes that are on their way to `memory`. That they will not come, who waits for them learns, and nobody else.
+    """A posted receive into `memory`. If it fails, only `wait` raises.
 
-    So a rank still hands everything over to others that go on without the lost one, until they need something from it.
+    So a rank that has lost a peer still sends everything to the others, which go on until they need that peer.
     """
 
     def __init__(self, memory: Tensor, source: int, tag: int, group_name: str) -> None:
@@ -82,7 +82,7 @@ class Arrival:
             self._begun = error
 
     def wait(self) -> None:
-        """Until they are there; once.
+        """Wait until the bytes are there; to be called once.
 
         Raises:
             PeerLostError: the sender has ended.

@@ -1,9 +1,9 @@
-"""The memory in which the ranks of a host exchange pieces, call after call, and the signals that say what is there.
+"""The shared memory in which the ranks of a host exchange pieces, and the signals that say which chunks are there.
 
-Every rank of a group makes the same calls in the same order. Two buffers take turns, so that a rank may fill one for a
-call while slower ones still read the other. It never meets a reader of the call before that: each call needs something
-from every rank, directly or through others, so whoever has finished a call knows that all have begun it, and thus are
-done with the one before.
+Every rank of a group makes the same calls in the same order. Calls alternate between two buffers, so that a rank may
+fill one while slower ranks still read the other. Nobody still reads the buffer that a call fills: each call needs data
+from every rank, directly or through others, so a rank that has finished a call knows that all ranks have begun it, and
+so have finished the call before.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from fxpar.world.hosts import discover_hosts
 
 _CELL_BYTES = 64  # a cache line
 _BUFFERS = 2
-_COUNT_BITS = 16  # of a signal's value: how many chunks are there; those above are the call's number
-_FAILED = 2**64 - 1  # a signal's value when nothing more will come
+_COUNT_BITS = 16  # low bits of a signal's value: the number of chunks that are there; the others: the call's number
+_FAILED = 2**64 - 1  # the value of a signal after a failure: no more chunks will arrive
 _GROWTH_BYTES = 1 << 20
 _TIMEOUT_S = default_pg_timeout.total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a rank's signals and buffers are in its segment."""
+    """The offsets of a rank's signals and buffers in its segment."""
 
     signals: int
     buffers: tuple[int, ...]
 
 
 class Workspace:
-    """A rank's part of what a group shares for its fused ops. One thread at a time may make calls."""
+    """This rank's view of the memory that a group shares for its fused ops. One thread at a time may make calls."""
 
     def __init__(self, group_name: str) -> None:
         group = process_group_named(group_name)
@@ -62,8 +62,8 @@ class Workspace:
         self._num_calls = 0
 
     def begin(self, num_bytes: int) -> Call:
-        """The next call, in buffers of `num_bytes` or more: as many on every rank. All ranks wait for each other only
-        when that is more than ever before.
+        """The next call, in buffers of at least `num_bytes`, which is the same on every rank. All ranks wait for each
+        other only if it is more than in any call before.
 
         Raises:
             PeerLostError: a rank has ended.
@@ -87,7 +87,7 @@ class Workspace:
             {rank: segment.bytes_at(places[rank].buffers[i], capacity) for rank, segment in self._segments.items()}
             for i in range(_BUFFERS)
         )
-        for block in old:  # which nobody reads any more, since all ranks have come here
+        for block in old:  # which nobody reads any more, since all ranks have entered this call
             own.free(block)
 
     def signal(self, rank: int, number: int) -> Signal:
@@ -98,7 +98,7 @@ class Workspace:
         """Sleep until a signal of `rank` is `at_least` or more.
 
         Raises:
-            PeerLostError: the rank's process has ended, or it has lost one that it waited for itself.
+            PeerLostError: the rank's process has ended, or it has itself lost a rank that it waited for.
         """
         signal, segment, deadline = self.signal(rank, number), self._segments[rank], time.monotonic() + _TIMEOUT_S
         if isinstance(segment, PeerSegment):
@@ -113,10 +113,10 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a fused op: `buffers` of all ranks of this host, by rank, and what has been signalled in it.
+    """A call of a fused op: the `buffers` of all ranks of this host, by rank, and the signals of its progress.
 
-    Each rank has two signals for each part: one for pieces that others may read in its own buffer, and one for those
-    that it has added its term to.
+    Each rank has two signals per part: one counts the chunks of the piece that others may read in the rank's buffer,
+    the other the chunks that the rank has added its term to.
     """
 
     workspace: Workspace
@@ -124,29 +124,29 @@ class Call:
     buffers: Mapping[int, Tensor]
 
     def tell_held(self, part: int, num_chunks: int) -> None:
-        """Let others read the first chunks of a piece in this rank's buffer."""
+        """Signal that others may read the first `num_chunks` chunks of a piece in this rank's buffer."""
         self._set(part, num_chunks)
 
     def tell_added(self, part: int, num_chunks: int) -> None:
-        """Let others add to the first chunks of the piece of `part`, to which this rank has."""
+        """Signal that this rank has added its term to the first `num_chunks` chunks of the piece of `part`."""
         self._set(len(self.workspace.hosts) + part, num_chunks)
 
     def tell_lost(self, part: int) -> None:
-        """Let others know that the rest of a piece will never come."""
+        """Signal that the rest of a piece will never arrive."""
         self.workspace.signal(self.workspace.rank, part).set(_FAILED)
 
     def tell_none_added(self) -> None:
-        """Let others know that this rank will add no more to any piece."""
+        """Signal that this rank will add no more terms to any piece."""
         num_ranks = len(self.workspace.hosts)
         for part in range(num_ranks):
             self.workspace.signal(self.workspace.rank, num_ranks + part).set(_FAILED)
 
     def wait_held(self, rank: int, part: int, num_chunks: int) -> None:
-        """Until the first chunks of a piece are in the buffer of `rank`; raises as `Workspace.wait`."""
+        """Wait until the first chunks of a piece are in the buffer of `rank`; raises as `Workspace.wait`."""
         self.workspace.wait(rank, part, self._value(num_chunks), f"the piece of rank {part} for a fused matmul")
 
     def wait_added(self, rank: int, part: int, num_chunks: int) -> None:
-        """Until `rank` has added to the first chunks of the piece of `part`; raises as `Workspace.wait`."""
+        """Wait until `rank` has added to the first chunks of the piece of `part`; raises as `Workspace.wait`."""
         number = len(self.workspace.hosts) + part
         self.workspace.wait(rank, number, self._value(num_chunks), f"what rank {rank} adds to a fused matmul")
 
@@ -159,7 +159,7 @@ class Call:
 
 
 def workspace_of(group_name: str) -> Workspace:
-    """This rank's workspace in a group, by the group's name; a collective the first time.
+    """This rank's workspace in the group of that name; the first call is a collective of the group.
 
     Raises:
         SharedMemoryError, PeerLostError: as `share_memory`.

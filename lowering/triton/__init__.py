@@ -1,4 +1,4 @@
-"""The fused ops on CUDA devices: Triton kernels over symmetric memory, fed by the copy engine."""
+"""The fused ops on CUDA devices: Triton kernels over symmetric memory, and copies by the copy engine."""
 
 from importlib.util import find_spec
 
@@ -6,10 +6,10 @@ import torch
 
 
 def register_on_gpus() -> bool:
-    """Let the fused ops run these kernels on CUDA devices; returns whether they do.
+    """Register these kernels for the fused ops on CUDA devices; returns whether that was possible.
 
-    They need a PyTorch that is built for CUDA, and Triton. Otherwise, and where GPUs cannot reach each other's memory,
-    the ops remain what they are by definition: a collective and a matmul, one after the other.
+    They need a PyTorch that is built for CUDA, and Triton. Otherwise, and if GPUs cannot access each other's memory,
+    the ops run their reference: a collective and a matmul, one after the other.
     """
     if torch.version.cuda is None or find_spec("triton") is None:
         return False

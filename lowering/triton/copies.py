@@ -1,4 +1,4 @@
-"""The producer of gathered rows: copies by the copy engine, each followed by its signal, in the order of a ring."""
+"""Copies of gathered rows by the copy engine, each followed by its signal, in the order of a ring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def copy_segments(
 ) -> None:
     """Copy segments of a rank's `piece`, (outer * rows, columns), to their rows of `gathered`, (all rows, columns).
 
-    Each copy is of memory in one piece, which copy engines do; it runs on the current stream, then its signal.
+    Each copy is contiguous, so that a copy engine runs it. The current stream runs it, then sets its signal.
     """
     for segment in numbers:
         rows, rows_of_piece = segments.row_range(segment), segments.row_range_of_piece(segment)
@@ -27,14 +27,14 @@ def copy_segments(
 
 
 def place_own(piece: Tensor, gathered: Tensor, signals: Tensor, segments: Segments, rank: int, epoch: int) -> None:
-    """Put the rows that `rank` has itself into `gathered`, and set their signals, on the current stream."""
+    """Copy the own rows of `rank` to `gathered`, and set their signals, on the current stream."""
     pieces = segments.pieces
     gathered.view(pieces.outer, pieces.parts, -1)[:, rank].copy_(piece.view(pieces.outer, -1))
     signals[: segments.count].view(pieces.outer, pieces.parts, -1)[:, rank].fill_(epoch)
 
 
 def beside(workspace: Workspace, work: Callable[[], None]) -> None:
-    """Let the workspace's stream for copies do `work`, after all that the current stream has been told before."""
+    """Run `work` on the workspace's stream for copies, after everything queued on the current stream so far."""
     workspace.copies.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(workspace.copies):
         work()
@@ -43,9 +43,9 @@ def beside(workspace: Workspace, work: Callable[[], None]) -> None:
 def pull(
     workspace: Workspace, half: Half, shared: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
 ) -> None:
-    """Tell all ranks that what this one shares is there, and take from each what it shares, in turn.
+    """Signal to all ranks that this rank's shared tensor is ready, and copy those of the others in ring order.
 
-    shared: what a rank shares, as this rank sees it. take: copies it. On the current stream.
+    shared: maps a rank to its shared tensor. take: copies that. All on the current stream.
     """
     own = workspace.rank
     for rank in ring_towards(own, workspace.parts):

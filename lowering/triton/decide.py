@@ -1,4 +1,4 @@
-"""Decisions of a group on how to compute something: all ranks must come to the same one."""
+"""Choose the fastest variant of a fused op; all ranks of the group choose the same."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _WARM_UP, _REPEATS = 2, 5
 
 @cache
 def memory() -> Memory:
-    """What was found on this machine by its user, kept where Inductor keeps what it makes."""
+    """The tuning results of this user on this machine, stored in Inductor's cache folder."""
     return Memory(inductor_cache() / "fxpar" / "fused")
 
 
 def versions() -> str:
-    """Of what makes the code of kernels, of matmuls and of collectives."""
+    """The versions of the packages that determine the code of kernels, matmuls and collectives."""
     return f"triton {triton.__version__}, torch {torch.__version__}"
 
 
 def possible_tilings(op: Op, dtype: torch.dtype, device: torch.device, *, vectors: bool, matrices: int) -> list[Tiling]:
-    """As `tilings`: those for this device whose blocks of the factors have room in the memory of a multiprocessor."""
+    """The `tilings` for this device whose blocks of the factors fit into the shared memory of a multiprocessor."""
     major, minor = torch.cuda.get_device_capability(device)
     candidates = tilings(op, dtype, 10 * major + minor, vectors=vectors, matrices=matrices)
     properties: dict[str, int] = triton.runtime.driver.active.utils.get_device_properties(device.index)
@@ -44,11 +44,11 @@ def _block_bytes(tiling: Tiling, dtype: torch.dtype) -> int:
 
 
 def time_us(run: Callable[[], object]) -> float:
-    """How long `run` keeps the current stream busy; infinity if the device has not enough of something for it."""
+    """How long `run` keeps the current stream busy; infinity if the device lacks the memory or registers for it."""
     try:
         for _ in range(_WARM_UP):
             run()
-    except (OutOfResources, torch.OutOfMemoryError):  # the other ranks time it, too, and hear of this one's failure
+    except (OutOfResources, torch.OutOfMemoryError):  # the other ranks time it, too, and learn of it in the all-reduce
         return math.inf
     times: list[float] = []
     for _ in range(_REPEATS):
@@ -70,9 +70,9 @@ def decide(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> How:
-    """The fastest way to `run`, timed by all ranks together unless the first of them remembers what it was.
+    """The fastest variant of `run`: all ranks time it together, unless the first rank has a stored result.
 
-    reset: called on all ranks when a kernel could not be started on one of them, so that signals are missing.
+    reset: called on all ranks if a kernel could not be launched on one of them, so that signals are missing.
     """
     (known,) = _of_first_rank([memory().recall(problem)], group, device)
     if known is not None:

@@ -1,4 +1,4 @@
-"""Factors of a product as kernels take them."""
+"""Shapes and strides of the factors that the kernels accept."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from torch import Tensor
 
 from fxpar.lowering.triton.tiling import Tiling
 
-_VECTOR = 16  # bytes of addresses, and elements of lengths: what Triton looks for in arguments
+_VECTOR = 16  # Triton specialises on addresses that are multiples of 16 bytes, and integers that are multiples of 16
 
 
 def as_matrices(factor: Tensor) -> Tensor:
-    """(matrices, rows, columns), a view; a matrix is one of one."""
+    """A view of shape (matrices, rows, columns); a single matrix is a batch of one."""
     return factor if factor.dim() == 3 else factor.unsqueeze(0)
 
 
 def is_transposed(matrix: Tensor) -> bool:
-    """Whether columns, not rows, lie in one piece."""
+    """Whether columns, not rows, are contiguous."""
     return matrix.stride(-1) != 1
 
 
 def come_in_vectors(left: Tensor, right: Tensor) -> bool:
-    """Whether Triton, or the tensor memory accelerator, can move both factors and the product in pieces of 16 bytes."""
+    """Whether Triton, or the tensor memory accelerator, can load and store all operands in vectors of 16 bytes."""
     return right.shape[-1] % _VECTOR == 0 and all(_comes_in_vectors(factor) for factor in (left, right))
 
 
@@ -31,10 +31,10 @@ def _comes_in_vectors(factor: Tensor) -> bool:
 
 
 def is_whole(rows: int, columns: int, terms: int, tiling: Tiling) -> bool:
-    """Whether no tile of the product is cut short."""
+    """Whether tiles divide the product evenly."""
     return rows % tiling.m == 0 and columns % tiling.n == 0 and terms % tiling.k == 0
 
 
 def dense(factor: Tensor) -> Tensor:
-    """The factor with rows or columns in one piece, which it most often has: a copy where it has not."""
+    """The factor itself if its rows or columns are contiguous, as they usually are; otherwise a copy."""
     return factor if 1 in factor.stride()[-2:] else factor.contiguous()

@@ -16,12 +16,12 @@ from fxpar.lowering.triton.stream_signals import set_signal
 from fxpar.lowering.triton.workspace import Workspace
 
 FORMS = ("rows", "columns", "matrices")
-"""Those whose products are done row by row as rows arrive; sums over what is gathered need all of it."""
+"""The forms whose products are computed row by row as rows arrive; a sum over the gathered dim needs all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What is gathered: every rank's `shard`, into a value of `shape`, whose rows have these pieces."""
+    """An all-gather of every rank's `shard` into a value of `shape`, with these pieces of its rows."""
 
     shard: Tensor
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Gather:
 def gather_and_multiply(
     gather: Gather, others: Sequence[Tensor], biases: Sequence[Tensor | None], form: str, how: Fused, to: Workspace
 ) -> tuple[list[Tensor], Tensor]:
-    """The products with `others`, and the gathered value, which may be overwritten by the call after the next."""
+    """The products with `others`, and the gathered value, which the call after the next may overwrite."""
     segments = Segments(gather.pieces, how.segment_rows)
     gathered, arrival = (_push if how.pushes else _pull)(gather, segments, to)
     return [
@@ -54,7 +54,7 @@ def gather_and_multiply(
 
 
 def multiply(gathered: Tensor, other: Tensor, bias: Tensor | None, form: str, arrival: Arrival, how: Fused) -> Tensor:
-    """The product of a value that arrives with another one, in one of `FORMS`."""
+    """The product, in one of `FORMS`, of `other` and a gathered value whose rows are still arriving."""
     left, right = as_matrices(gathered), dense(as_matrices(other))
     if form == "columns":
         out = gathered.new_empty(*other.shape[:-1], gathered.shape[-2])
@@ -69,7 +69,7 @@ def multiply(gathered: Tensor, other: Tensor, bias: Tensor | None, form: str, ar
 
 
 def _pull(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Tensor, Arrival]:
-    """Every rank shares its shard, and takes those of the others."""
+    """Every rank shares its shard, and copies those of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
     half = workspace.begin(segments.count, shard.nbytes)
     signals = half.signals(workspace.rank)
@@ -88,7 +88,7 @@ def _pull(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Ten
 
 
 def _push(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Tensor, Arrival]:
-    """Every rank puts its shard into the memory of the others."""
+    """Every rank copies its shard into the memory of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
     shape = (len(shard) * workspace.parts, shard.shape[1])
     half = workspace.begin(segments.count, shard.nbytes * workspace.parts)

@@ -1,4 +1,4 @@
-"""The matmul that starts before its left factor is there: it waits, tile by tile, for the rows that it needs."""
+"""The matmul behind an all-gather: it starts before its left factor has arrived, and waits for rows tile by tile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def wait_for_rows(
     segment_rows: tl.tensor,
     segments_per_block: tl.tensor,
 ) -> tl.tensor:
-    """Wait for every segment that the rows touch (see `Segments.of_row`); 0, made of all their signals."""
+    """Wait for every segment that the rows touch (see `Segments.of_row`).
+
+    Returns 0, computed from all their signals, so that loads at an address that it is added to come after the wait.
+    """
     first = first_row // block_rows * segments_per_block + first_row % block_rows // segment_rows
     last = last_row // block_rows * segments_per_block + last_row % block_rows // segment_rows
     arrived = 0
@@ -53,9 +56,9 @@ def store(
     SAME_ROWS: tl.constexpr,
     SAME_COLUMNS: tl.constexpr,
 ) -> None:
-    """Store a tile, plus its bias if it has one, whose first element goes to `at`.
+    """Store a tile, plus its bias if there is one; its first element goes to `at`.
 
-    height, width: how many rows and columns there are; WHOLE: that there are all.
+    height, width: the rows and columns of the tile that exist. WHOLE: all of them do.
     """
     if BLOCK_N > STORED_COLUMNS:
         HALF: tl.constexpr = BLOCK_N // 2
@@ -147,10 +150,10 @@ def multiply_gathered(
 ) -> None:
     """out[b] = left[b] @ right[b] + bias[b], (M, N) each, for every matrix b; left, (matrices, M, K), is contiguous.
 
-    A persistent kernel: each program takes every so-manieth tile. Row tiles go in the `order` in which they arrive; a
-    segment of rows (see `Segments`) has arrived when its element of `signals` is `epoch`.
+    A persistent kernel: with P programs, each computes every P-th tile. Row tiles are computed in the `order` in which
+    they arrive; a segment of rows (see `Segments`) has arrived when its element of `signals` is `epoch`.
 
-    DESCRIPTORS: `left` and `right` are descriptors (K-major `right`, N x K, if TRANSPOSED), of one matrix.
+    DESCRIPTORS: `left` and `right` are tensor descriptors of one matrix each (`right` is N x K if TRANSPOSED).
     """
     tiles_of_matrix = tl.cdiv(M, BLOCK_M)
     row_tiles = matrices * tiles_of_matrix

@@ -1,4 +1,4 @@
-"""What kernels are called with. They run on the current stream, or in Triton's interpreter on any memory."""
+"""The arguments of the kernels. They run on the current stream, or on any memory in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUM_BLOCK, _UNIFORM_BLOCK = 1024, 1024
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How rows arrive at `rank`: `signals` (segments.count,), int32, become `epoch`, the rank's own segments first."""
+    """The arrival of rows at `rank`: `signals` (segments.count,), int32, become `epoch`, those of own rows first."""
 
     signals: Tensor
     epoch: int
@@ -36,10 +36,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """Where `rank` stores the rows of each owner, and where it counts; int64 (parts,), of the same device.
+    """Where `rank` stores the rows of each owner, and its counters.
 
-    origin, places: each owner's piece begins so many times `PLACE_ELEMENTS` elements behind (or before) `origin`, which
-    is of the product's dtype. counters: addresses.
+    origin, places: the piece of each owner begins `places` times `PLACE_ELEMENTS` elements after (or before) `origin`,
+    which has the dtype of the product. places and counters, which are addresses, are int64 (parts,) on its device.
     strides: of a piece, between its rows and between its columns, in elements.
     """
 
@@ -61,16 +61,16 @@ class Call:
     """By name; num_warps and num_stages are among them."""
 
     def run(self, programs: int) -> None:
-        """Let so many programs run on the device of the arguments."""
+        """Launch that many programs on the device of the arguments."""
         self.kernel[(programs,)](*self.arguments, **self.constants)
 
 
 def gathered_call(
     gathered: Tensor, right: Tensor, bias: Tensor | None, out: Tensor, arrival: Arrival, tiling: Tiling
 ) -> Call:
-    """out = gathered @ right + bias, of rows that arrive meanwhile; all are (matrices, rows, columns).
+    """out = gathered @ right + bias, while rows of `gathered` arrive; all are (matrices, rows, columns).
 
-    gathered: contiguous. bias: expanded to the shape of `out`. Any number of programs share the tiles.
+    gathered: contiguous. bias: expanded to the shape of `out`. Any number of programs may share the tiles.
     """
     matrices, rows, terms = gathered.shape
     columns = out.shape[-1]
@@ -102,9 +102,9 @@ def gathered_call(
 
 
 def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destinations, tiling: Tiling) -> Call:
-    """left @ right + bias, stored by rows with their owners; all are (matrices, rows, columns).
+    """left @ right + bias, each row stored in the memory of its owner; all are (matrices, rows, columns).
 
-    bias: expanded to the shape of the product. Any number of programs share the tiles.
+    bias: expanded to the shape of the product. Any number of programs may share the tiles.
     """
     matrices, rows, terms = left.shape
     columns = right.shape[-1]
@@ -135,7 +135,7 @@ def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destina
 
 
 def places_of(addresses: Iterable[int], origin: Tensor) -> tuple[int, ...]:
-    """Addresses as `Destinations` has them."""
+    """Addresses as the `places` of `Destinations`."""
     unit = PLACE_ELEMENTS * origin.element_size()
     distances = [address - origin.data_ptr() for address in addresses]
     assert all(distance % unit == 0 for distance in distances), "pieces are aligned for vectors"
@@ -143,7 +143,7 @@ def places_of(addresses: Iterable[int], origin: Tensor) -> tuple[int, ...]:
 
 
 def sum_call(pieces: Tensor, out: Tensor, counters: Tensor, target: int) -> Call:
-    """out becomes the sum of `pieces`, (parts, at least out.numel()), each awaited until its counter is `target`.
+    """out = the sum of `pieces`, (parts, at least out.numel()), each of which has arrived when its counter is `target`.
 
     It takes `sum_programs(out)` programs.
     """
@@ -152,12 +152,12 @@ def sum_call(pieces: Tensor, out: Tensor, counters: Tensor, target: int) -> Call
 
 
 def sum_programs(out: Tensor) -> int:
-    """How many programs `sum_call` takes."""
+    """The number of programs for `sum_call`."""
     return -(-out.numel() // _SUM_BLOCK)
 
 
 def uniform_call(out: Tensor, stream: Tensor, box: LogicalBox, span: int) -> Call:
-    """out, contiguous, becomes what `fxpar::uniform` draws from `stream` for a `box`, which has as many elements.
+    """out = what `fxpar::uniform` draws from `stream` for `box`; out is contiguous and has as many elements as the box.
 
     It takes `uniform_programs(out)` programs.
     """
@@ -168,12 +168,12 @@ def uniform_call(out: Tensor, stream: Tensor, box: LogicalBox, span: int) -> Cal
 
 
 def uniform_programs(out: Tensor) -> int:
-    """How many programs `uniform_call` takes."""
+    """The number of programs for `uniform_call`."""
     return -(-out.numel() // _UNIFORM_BLOCK)
 
 
 def wrapped(count: int) -> int:
-    """A count as kernels compare it: the int32 that it is modulo 2^32."""
+    """A count as kernels compare it: as an int32, modulo 2^32."""
     return (count + (1 << 31)) % (1 << 32) - (1 << 31)
 
 

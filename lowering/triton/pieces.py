@@ -1,6 +1,6 @@
-"""Where the pieces of all ranks lie among the rows of a value, and the orders in which kernels take up its tiles.
+"""The pieces of all ranks among the rows of a value, and the orders in which kernels compute its tiles.
 
-All matrices of a value count as one under another: their rows are numbered through.
+The matrices of a value are stacked: their rows are numbered consecutively.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Rows with the digits (outer, parts, rows): `outer` times, `rows` rows of each of the `parts` ranks."""
+    """Rows with the digits (outer, parts, rows): `outer` times in a row, `rows` rows of each of the `parts` ranks."""
 
     outer: int
     parts: int
@@ -19,7 +19,7 @@ class Pieces:
 
     @property
     def blocks(self) -> int:
-        """How many times rows of one rank follow those of another."""
+        """The number of blocks, which are runs of `rows` rows of one rank."""
         return self.outer * self.parts
 
     def owner(self, row: int) -> int:
@@ -29,23 +29,23 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What is sent at once and signalled: up to `rows` rows of one block of `pieces`. Numbered by their rows."""
+    """Segments are sent and signalled as a whole: up to `rows` rows of one block of `pieces`. In the order of rows."""
 
     pieces: Pieces
     rows: int
 
     @property
     def per_block(self) -> int:
-        """How many segments a block has; the last may be shorter."""
+        """The number of segments of a block; the last may be shorter."""
         return -(-self.pieces.rows // self.rows)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of segments."""
         return self.pieces.blocks * self.per_block
 
     def of_row(self, row: int) -> int:
-        """The segment that row `row` lies in."""
+        """The segment that has row `row`."""
         block, within = divmod(row, self.pieces.rows)
         return block * self.per_block + within // self.rows
 
@@ -56,7 +56,7 @@ class Segments:
         return range(start + place * self.rows, start + min((place + 1) * self.rows, self.pieces.rows))
 
     def row_range_of_piece(self, segment: int) -> range:
-        """Its rows among those of its rank alone."""
+        """The rows of a segment, counted within its rank's piece."""
         rows = self.row_range(segment)
         start = rows.start // self.pieces.rows // self.pieces.parts * self.pieces.rows + rows.start % self.pieces.rows
         return range(start, start + len(rows))
@@ -88,7 +88,7 @@ def row_tiles(matrices: int, rows: int, tile_rows: int) -> Iterator[range]:
 
 
 def order_of_arrival(tiles: Sequence[range], segments: Segments, rank: int) -> list[int]:
-    """The tiles in the order in which their last rows arrive at `rank`; those that it has itself come first."""
+    """The tiles in the order in which their last segments arrive at `rank`; tiles of its own rows come first."""
     ranks = [rank, *ring_from(rank, segments.pieces.parts)]
     sequence = [segment for source in ranks for segment in segments.of_rank(source)]
     arrival = {segment: place for place, segment in enumerate(sequence)}
@@ -102,15 +102,15 @@ def order_of_arrival(tiles: Sequence[range], segments: Segments, rank: int) -> l
 
 
 def order_of_owners(tiles: Sequence[range], pieces: Pieces, rank: int) -> list[int]:
-    """The tiles by the rank that owns their first row, starting after `rank`, which comes last.
+    """The tiles by the owner of their first row, in ring order after `rank`, which comes last itself.
 
-    So no two ranks write to the same one at a time, as in FLUX (Chang et al.).
+    So no two ranks write to the same rank at a time, as in FLUX (Chang et al.).
     """
     turn = {owner: place for place, owner in enumerate([*ring_from(rank, pieces.parts), rank])}
     return sorted(range(len(tiles)), key=lambda tile: turn[pieces.owner(tiles[tile][0])])
 
 
 def signals_of_owner(tiles: Sequence[range], pieces: Pieces, owner: int) -> int:
-    """How many signals `owner` gets of one that computes these tiles: one per tile and block of its rows."""
+    """How many signals `owner` receives from a rank that computes these tiles: one per tile and block of its rows."""
     blocks = (range(tile[0] // pieces.rows, tile[-1] // pieces.rows + 1) for tile in tiles)
     return sum(block % pieces.parts == owner for touched in blocks for block in touched)

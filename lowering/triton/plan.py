@@ -1,4 +1,4 @@
-"""How a fused op is computed on a device."""
+"""The variants of a fused op on a GPU: one kernel, or a collective and a matmul."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fxpar.lowering.triton.tiling import Tiling
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """One kernel, which communicates.
+    """One kernel that overlaps its matmul with the communication.
 
-    segment_rows: how many rows are sent at once and signalled; of no meaning where tiles are stored with their owners.
-    pushes: whether ranks put what they share into the memory of others, rather than that others take it.
+    segment_rows: the rows that are copied and signalled at a time; unused in a scatter, which stores tiles.
+    pushes: whether each rank copies its shard into the memory of the others; otherwise each rank copies from them.
     """
 
     tiling: Tiling
@@ -22,7 +22,7 @@ class Fused:
     pushes: bool = False
 
     def programs(self, device: torch.device) -> int:
-        """How many programs run at a time; on CPUs, in Triton's interpreter, one after another."""
+        """The number of programs that run concurrently; on CPUs, Triton's interpreter runs them one after another."""
         if device.type == "cpu":
             return self.tiling.programs
         processors: int = torch.cuda.get_device_properties(device).multi_processor_count

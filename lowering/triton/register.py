@@ -23,7 +23,7 @@ from fxpar.lowering.triton.workspace import Workspace
 from fxpar.world.hosts import discover_hosts
 
 _decided: dict[tuple[str, Problem], How] = {}
-"""By group: ranks that have one in common may have decided on the same problem in others, each on another way."""
+"""By group: the ranks of a group may have decided differently on the same problem in other groups."""
 
 
 @fused_ops.all_gather_matmul.register_kernel("cuda")
@@ -119,7 +119,10 @@ def uniform(stream: Tensor, shape: list[int], sizes: list[int], strides: list[in
 
 
 def _workspace_for(factors: Sequence[Tensor], parts: int, group_name: str) -> Workspace | None:
-    """The group's symmetric memory, where it can have any and kernels multiply such factors. A collective at first."""
+    """The group's symmetric memory; None if it has none, or if no kernel multiplies such factors.
+
+    The first call is a collective.
+    """
     like = factors[0]
     are_alike = all(f.dtype == like.dtype and f.dim() == like.dim() and f.numel() > 0 for f in factors)
     if parts == 1 or like.dtype not in DTYPES or not are_alike:
@@ -129,17 +132,17 @@ def _workspace_for(factors: Sequence[Tensor], parts: int, group_name: str) -> Wo
 
 @cache
 def _workspace(group_name: str, device: torch.device) -> Workspace | None:
-    """The group's symmetric memory, if it can have any. A collective at first."""
+    """The group's symmetric memory, if its GPUs can share any. The first call is a collective."""
     if len(set(discover_hosts(process_group_named(group_name)))) > 1:
         return None
     try:
         return Workspace(group_name, device)
-    except RuntimeError:  # PyTorch's word for GPUs that cannot reach each other's memory
+    except RuntimeError:  # raised by PyTorch if GPUs cannot access each other's memory
         return None
 
 
 def _tilings(op: Op, left: Tensor, rights: Sequence[Tensor], device: torch.device) -> list[Tiling]:
-    """Those that can load these factors, and that the device has room for."""
+    """The tilings that can load these factors, and that fit into the device's shared memory."""
     vectors = all(come_in_vectors(left, dense(right)) for right in rights)
     return possible_tilings(op, left.dtype, device, vectors=vectors, matrices=left.shape[0])
 

@@ -22,7 +22,7 @@ _ALIGNMENT_BYTES = 128
 class Product:
     """left @ right + bias, (matrices, rows, columns) each, and the pieces of its rows.
 
-    piece_shape, strides: of a piece, and between its rows and columns in memory.
+    piece_shape: the shape of a piece. strides: between its rows and between its columns.
     """
 
     left: Tensor
@@ -34,7 +34,7 @@ class Product:
 
     @classmethod
     def of(cls, left: Tensor, right: Tensor, bias: Tensor | None, form: str, outer: int, parts: int) -> Product:
-        """See `fxpar.ir.fused_ops.matmul_reduce_scatter`; by columns, of matrices alone."""
+        """See `fxpar.ir.fused_ops.matmul_reduce_scatter`; the form "columns" only without a batch."""
         shape = [*left.shape[:-1], right.shape[-1]]
         rows, columns = shape[-2:]
         matrices = shape[0] if len(shape) == 3 else 1
@@ -56,7 +56,7 @@ class Product:
 
     @classmethod
     def of_all(cls, left: Tensor, right: Tensor, bias: Tensor | None, parts: int) -> Product:
-        """With pieces for a sum that all ranks get; the last ones are smaller, or empty, where that must be."""
+        """For `matmul_all_reduce`: the last pieces are smaller, or empty, if `parts` does not divide the rows."""
         shape = [*left.shape[:-1], right.shape[-1]]
         rows = -(-torch.Size(shape[:-1]).numel() // parts)
         terms = None if bias is None else as_matrices(bias.expand(shape))
@@ -65,7 +65,7 @@ class Product:
 
 
 def multiply_and_scatter(product: Product, how: Fused, workspace: Workspace) -> Tensor:
-    """This rank's piece of the sum."""
+    """This rank's piece of the sum over ranks."""
     half = _multiply(product, how, workspace, 0)
     out = product.left.new_empty(product.piece_shape)
     _sum(product, out, half, workspace)
@@ -73,7 +73,7 @@ def multiply_and_scatter(product: Product, how: Fused, workspace: Workspace) -> 
 
 
 def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> Tensor:
-    """The whole sum, (rows of all matrices, columns): every rank sums a piece, and takes those of the others."""
+    """The whole sum over ranks, (rows of all matrices, columns): every rank sums a piece, and copies the others."""
     columns, dtype = product.right.shape[-1], product.left.dtype
     out = product.left.new_empty(product.left.shape[0] * product.left.shape[1], columns)
     slots_bytes = workspace.parts * _piece_bytes(product)
@@ -95,7 +95,10 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
 
 
 def _multiply(product: Product, how: Fused, workspace: Workspace, more_bytes: int) -> Half:
-    """Every rank's piece of this rank's product, on its way there; the half has `more_bytes` behind all pieces."""
+    """Launch the kernel that stores each piece of this rank's product on its owner.
+
+    Returns the half of the call, which has `more_bytes` after all pieces.
+    """
     piece_bytes, own = _piece_bytes(product), workspace.rank
     tiles = list(row_tiles(product.left.shape[0], product.left.shape[1], how.tiling.m))
     counted = signals_of_owner(tiles, product.pieces, own) * -(-product.right.shape[-1] // how.tiling.n)
@@ -113,7 +116,7 @@ def _multiply(product: Product, how: Fused, workspace: Workspace, more_bytes: in
 
 
 def _sum(product: Product, out: Tensor, half: Half, workspace: Workspace) -> None:
-    """The sum of all ranks' pieces for this rank, when they are there."""
+    """Launch the kernel that waits for the pieces of all ranks, and writes their sum to `out`."""
     elements = _piece_bytes(product) // out.element_size()
     pieces = half.data(workspace.rank, out.dtype, workspace.parts, elements)
     sum_call(pieces, out, half.counters(workspace.rank), half.counted).run(sum_programs(out))
@@ -126,5 +129,5 @@ def _piece_bytes(product: Product) -> int:
 
 @lru_cache(maxsize=1024)
 def _ints(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """On the device once, as calls come back to the same halves."""
+    """A tensor of addresses, copied to the device once: later calls use the same halves again."""
     return torch.tensor(addresses, dtype=torch.int64, device=device)

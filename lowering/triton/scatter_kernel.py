@@ -1,4 +1,4 @@
-"""The matmul that stores each tile with the rank that owns its rows, and the sum of what came from all ranks."""
+"""The matmul that stores each tile in the memory of the rank that owns its rows, and the sum of the pieces there."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def store_with_owners(
     SAME_ROWS: tl.constexpr,
     SAME_COLUMNS: tl.constexpr,
 ) -> None:
-    """Store a tile, plus its bias if it has one, whose first element is at (start, column); see `multiply_scattered`.
+    """Store a tile, plus its bias if there is one; its first element is at (start, column). See `multiply_scattered`.
 
-    height, width: how many rows and columns there are; WHOLE: that there are all.
+    height, width: the rows and columns of the tile that exist. WHOLE: all of them do.
     """
     if BLOCK_N > STORED_COLUMNS:
         HALF: tl.constexpr = BLOCK_N // 2
@@ -100,7 +100,7 @@ def store_with_owners(
             row = (
                 start + (block // parts - block) * block_rows
             )  # of the piece: the tile's first row if it is in the block
-            place = tl.load(places + block % parts) * 16  # as a product, so that the compiler knows of the alignment
+            place = tl.load(places + block % parts) * 16  # as a product, so that the compiler knows the alignment
             at = origin + place + row * stride_m + column.to(tl.int64) * stride_n
             first = (block * block_rows - start).to(tl.int32)
             stop = tl.minimum((block + 1) * block_rows - start, height).to(tl.int32)
@@ -149,17 +149,17 @@ def multiply_scattered(
     LEFT_TRANSPOSED: tl.constexpr,
     RIGHT_TRANSPOSED: tl.constexpr,
 ) -> None:
-    """left[b] @ right[b] + bias[b], (M, N) each, for every matrix b, of which every rank gets the rows that it owns.
+    """left[b] @ right[b] + bias[b], (M, N) each, for every matrix b; each row is stored in the memory of its owner.
 
     Rows, numbered through all matrices, have the digits (outer, parts, block_rows), the second of which is their owner.
-    places: for each owner, where its piece begins, from `origin` (any memory) on in units of 16 elements.
+    places: for each owner, the offset of its piece from `origin` (any memory), in units of 16 elements.
     The rows (outer, block_rows) of a piece are `stride_pm` apart, its columns `stride_pn`.
     signals: for each owner, the address of a counter, to which 1 is added for every tile and every block of its rows
     in the tile, when they are stored.
 
-    A persistent kernel: each program takes every so-manieth tile, row tiles in the given `order`.
+    A persistent kernel: with P programs, each computes every P-th tile, row tiles in the given `order`.
 
-    DESCRIPTORS: `left` and `right` are descriptors (K x M and N x K where TRANSPOSED), of one matrix.
+    DESCRIPTORS: `left` and `right` are tensor descriptors of one matrix each (K x M and N x K where TRANSPOSED).
     """
     tiles_of_matrix = tl.cdiv(M, BLOCK_M)
     row_tiles = matrices * tiles_of_matrix
@@ -230,7 +230,7 @@ def multiply_scattered(
             SAME_ROWS,
             SAME_COLUMNS,
         )
-        tl.debug_barrier()  # the program's stores come before the signals of its one thread
+        tl.debug_barrier()  # all stores of the program come before the signals, which one thread sets
         for block in range(start // block_rows, (start + height - 1) // block_rows + 1):
             counter = tl.load(signals + block % parts).to(tl.pointer_type(tl.int32))
             tl.atomic_add(counter, 1, sem="release", scope="sys")
@@ -247,9 +247,9 @@ def sum_pieces(
     parts: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """out, of `size` elements, becomes the sum of `parts` pieces, in float32, in the order of the ranks they are from.
+    """Write the sum of `parts` pieces, added up in float32 in the order of ranks, to `out`, of `size` elements.
 
-    Pieces lie `piece_size` elements apart. Those of a rank have come when its counter in `signals` is `target`.
+    Pieces are `piece_size` elements apart. That of a rank has arrived when the rank's counter in `signals` is `target`.
     """
     arrived = 0
     for source in range(0, parts):

@@ -1,6 +1,6 @@
-"""Signals that a CUDA stream sets and awaits between its copies, without any multiprocessor.
+"""Signals that a CUDA stream sets and awaits between its copies, without a kernel.
 
-A kernel for that would need one, and none is free while a grid that fills them all waits for the signal.
+A kernel would need a multiprocessor, and none is free while a grid that fills them all waits for the signal.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: that (int32)(found - value) >= 0
 
 
 def set_signal(signal: Tensor, value: int) -> None:
-    """Let the current stream write `value`, modulo 2^32, when all before it is done and seen by all devices.
+    """Let the current stream write `value`, modulo 2^32, after all earlier work is done and visible to all devices.
 
-    signal: one int32, of this device or of one that it can write to.
+    signal: one int32, on this device or on one that it can write to.
     """
     _check("cuStreamWriteValue32_v2", *_operands(signal, value), ctypes.c_uint(0))
 
 
 def await_signal(signal: Tensor, value: int) -> None:
-    """Let the current stream wait until `signal`, one int32 of this device, is `value` or later, modulo 2^32."""
+    """Let the current stream wait until `signal`, one int32 on this device, is `value` or later, modulo 2^32."""
     _check("cuStreamWaitValue32_v2", *_operands(signal, value), ctypes.c_uint(_AT_LEAST))
 
 

@@ -1,4 +1,4 @@
-"""What the kernels have in common: the place of a tile, waiting for signals, and the product of a tile.
+"""Functions that the kernels share: the position of a tile, waiting for signals, and the product of a tile.
 
 Letters: a product of M x K by K x N, in tiles of BLOCK_M x BLOCK_N, whose sums take BLOCK_K terms at a time.
 """
@@ -15,7 +15,7 @@ STORED_COLUMNS = tl.constexpr(64)
 def place_of_tile(
     tile: tl.tensor, rows: tl.tensor, columns: tl.tensor, BAND: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The (row, column) of a tile: bands of BAND rows one after another, each column by column, as caches like it."""
+    """The (row, column) of a tile: bands of BAND rows one after another, each column by column, for cache hits."""
     in_band = BAND * columns
     first = tile // in_band * BAND
     height = min(rows - first, BAND)
@@ -24,15 +24,15 @@ def place_of_tile(
 
 @triton.jit
 def wait_until(signal: tl.tensor, at_least: tl.tensor) -> tl.tensor:
-    """Spin until `signal`, which another engine or rank sets, is `at_least` (modulo 2^32), and see what came before it.
+    """Spin until `signal`, which a copy engine or another rank sets, is `at_least` or later (modulo 2^32); an acquire.
 
-    Gives 0 (signals are never 2^30 ahead), made of what was found: what an address computed with it has is not read
-    before.
+    Returns 0 (signals are never 2^30 ahead), computed from the signal's value: a load from an address that this is
+    added to cannot be moved before the wait.
     """
     found = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
     while found - at_least < 0:
         found = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
-    return (found - at_least) >> 30  # as 0 alone, compilers would know it
+    return (found - at_least) >> 30  # a constant 0 would be folded by the compiler
 
 
 @triton.jit
@@ -53,10 +53,10 @@ def product_by_pointers(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> tl.tensor:
-    """The tile's product in float32, of the rows at `left` and the columns at `right`.
+    """The product of a tile in float32, of the rows at `left` and the columns at `right`.
 
-    height, width: how many rows and columns there are; the others are zero. WHOLE: that there are all, and whole
-    blocks of K. WIDEN: whether factors are made float32, which Triton's interpreter needs.
+    height, width: the rows and columns of the tile that exist; the others are zero. WHOLE: all exist, and K is a
+    multiple of BLOCK_K. WIDEN: whether factors are converted to float32, which Triton's interpreter needs.
     """
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
@@ -82,7 +82,7 @@ def product_by_pointers(
 
 @triton.jit
 def fence(zero: tl.tensor) -> tl.tensor:
-    """`zero`, given after what this thread has seen is seen by the tensor copies that it starts, too (PTX: proxies)."""
+    """Make what this thread has seen visible to the tensor copies that it starts (PTX: proxies); returns `zero`."""
     return tl.inline_asm_elementwise(
         "fence.proxy.async.global; mov.b32 $0, $1;", "=r,r", [zero], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -103,9 +103,9 @@ def product_by_descriptors(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> tl.tensor:
-    """The product, in float32, of the tile at (row, column); what lies outside of the factors counts as zero.
+    """The product, in float32, of the tile at (row, column); elements outside of the factors are zero.
 
-    The descriptors of transposed factors are of the memory as it is: K x M, and N x K.
+    The descriptors of transposed factors have the shapes of the memory: K x M and N x K.
     """
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -122,7 +122,7 @@ def product_by_descriptors(
 def halves(total: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """The left and the right half of a tile's columns.
 
-    Kernels store `STORED_COLUMNS` at a time, as the registers for the addresses of more are not there.
+    Kernels store `STORED_COLUMNS` columns at a time, since there are not enough registers for the addresses of more.
     """
     left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
     return left, right
@@ -141,7 +141,7 @@ def plus_bias(
     SAME_ROWS: tl.constexpr,
     SAME_COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """A tile plus the bias whose first element is at `bias_at`. SAME: that it is the same for all rows, or columns."""
+    """A tile plus the bias whose first element is at `bias_at`. SAME: it is the same for all rows, or all columns."""
     m = tl.arange(0, 1 if SAME_ROWS else BLOCK_M)[:, None]
     n = tl.arange(0, 1 if SAME_COLUMNS else BLOCK_N)[None, :]
     terms = tl.load(bias_at + m * stride_bm + n * stride_bn, mask=(m < height) & (n < width), other=0.0)

@@ -1,4 +1,4 @@
-"""How a kernel cuts its product, and what of that is worth trying."""
+"""Tilings of the kernels: block sizes, warps and stages, and the candidates for the tuner."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Tiles of m x n whose sums take k terms at a time; `band` row tiles are walked together, for the cache's sake.
+    """Tiles of m x n whose sums take k terms at a time; `band` row tiles are traversed together, for cache hits.
 
-    warps, stages: threads per program in units of 32, and how many blocks of k are loaded ahead.
+    warps, stages: threads per program in units of 32, and the number of k blocks that are loaded ahead.
     descriptors: whether factors are loaded by the tensor memory accelerator (sm_90 and newer).
-    programs: how many run at a time on one multiprocessor.
+    programs: the number of programs that run concurrently on one multiprocessor.
     """
 
     m: int
@@ -27,8 +27,8 @@ class Tiling:
     band: int = 8
 
 
-# No kernel spills registers with these, on sm_80, sm_90 or sm_100: compiled for all of them, in the order of size, by
-# Triton 3.7. What Triton 3.6 is shipped with spills 8 bytes in two of the small ones.
+# In the order of size. With these, no kernel spills registers on sm_80, sm_90 or sm_100, compiled by Triton 3.7. The
+# compiler that Triton 3.6 is shipped with spills 8 bytes in two of the small ones.
 _HALF_DESCRIPTORS = (
     Tiling(128, 256, 64, warps=8, stages=4, descriptors=True),
     Tiling(128, 256, 64, warps=8, stages=3, descriptors=True),
@@ -54,16 +54,16 @@ _FLOAT = (
 _ELEMENTWISE = (Tiling(32, 32, 16, warps=4, stages=3, programs=2),)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What the kernels multiply; sums are in float32."""
+"""The dtypes that the kernels multiply; sums are in float32."""
 
 Op: TypeAlias = Literal["gather", "scatter"]
 
 
 def tilings(op: Op, dtype: torch.dtype, compute_capability: int, *, vectors: bool, matrices: int) -> tuple[Tiling, ...]:
-    """What may be best for factors of `dtype` on a device of `compute_capability` (90 is sm_90).
+    """The candidates for factors of `dtype` on a device of `compute_capability` (90 is sm_90).
 
-    vectors: see `come_in_vectors`; where they do not, loads take so many registers that only small tiles are left.
-    matrices: how many products there are; descriptors are of one.
+    vectors: see `come_in_vectors`; without vectors, loads take so many registers that only small tiles are possible.
+    matrices: the number of products in the batch; a descriptor is of one matrix.
     """
     if not vectors:
         return _ELEMENTWISE

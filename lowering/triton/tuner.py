@@ -1,4 +1,4 @@
-"""Which way is the fastest: each problem is timed once on a machine, and what was found is kept on disk."""
+"""The tuner: the variants of each problem are timed once per machine, and the fastest is stored on disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fxpar.lowering.triton.tiling import Tiling
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """All that the times depend on.
+    """Everything that the times depend on.
 
-    sizes: matrices, rows, columns and terms of the product. layouts: how the factors lie in memory.
-    link: by what the ranks are connected. versions: of what makes the code.
+    sizes: matrices, rows, columns and terms of the product. layouts: whether each factor is transposed in memory.
+    link: how the GPUs are connected. versions: of the packages that determine the code.
     """
 
     op: str
@@ -35,19 +35,20 @@ class Problem:
     versions: str
 
     def to_json(self) -> str:
-        """The same text for the same problem."""
+        """A canonical text: equal problems have equal texts."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 Time = Callable[[How], float]
-"""How many microseconds a way takes; infinity where it is impossible."""
+"""The microseconds that a variant takes; infinity if it is impossible."""
 
 
 def fastest(tilings: Sequence[Tiling], ways: Sequence[Fused], time_us: Time) -> tuple[How, float]:
-    """The fastest way of all, and its time.
+    """The fastest variant, and its time in microseconds.
 
-    Tilings are compared in the first of `ways` to communicate, and the other ways with the best tiling: that the one
-    depends little on the other is what a kernel with its own communication tile is for. `Unfused` is always tried.
+    Tilings are compared with the first of `ways` to communicate, then the other ways with the best tiling: the two
+    choices hardly depend on each other, since the kernels communicate in segments, not in tiles. `Unfused` is always
+    tried.
     """
     times: dict[How, float] = {how: time_us(how) for how in (replace(ways[0], tiling=tiling) for tiling in tilings)}
     if times:
@@ -61,19 +62,19 @@ def fastest(tilings: Sequence[Tiling], ways: Sequence[Fused], time_us: Time) -> 
 
 
 def ways_to_gather(tiling: Tiling, block_rows: int) -> list[Fused]:
-    """Segments of whole blocks and of parts of them, taken and pushed."""
+    """Segments of a whole, half and quarter block, each pulled and pushed."""
     segments = dict.fromkeys(max(1, math.ceil(block_rows / count)) for count in (1, 2, 4))
     return [Fused(tiling, rows, pushes) for pushes in (False, True) for rows in segments]
 
 
 class Memory:
-    """What was found for problems, a file for each in `folder`."""
+    """Stored results, one file per problem in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def recall(self, problem: Problem) -> How | None:
-        """What was found, if it was, and its file is whole."""
+        """The stored result of a problem; None if there is none, or its file is damaged."""
         try:
             found = json.loads(self._path(problem).read_text())
             return _how(found["how"]) if found["problem"] == problem.to_json() else None
@@ -81,7 +82,7 @@ class Memory:
             return None
 
     def keep(self, problem: Problem, how: How, time_us: float) -> None:
-        """Remember it. Who reads at the same time finds the old file or the new one, whole."""
+        """Store a result, atomically: a concurrent reader finds the old file or the new one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         fused = asdict(how) if isinstance(how, Fused) else None
         text = json.dumps({"problem": problem.to_json(), "how": fused, "time_us": time_us}, indent=1)

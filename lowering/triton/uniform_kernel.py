@@ -19,7 +19,7 @@ def draw_uniform(
 ) -> None:
     """Fill `out`, contiguous and of `count` elements, with the numbers of a strided box of a logical tensor.
 
-    stream: of `fxpar.ir.random`: seed, step, microbatch, number of the op; read here, so that no host waits for it.
+    stream: of `fxpar.ir.random`: seed, step, microbatch, number of the op; loaded here, so that the CPU never waits.
     dims: int64 (NDIM, 2), the size and the stride of each dim of the box, the last one first.
     """
     seed, step = tl.load(stream), tl.load(stream + 1)
@@ -32,7 +32,7 @@ def draw_uniform(
         index += rest % size * tl.load(dims + 2 * dim + 1)
         rest = rest // size
     block, none = index // 4, tl.zeros([BLOCK], tl.uint32)
-    # Each element encrypts the whole block that it is a quarter of: so it may lie anywhere.
+    # Each element encrypts its whole block, of which it uses a quarter: so a box may have any strides.
     words = tl.philox(
         seed, block.to(tl.uint32), (block >> 32).to(tl.uint32), number.to(tl.uint32) + none, step.to(tl.uint32) + none
     )

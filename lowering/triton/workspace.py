@@ -1,4 +1,4 @@
-"""Memory of a group's GPUs that all of them can write to, and the turns in which calls use it."""
+"""Symmetric memory of a group's GPUs, which all of them can write to; calls alternate between its two halves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _INT_BYTES = 4
 class Half:
     """Half of a workspace, for one call.
 
-    epoch: of the call, what its signals become.
-    counted: how many signals of each rank have been counted here, in this half, with this call's.
+    epoch: the number of the call, which its signals are set to.
+    counted: how many signals each rank sends to this rank in this half, in all calls up to and including this one.
     """
 
     memory: SymmetricMemory
@@ -33,19 +33,19 @@ class Half:
     offset: int
 
     def ready(self, rank: int) -> Tensor:
-        """(parts,) int32 of `rank`: the epoch in which each rank's data was there to be read."""
+        """(parts,) int32 on `rank`: the latest epoch in which each rank's data was ready to be read."""
         return self._ints(rank)[: self.memory.world_size]
 
     def counters(self, rank: int) -> Tensor:
-        """(parts,) int32 of `rank`: how often each rank has stored something there."""
+        """(parts,) int32 on `rank`: how many signals each rank has sent for data that it stored there."""
         return self._ints(rank)[self.memory.world_size : 2 * self.memory.world_size]
 
     def signals(self, rank: int) -> Tensor:
-        """(num_signals,) int32 of `rank`, one per segment."""
+        """(num_signals,) int32 on `rank`, one per segment."""
         return self._ints(rank)[2 * self.memory.world_size :]
 
     def data(self, rank: int, dtype: torch.dtype, *shape: int, start_bytes: int = 0) -> Tensor:
-        """What lies `start_bytes` behind the signals of `rank`."""
+        """A tensor on `rank` that begins `start_bytes` after its signals."""
         start = self.offset + _signal_bytes(self.num_signals, self.memory.world_size) + start_bytes
         return self.memory.get_buffer(rank, shape, dtype, start // dtype.itemsize)
 
@@ -55,11 +55,11 @@ class Half:
 
 
 class Workspace:
-    """The symmetric memory of a group: two halves that calls use in turn.
+    """The symmetric memory of a group: two halves that calls use alternately.
 
-    Every call ends only after it has received something from every rank that comes after that rank's previous call.
-    So when a call begins, all ranks have done with the one before the previous one, whose half it uses: nobody has to
-    wait before writing to others. Signals are epochs, or counts that only grow; none is ever reset.
+    Every call waits for data from every rank, which that rank sends after its own previous call. So when a call begins,
+    all ranks have finished the call before the previous one, whose half it uses: no rank has to wait before it writes
+    to others. Signals are epochs, or counts that only grow; none is ever reset.
     """
 
     def __init__(self, group_name: str, device: torch.device) -> None:
@@ -72,12 +72,12 @@ class Workspace:
         self._take(1, 0)
 
     def begin(self, num_signals: int, num_bytes: int, counted: int = 0) -> Half:
-        """What the next call may use. All ranks begin the same calls in the same order.
+        """The half of the next call. All ranks begin the same calls in the same order.
 
         Args:
-            num_signals: for how many segments.
-            num_bytes: how much data.
-            counted: how many signals this rank is going to count of each.
+            num_signals: the number of segments.
+            num_bytes: the size of the data.
+            counted: the number of signals that this rank will receive from each rank.
         """
         if num_signals > self._num_signals or num_bytes > self._num_bytes:
             self._take(max(num_signals, self._num_signals), max(num_bytes, self._num_bytes))
@@ -88,15 +88,15 @@ class Workspace:
         return Half(self._memory, self._epoch, self._counted[parity], self._num_signals, offset)
 
     def link(self) -> str:
-        """By what the GPUs reach each other's memory, in words."""
+        """How the GPUs access each other's memory: "multicast" or "peer to peer"."""
         return "multicast" if self._memory.multicast_ptr else "peer to peer"
 
     def renew(self) -> None:
-        """Take new memory, after a call in which not all signals were set. A collective."""
+        """Allocate new memory, after a call in which not all signals were set. A collective."""
         self._take(self._num_signals, self._num_bytes)
 
     def _take(self, num_signals: int, num_bytes: int) -> None:
-        """Take new memory when nobody uses the old any more. A collective."""
+        """Allocate new memory, once no rank uses the old memory any more. A collective."""
         torch.cuda.synchronize(self.device)
         dist.barrier(self.group)
         self._num_signals, self._num_bytes, self._counted = num_signals, _aligned(num_bytes), [0, 0]
@@ -107,10 +107,10 @@ class Workspace:
         dist.barrier(self.group)
 
     def _allocated(self, num_bytes: int) -> Tensor:
-        """Memory that can be shared, or on all ranks an error: who has none may not leave the others to share theirs.
+        """Memory that can be shared. A collective: if one rank fails, all raise, since sharing needs all of them.
 
         Raises:
-            RuntimeError: a rank has not so much memory, or none that others can reach.
+            RuntimeError: a rank has too little memory, or none that others can access.
         """
         memory, failure = None, None
         try:

@@ -1,1 +1,1 @@
-"""`fxpar bench fused`: how much of a collective a matmul beside it hides, where both are one op."""
+"""`fxpar bench fused`: how much of a collective is hidden if it is fused with the matmul next to it."""

@@ -1,4 +1,4 @@
-"""Products of matrices beside a collective, on some ranks, and the ways to compute them: in turn, and fused.
+"""Matrix products with a collective before or after them, and the ways to compute both: sequentially, and fused.
 
 m, k and n are the rows, the inner dim and the columns of a product; p is the number of ranks.
 """
@@ -23,21 +23,25 @@ from fxpar.lowering.cpu_collectives import exchange_and_reduce
 from fxpar.world.hosts import discover_hosts
 
 Way: TypeAlias = Callable[[], Tensor]
-"""Computes something on this rank, together with all others."""
+"""One way to compute a case; a collective of all ranks."""
 
 BEST_MATMUL = "best matmul"
-"""Of the gathered value, or without the scatter: the fastest of `MATMULS` on this machine."""
+"""The matmul of the gathered value, or without the scatter: the fastest of `MATMULS` on this machine."""
 
 COLLECTIVES = ("gloo alone", "exchange alone")
 SEQUENCES = ("gloo in turn", "exchange in turn")
-"""The collective and the best matmul, one after the other; an exchange is what fxpar has in place of gloo's own."""
+"""The collective and the best matmul, one after the other. "exchange" is fxpar's reduce-scatter in place of gloo's."""
 
 GLOO, FUSED = SEQUENCES[0], "fused"
 
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What a case must show: at most so much of the best matmul, at least so much of gloo's way, and efficiency."""
+    """The goals of a case.
+
+    of_matmul: the most that fused may take, in units of the best matmul. of_gloo: the least speed-up of fused over gloo
+    in turn. efficiency: the least overlap efficiency.
+    """
 
     of_matmul: float | None = None
     of_gloo: float | None = None
@@ -51,8 +55,8 @@ class Case:
     Args:
         op: "gather": each of p ranks has m/p rows of the left factor, and multiplies all of them by n/p columns.
             "scatter": each rank multiplies k/p columns by k/p rows, and has m/p rows of the sum of all products.
-        calls: how often a step computes it; many of what is short, so that its time can be told.
-        repeats: how many steps are timed: fifteen of a fraction of a second, whose middle is as steady as that of fewer
+        calls: how often a step computes it; many if it is short, so that its time can be measured.
+        repeats: how many steps are timed: fifteen of a fraction of a second, whose median is as steady as that of fewer
             long ones.
         ranks: p.
     """
@@ -71,18 +75,18 @@ class Case:
         return f"{op}, {self.ranks} ranks, m={self.m}, k={self.k}, n={self.n}"
 
     def matmuls(self) -> dict[str, Way]:
-        """Every way to multiply on this of all ranks, without the collective."""
+        """Every way to multiply on this rank, without the collective."""
         factors = _factors(self)
         return {name: partial(multiply, factors.left) for name, multiply in factors.matmuls(self).items()}
 
     def ways(self, matmul: str) -> dict[str, Way]:
-        """All but those, on this of all ranks, with the best of them. Whatever computes the same returns the same, but
-        for rounding."""
+        """All other ways on this rank, with the given one of `MATMULS`. Ways that compute the same value differ by
+        rounding only."""
         factors = _factors(self)
         return (_gather_ways if self.op == "gather" else _scatter_ways)(factors, factors.matmuls(self)[matmul])
 
     def steps(self, ways: Mapping[str, Way]) -> dict[str, Step]:
-        """Every way, as often as a step has it."""
+        """A step of every way, which calls it `calls` times."""
         return {name: partial(_repeat, way, self.calls) for name, way in ways.items()}
 
 
@@ -93,7 +97,7 @@ def _repeat(way: Way, calls: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """The factors that this rank multiplies, the right one transposed, as a layer has it; and its piece of the left."""
+    """The factors of this rank, the right one transposed like a layer's weight, and its shard of the left one."""
 
     left: Tensor
     right: Tensor
@@ -154,7 +158,7 @@ def _waited_for(started: Tensor) -> Tensor:
 
 
 def _place() -> tuple[int, int, str]:
-    """This rank, how many there are, and the group of all of them."""
+    """This rank, the number of ranks, and the name of their group."""
     world = dist.group.WORLD
     assert world is not None, "a case runs on ranks"
     return dist.get_rank(), dist.get_world_size(), world.group_name
@@ -164,26 +168,26 @@ def _random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-# On one host a collective is a copy in memory: of a product with n = k = 1024 it takes half as long as the product, so
-# that there is something to hide. With FLUX's wide dim (below) it would be 1% of it. m is one of FLUX's.
-# So many calls that a step takes a quarter of a second: what others take of the processors is counted in hundredths.
+# On one host a collective is a copy in memory. With n = k = 1024 it takes half as long as the product, so that there is
+# something to hide; with FLUX's wide dim (below) it would take 1%. m is one of FLUX's.
+# Twelve calls make a step of a quarter of a second: the processor time of others is counted in hundredths.
 _GATHER = Case("gather", 2048, 1024, 1024, Goals(of_matmul=1.10, of_gloo=1.4), calls=12)
 _SCATTER = Case("scatter", 2048, 1024, 1024, Goals(of_matmul=1.20, of_gloo=1.5), calls=12)
 
 ON_THIS_MACHINE = (
     _GATHER,
     _SCATTER,
-    # So few rows, as in decoding, that there is next to nothing to hide behind: no goal, as FLUX loses there, too.
+    # As few rows as in decoding, with next to nothing to hide behind: no goal, since FLUX is slower there, too.
     replace(_GATHER, m=64, goals=Goals(), calls=200),
     replace(_SCATTER, m=64, goals=Goals(), calls=200),
 )
 
 # FLUX has (n, k) = (49152, 12288) where it gathers, (12288, 49152) where it scatters, m = 1024 to 8192, eight ranks.
 # - 49152 and m = 2048 are its own.
-# - 1024 in place of 12288: with that, a product would take half a minute of two cores that a GPU takes a millisecond
-#   for, and the links at which communication takes as long would be twelve times as slow.
-# - Four ranks and two in place of eight, since there are two cores: where four share them, each message that comes has
-#   them take turns, and thus fill their caches anew; two have one each, as ranks on real hosts would.
+# - 1024 in place of 12288: with 12288, a product that a GPU computes in a millisecond would take two cores half a
+#   minute, and links at which communication takes as long would be twelve times as slow.
+# - Four ranks and two in place of eight, since there are two cores. If four ranks share them, each message that arrives
+#   switches between ranks, which then fill their caches anew; two ranks have a core each, as on real hosts.
 # - One call per step takes seconds, so that seven repeats are half a minute for each way.
 _WIDE, _NARROW = 49152, 1024
 BETWEEN_HOSTS = tuple(
@@ -201,6 +205,6 @@ CASES: Mapping[str, tuple[Case, ...]] = {"here": ON_THIS_MACHINE, "emulate": BET
 def overlap_efficiency(fused: float, in_turn: float) -> float:
     """The share of the communication that is hidden; both times are in units of the best matmul's.
 
-    NaN where nothing had to be hidden.
+    NaN if there was nothing to hide.
     """
     return 1 - (fused - 1) / (in_turn - 1) if in_turn > 1 else math.nan

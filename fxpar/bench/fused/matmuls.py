@@ -1,8 +1,8 @@
-"""Ways for a rank to multiply two matrices without a collective: the fastest is what a fused op is compared with.
+"""Ways for a rank to multiply two matrices without a collective; a fused op is compared with the fastest of them.
 
 A fused op divides its product into the rows of each rank, these into chunks, and wide chunks into blocks of columns.
-Caches may like that, or not, and libraries may like one storage order of the right factor better. Whatever a fused op
-gains by it is no communication that it hides; so its baseline may do the same.
+Cache use may be better or worse then, and a library may be faster for one storage order of the right factor. What a
+fused op gains in this way is no hidden communication, so its baseline may do the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxpar.lowering.cpu.pieces import Pieces
 from fxpar.lowering.cpu.terms import Terms
 
 Multiply: TypeAlias = Callable[[Tensor], Tensor]
-"""The product of a left factor and one right factor, in memory that the next call writes again."""
+"""Multiplies a left factor by a fixed right factor; the next call overwrites the result."""
 
 MATMULS = tuple(
     f"matmul {division}, right factor {storage}"
@@ -33,14 +33,14 @@ def matmuls(op: str, right: Tensor, num_rows: int, hosts: Sequence[int]) -> dict
     """Every way by its name in `MATMULS`.
 
     Args:
-        op: "gather" or "scatter": the fused op whose chunks are meant.
-        right: (k, n), stored transposed, as a layer has its weight.
+        op: "gather" or "scatter": the fused op whose chunks are used.
+        right: (k, n), stored transposed, like a layer's weight.
         num_rows: of the left factor.
-        hosts: of all ranks: what they are decides on the chunks.
+        hosts: the host of every rank, which determines the chunks.
     """
     out = right.new_empty(num_rows, right.shape[1])
     pieces = Pieces.equal(1, len(hosts), num_rows // len(hosts))
-    # What moves is a piece of the left factor, or of the product.
+    # The collective sends a piece of the left factor, or of the product.
     moved = right.new_empty(pieces.rows[0], right.shape[0 if op == "gather" else 1])
     ends = (gathered_ends if op == "gather" else scattered_ends)(hosts, moved, 0)
     factors = (right.contiguous(), right)

@@ -1,4 +1,4 @@
-"""Fused kernels on one GPU, which copies to and from pinned memory of its host: one rank under test, no others."""
+"""Fused kernels on one GPU, which copies to and from pinned memory of its host: a single rank without peers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SHAPES = (
     *(Shape("gather", m, 49152 // PARTS, 12288) for m in (64, 512, 1024, 2048, 4096, 8192)),
     *(Shape("scatter", m, 12288, 49152 // PARTS) for m in (64, 512, 1024, 2048, 4096, 8192)),
 )
-"""Those of FLUX (Chang et al.): the two matmuls of a layer of GPT-3, over eight ranks."""
+"""The shapes of FLUX (Chang et al.): the two matmuls of a layer of GPT-3, over eight ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In microseconds: the library's matmul, the kernel where nothing is to be awaited, copies, and both ways."""
+    """Microseconds of the library's matmul, of the kernel without waiting, of copies, and of both in turn and fused."""
 
     library: float
     kernel: float
@@ -56,8 +56,9 @@ class Times:
 def one_gpu_rows(shapes: Sequence[Shape], dtype: torch.dtype, say: Say) -> list[Row]:
     """A row for each shape, measured on the current CUDA device. It needs Triton.
 
-    Effective communication time is what a way takes besides the best matmul, the library's or the kernel's; the
-    efficiency of the fused way is what it hides of that of the other one, at most `ceiling` (Chang et al., FLUX).
+    The effective communication time of a way is its time minus that of the best matmul, the library's or the kernel's.
+    The efficiency is the share of that of the sequential way that the fused way hides, at most `ceiling` (Chang et al.,
+    FLUX).
     """
     rows = []
     for shape in shapes:
@@ -68,7 +69,7 @@ def one_gpu_rows(shapes: Sequence[Shape], dtype: torch.dtype, say: Say) -> list[
 
 
 def one_gpu_row(shape: Shape, dtype: torch.dtype, times: Times) -> Row:
-    """What follows from the times of a shape."""
+    """The row of a shape, computed from its times."""
     matmul = min(times.library, times.kernel)
     return {
         "mode": MODE,
@@ -132,7 +133,7 @@ def _time_scatter(shape: Shape, dtype: torch.dtype) -> Times:
 
 
 def _best(shape: Shape, dtype: torch.dtype, run: Callable[[Tiling], Callable[[], None]]) -> tuple[float, Tiling]:
-    """The least time that a tiling takes, and which."""
+    """The time of the fastest tiling, and that tiling."""
     device = torch.device("cuda", torch.cuda.current_device())
     possible = possible_tilings(shape.op, dtype, device, vectors=shape.in_vectors, matrices=1)
     times = [time_us(run(tiling)) for tiling in possible]

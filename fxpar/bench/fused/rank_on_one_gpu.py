@@ -1,7 +1,7 @@
-"""One rank of many on a machine with one GPU: what would be other ranks' memory is pinned memory of the host.
+"""One rank of many on a machine with one GPU: pinned memory of the host takes the place of other ranks' memory.
 
-The copy engine moves it over PCIe, where between GPUs it would take NVLink; the kernels, their order and their signals
-are those of a real rank. So it measures how well a kernel hides copies, not what a group of GPUs does.
+The copy engine copies over PCIe, where between GPUs it would use NVLink; the kernels, their order and their signals
+are those of a real rank. So this measures how well a kernel hides copies, not the performance of a group of GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxpar.lowering.triton.stream_signals import await_signal
 
 @dataclass(slots=True)
 class GatherOnOneGpu:
-    """A product of gathered rows, on rank 0: own (m / parts, k) and right (k, n) on the GPU, the rest with the host."""
+    """A product of gathered rows, on rank 0: own (m / parts, k) and right (k, n) on the GPU, the rest on the host."""
 
     own: Tensor
     remote: list[Tensor]
@@ -33,7 +33,7 @@ class GatherOnOneGpu:
 
     @classmethod
     def random(cls, m: int, n: int, k: int, parts: int, dtype: torch.dtype) -> GatherOnOneGpu:
-        """With normal numbers. m is a multiple of `parts`."""
+        """A case with normally distributed values. m is a multiple of `parts`."""
         shards = [torch.randn(m // parts, k, dtype=dtype) for _ in range(parts)]
         right = torch.randn(n, k, dtype=dtype, device="cuda").mT
         return cls(shards[0].cuda(), [shard.pin_memory() for shard in shards[1:]], right)
@@ -45,11 +45,11 @@ class GatherOnOneGpu:
         self.signals = torch.zeros(len(self.gathered), dtype=torch.int32, device=self.own.device)
 
     def segments(self, rows: int) -> Segments:
-        """Of up to so many rows."""
+        """Segments of up to `rows` rows."""
         return Segments(Pieces(1, 1 + len(self.remote), len(self.own)), rows)
 
     def copy(self, segments: Segments) -> None:
-        """Let the stream for copies bring all remote rows, in a ring's order, after the current stream's work."""
+        """Let the stream for copies copy all remote rows to the GPU, in ring order, after the current stream's work."""
         self.epoch += 1
         self.copies.wait_stream(torch.cuda.current_stream())
         place_own(self.own, self.gathered, self.signals, segments, 0, self.epoch)
@@ -63,24 +63,24 @@ class GatherOnOneGpu:
         torch.cuda.current_stream().wait_stream(self.copies)
 
     def multiply(self, how: Fused) -> None:
-        """By the kernel, which waits for the rows of the latest `copy` (of the same segments) as it needs them."""
+        """Launch the kernel, which waits for the rows of the latest `copy` (of the same segments) as it needs them."""
         arrival = Arrival(self.signals, self.epoch, self.segments(how.segment_rows), 0)
         call = gathered_call(self.gathered[None], self.right[None], None, self.out[None], arrival, how.tiling)
         call.run(how.programs(self.out.device))
 
     def fused(self, how: Fused) -> None:
-        """Rows are copied and multiplied at the same time."""
+        """Copy and multiply rows at the same time."""
         self.copy(self.segments(how.segment_rows))
         self.multiply(how)
 
     def library(self) -> None:
-        """The product by the library's matmul, of what is there."""
+        """The product by the library's matmul, without waiting for rows."""
         torch.matmul(self.gathered, self.right, out=self.out)
 
 
 @dataclass(slots=True)
 class ScatterOnOneGpu:
-    """A product, left (m, k) by right (k, n) of rank 0, whose rows go to their owners: to the host, but for its own."""
+    """A product, left (m, k) by right (k, n), of rank 0: the rows of other owners are copied to the host."""
 
     left: Tensor
     right: Tensor
@@ -94,7 +94,7 @@ class ScatterOnOneGpu:
 
     @classmethod
     def random(cls, m: int, n: int, k: int, parts: int, dtype: torch.dtype) -> ScatterOnOneGpu:
-        """With normal numbers. m is a multiple of `parts`, and m * n / parts one of 16."""
+        """A case with normally distributed values. m is a multiple of `parts`, and m * n / parts one of 16."""
         left = torch.randn(m, k, dtype=dtype, device="cuda")
         return cls(left, torch.randn(n, k, dtype=dtype, device="cuda").mT, parts)
 
@@ -107,11 +107,11 @@ class ScatterOnOneGpu:
         self.counted = [0] * self.parts
 
     def product(self) -> Tensor:
-        """What is stored of it, (m, n)."""
+        """The product as it was stored, (m, n)."""
         return self.staging.flatten(0, 1)
 
     def call(self, how: Fused) -> Call:
-        """The kernel, which stores every owner's rows and counts that."""
+        """The kernel, which stores the rows of every owner and signals that on its counter."""
         places = places_of((piece.data_ptr() for piece in self.staging), self.staging)
         counters = [counter.data_ptr() for counter in self.counters]
         where, addresses = (torch.tensor(found, device=self.left.device) for found in (places, counters))
@@ -119,7 +119,7 @@ class ScatterOnOneGpu:
         return scattered_call(self.left[None], self.right[None], None, to, how.tiling)
 
     def multiply(self, call: Call, how: Fused) -> None:
-        """Run the kernel, and know how far it will have counted."""
+        """Launch the kernel, and record the values that its counters will have at its end."""
         call.run(how.programs(self.left.device))
         tiles = list(row_tiles(1, self.left.shape[0], how.tiling.m))
         columns = -(-self.right.shape[1] // how.tiling.n)
@@ -127,21 +127,21 @@ class ScatterOnOneGpu:
             self.counted[owner] += signals_of_owner(tiles, self.pieces, owner) * columns
 
     def copy(self) -> None:
-        """Let the stream for copies take every owner's rows away as soon as they are counted, in the order of tiles."""
+        """Let the stream for copies copy the rows of each owner once they are signalled, in the order of tiles."""
         with torch.cuda.stream(self.copies):
             for owner in ring_from(0, self.parts):
                 await_signal(self.counters[owner : owner + 1], self.counted[owner])
                 self.remote[owner].copy_(self.staging[owner], non_blocking=True)
 
     def fused(self, call: Call, how: Fused) -> None:
-        """Rows are multiplied and copied at the same time."""
+        """Multiply and copy rows at the same time."""
         self.copies.wait_stream(torch.cuda.current_stream())
         self.multiply(call, how)
         self.copy()
         torch.cuda.current_stream().wait_stream(self.copies)
 
     def copies_alone(self) -> None:
-        """All rows are there and counted."""
+        """The copies alone, when all rows have been stored and signalled."""
         self.copies.wait_stream(torch.cuda.current_stream())
         self.copy()
         torch.cuda.current_stream().wait_stream(self.copies)

@@ -1,4 +1,4 @@
-"""`fxpar bench fused`: how much of a collective a matmul beside it hides, where both are one op."""
+"""`fxpar bench fused`: how much of a collective is hidden if it is fused with the matmul next to it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fxpar.bench.measure.interleaved import (
 from fxpar.bench.report import Bar, Report, Row, Say, at_least, at_most
 
 WARM_UP = 2
-"""Shared memory grows in the first call, and the second is the first that finds both of its buffers there."""
+"""Shared memory is allocated in the first call, and each of the first two calls is the first to use its buffer."""
 
 TRIAL_REPEATS = 3
-"""Of what decides on the best matmul and the rate of links, not on a goal."""
+"""Repeats of the trials that choose the best matmul and the rate of links; no goal depends on them."""
 
 LARGE_M, GPU_OF_LIBRARY, GPU_OF_CEILING = 4096, 1.10, 0.9
-"""From so many rows on, FLUX's kernels hide most of what they can; smaller ones are measured without a goal."""
+"""From that many rows on, FLUX's kernels hide most of what they can; smaller products are measured without a goal."""
 
 
 def run(say: Say, mode: str = "here") -> Report:
@@ -42,7 +42,7 @@ def run(say: Say, mode: str = "here") -> Report:
     for case in CASES[mode]:
         emulates = mode == "emulate"
         say(f"{case}: which matmul is the fastest")
-        # No link is used by a matmul; but chunks depend on the hosts.
+        # A matmul uses no link, but its chunks depend on the hosts.
         trials = measure_at(TRIAL_MBIT if emulates else math.inf, case.ranks, time_matmuls, case)
         matmul = fastest(MATMULS, trials)
         rate_mbit = math.inf
@@ -67,7 +67,7 @@ def measure_on_gpu(say: Say) -> list[Row]:
 
 
 def gpu_bars(rows: Sequence[Row]) -> list[Bar]:
-    """Where the matmul is large enough to be worth it: the kernel alone, and the share that it hides of what it can."""
+    """The goals for large matmuls: the time of the kernel alone, and the share of the hideable time that it hides."""
     bars = []
     for row in rows:
         if float(row["m"]) >= LARGE_M:
@@ -81,7 +81,8 @@ def gpu_bars(rows: Sequence[Row]) -> list[Bar]:
 def rate_of_equals(case: Case, matmul: str) -> float:
     """The rate of links in Mbit/s at which the collective alone takes as long as the matmul alone.
 
-    Messages take longer than their bytes do on a link: what they take at the rate by bytes corrects it.
+    Messages take longer than their bytes alone. So a first rate is computed from the bytes, and corrected by the
+    measured times at that rate.
     """
     by_bytes = rate_that_takes_half(case.ranks, halves_of, case, matmul)
     short = replace(case, repeats=TRIAL_REPEATS)
@@ -90,7 +91,7 @@ def rate_of_equals(case: Case, matmul: str) -> float:
 
 
 def halves_of(case: Case, matmul: str) -> Halves:
-    """The matmul alone, and the collective alone that sends less. On each rank."""
+    """The matmul alone, and of the collectives the one that sends less. Every rank calls it."""
     prepare_memory()
     steps = case.steps(case.ways(matmul))
     sending = next(steps[name] for name in reversed(COLLECTIVES) if name in steps)
@@ -98,7 +99,7 @@ def halves_of(case: Case, matmul: str) -> Halves:
 
 
 def time_matmuls(case: Case, warm_up: int = 1, tries: int = TRIES) -> Mapping[str, Sequence[Sample]]:
-    """What each rank does to find the best matmul."""
+    """Time all matmuls, to find the best one. Every rank calls it."""
     prepare_memory()
     return time_interleaved(case.steps(case.matmuls()), warm_up, TRIAL_REPEATS, tries)
 
@@ -106,7 +107,7 @@ def time_matmuls(case: Case, warm_up: int = 1, tries: int = TRIES) -> Mapping[st
 def run_ways(
     case: Case, matmul: str, names: Sequence[str] | None = None, warm_up: int = WARM_UP, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
-    """What each rank does: all ways with that matmul, or those of these names that the case has."""
+    """Time all ways with that matmul, or those of the given names that the case has. Every rank calls it."""
     prepare_memory()
     steps = {name: step for name, step in case.steps(case.ways(matmul)).items() if names is None or name in names}
     return time_interleaved(steps, warm_up, case.repeats, tries)
@@ -129,9 +130,9 @@ def time_rows(case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timin
 def summarise(case: Case, matmul: str, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
     """The overlap efficiency of a case, whose best matmul is `matmul`, and the bars that it must reach.
 
-    It is what fusing hides of the effective communication time (what a way takes besides the best unsplit matmul) of
-    the best way that does one after the other: 1 where all is hidden, negative where fusing loses. At most all that
-    the matmul has time for can be hidden (Chang et al., FLUX, on overlap efficiency).
+    The effective communication time of a way is its time minus that of the best matmul alone. The efficiency is the
+    share of that of the best sequential way that fusing hides: 1 if all is hidden, negative if fusing is slower. It is
+    not possible to hide more than the matmul takes (Chang et al., FLUX, on overlap efficiency).
     """
     in_turn = fastest(SEQUENCES, timings)
     matmul_ms = median_ms(timings[BEST_MATMUL]) / case.calls
@@ -163,5 +164,5 @@ def summarise(case: Case, matmul: str, timings: Mapping[str, Sequence[Timing]]) 
 
 
 def fastest(names: Sequence[str], timings: Mapping[str, Sequence[Timing]]) -> str:
-    """Of the ways `names`, those that the case has, the fastest."""
+    """The fastest of those ways in `names` that the case has."""
     return min((name for name in names if name in timings), key=lambda name: median_ms(timings[name]))

@@ -1,4 +1,4 @@
-"""Several hosts on this machine, joined by links of a limited rate: what a network costs, without the network."""
+"""Several hosts emulated on this machine, connected by links of a limited rate."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ T = TypeVar("T")
 DEVICE = "eth0"
 """The network interface of every host, inside it."""
 
-# Packets travel in trains. A queue lets a train through at once where its burst has room for it, so long ones
-# understate the time of short messages; short ones cost the processor more.
+# The kernel sends packets in trains. A queue lets a train through at once if it fits into the burst, so long trains
+# understate the time of short messages; short trains cost more processor time.
 _TRAIN_BYTES = 16384
 _BURST_BYTES = 18 << 10
 _TRAIN = f"gso_max_size {_TRAIN_BYTES}"
 _CLASS = f"burst {_BURST_BYTES} cburst {_BURST_BYTES} quantum {_TRAIN_BYTES}"
 
-# How long a packet waits at most where others of the same two hosts are before it.
+# The longest time that a packet waits in the queue of its two hosts.
 _WAIT_S = 0.02
 
-# How often the kernel sends again what the connections of an ended process still had to send. By default it tries for
-# minutes, and a namespace ends with its last connection.
+# How often the kernel retransmits the unsent data of an ended process. By default it tries for minutes, and a namespace
+# exists as long as its last connection.
 _LAST_TRIES = ("tee", "/proc/sys/net/ipv4/tcp_orphan_retries"), ("2",)
 
-# The kernel's default may be BBR, whose connections probe for their share of a link again and again. Where they share
-# both directions of links, as between stages, they leave an eighth of them unused, and those of Reno next to nothing.
+# The kernel's default may be BBR, whose connections keep probing for their share of a link. If they share both
+# directions of links, as between stages, an eighth of the rate stays unused; with Reno, next to nothing does.
 _CONGESTION_CONTROL = ("tee", "/proc/sys/net/ipv4/tcp_congestion_control"), ("reno",)
 
-# Real hosts would have processors of their own: here, ranks go before whatever else this machine runs.
+# Real hosts would have processors of their own: here, ranks have priority over other processes.
 _HASTE = 10
 
 
 class EmulatedCluster:
     """`num_hosts` network namespaces, each on a full-duplex link of `rate_mbit` Mbit/s to one switch.
 
-    Either end of a link is limited, so messages from several hosts to one share the rate of its link, in turns, as the
-    ports of an InfiniBand switch do it. The rate counts packets with their headers: TCP leaves 95.6% of it to the
-    payload. Messages within a host pass no link.
+    Both ends of a link are limited, so messages from several hosts to one share the rate of its link, served
+    round-robin as by the ports of an InfiniBand switch. The rate counts packets with their headers: TCP leaves 95.6% of
+    it to the payload. Messages within a host pass no link.
 
-    A context manager: the hosts exist inside it, and go when it ends or when this process does, even if it is killed.
+    A context manager: the hosts exist inside it, and disappear when it or this process ends, even if that is killed.
     Entering takes some hundredths of a second.
 
     Raises:
-        ClusterUnavailableError: on entering, where this machine or user cannot have one.
+        ClusterUnavailableError: on entering, if this machine or user cannot emulate hosts.
     """
 
     def __init__(self, num_hosts: int, rate_mbit: float = 200) -> None:
@@ -62,14 +62,14 @@ class EmulatedCluster:
         self.num_hosts = num_hosts
         self.rate_mbit = rate_mbit
         self.hosts: Sequence[NetworkNamespace] = ()
-        """While inside the context manager: the namespace of each host, which has the devices `lo` and `DEVICE`."""
+        """Inside the context manager: the namespace of each host, which has the devices `lo` and `DEVICE`."""
         self.switch: NetworkNamespace | None = None
-        """Likewise: where the links join; host 3's ends here as the device `host3`."""
+        """Inside the context manager: the namespace in which links meet; that of host 3 is the device `host3`."""
         self._namespaces = ExitStack()
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why this machine or user cannot have a cluster; None if they can."""
+        """The reason why this machine or user cannot emulate hosts; None if they can."""
         try:
             with cls(1):
                 return None
@@ -77,7 +77,7 @@ class EmulatedCluster:
             return str(error)
 
     def hosts_of_ranks(self, ranks_per_host: int | Sequence[int]) -> list[int]:
-        """The host of each rank, which `run` numbers host by host; a single number is meant for every host."""
+        """The host of each rank; `run` numbers ranks host by host. A single number applies to every host."""
         counts = [ranks_per_host] * self.num_hosts if isinstance(ranks_per_host, int) else ranks_per_host
         assert len(counts) == self.num_hosts, f"ranks for {len(counts)} hosts, but there are {self.num_hosts}"
         return [host for host, count in enumerate(counts) for _ in range(count)]
@@ -92,7 +92,7 @@ class EmulatedCluster:
     ) -> list[T]:
         """`fxpar.world.launch.run_ranks` on these hosts: the first host has the first ranks, and so on.
 
-        They have a higher priority than other processes, where this one may give it.
+        The ranks have a higher priority than other processes, if this process may set it.
 
         Raises:
             RankFailedError: a rank raised, ended early, or was not done after `timeout_s`.
@@ -150,13 +150,13 @@ def _address(host: int) -> str:
 
 
 def _queues(device: str, end: str, others: Sequence[int], rate_mbit: float) -> list[str]:
-    """Commands of `tc` for the one end of a link at `device`: a queue for each of the `others`, taken in turns.
+    """Commands of `tc` for the end of a link at `device`: a queue for each of the `others`, served round-robin.
 
-    In one queue for all, TCP would give messages that pass two busy links, as those between inner stages do, at most a
-    quarter of what it gives to those that pass one.
+    With one queue for all, messages that pass two busy links, as those between inner stages do, would get at most a
+    quarter of the rate of messages that pass one.
 
     Args:
-        end: the address of a packet that tells the other host, "src" or "dst".
+        end: which address of a packet identifies the other host, "src" or "dst".
     """
     commands = [
         f"qdisc add dev {device} root handle 1: htb",

@@ -1,4 +1,4 @@
-"""Hosts of one rank each: the rate of links at which they communicate as long as they compute, and what that takes."""
+"""Find the rate of links at which emulated hosts of one rank each communicate as long as they compute."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fxpar.bench.measure.interleaved import Sample, Step, Timing, median_ms, tim
 from fxpar.world.launch import run_ranks
 
 TRIAL_MBIT = 1000
-"""Of the links over which sent bytes are counted; that many links of this machine hold it."""
+"""The rate of the links on which sent bytes are counted; this machine can sustain it on as many links as are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """What a rank computes, in samples of computing alone, and the bytes that it sends."""
+    """The computation of a rank, in samples of computing alone, and the bytes that it sends."""
 
     computing: Sequence[Sample]
     num_bytes: int
 
 
 def measure_halves(computing: Step, sending: Step, warm_up: int, repeats: int) -> Halves:
-    """Time `computing`, which sends nothing, and count what one run of `sending` sends. On each rank."""
+    """Time `computing`, which sends nothing, and count the bytes of one run of `sending`. Every rank calls it."""
     samples = time_interleaved({"computing": computing}, warm_up, repeats)["computing"]
-    sending()  # compiled now, for which ranks talk, too
+    sending()  # the first run compiles, and ranks exchange messages for that, too
     before = bytes_sent(DEVICE)
     sending()
     return Halves(samples, bytes_sent(DEVICE) - before)
 
 
 def rate_that_takes_half(hosts: int, halves: Callable[..., Halves], *args: Any) -> float:
-    """The rate of links between so many hosts of one rank each, in Mbit/s, at which both halves take as long.
+    """The rate of links between that many hosts of one rank each, in Mbit/s, at which both halves take equally long.
 
     Every rank calls `halves(*args)`.
 
@@ -50,9 +50,9 @@ def rate_that_takes_half(hosts: int, halves: Callable[..., Halves], *args: Any) 
 def measure_at(
     rate_mbit: float, hosts: int, samples: Callable[..., Mapping[str, Sequence[Sample]]], *args: Any
 ) -> dict[str, list[Timing]]:
-    """What `samples(*args)` times on every rank, between hosts with links of that rate.
+    """The timings of `samples(*args)`, called on every rank, with one rank per emulated host and links of that rate.
 
-    Where it is infinite, all ranks are on this machine.
+    If the rate is infinite, all ranks are on this machine.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.

@@ -1,6 +1,6 @@
-"""Network namespaces without names: the kernel ends each one with the last descriptor or process that holds it.
+"""Anonymous network namespaces: the kernel destroys each one with the last descriptor or process that holds it.
 
-A namespace has its own devices, addresses and queues. Linux only, and only for who may administer the network.
+A namespace has its own devices, addresses and queues. Linux only, and only for users that may administer the network.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T = TypeVar("T")
 # From <linux/sched.h>; Python 3.11 has neither os.unshare nor os.setns.
 _CLONE_NEWNET = 0x40000000
 
-_SENT = 8  # the column, behind eight of what was received
+_SENT = 8  # the column of sent bytes, after eight columns about received packets
 
 
 class NetworkNamespace:
-    """A new, empty network; it and its devices end with `close`, or with this process, however that ends.
+    """A new, empty network; it and its devices disappear with `close`, or with this process, however that ends.
 
     Raises:
-        OSError: this process may not make one, or the kernel has none.
+        OSError: this process may not make a namespace, or the kernel does not support them.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class NetworkNamespace:
         return _in_new_thread(lambda: _run_in(self.path, command, "\n".join(script)))
 
     def close(self) -> None:
-        """Let go of the namespace; processes that are inside still hold it."""
+        """Release the namespace; processes inside it still hold it."""
         self._descriptor.close()
 
 
@@ -59,7 +59,7 @@ def enter_network(path: str) -> None:
 
 
 def bytes_sent(device: str) -> int:
-    """What `device` of this thread's network has sent since it exists, headers included.
+    """The bytes that `device` of this thread's network has sent since it was made, headers included.
 
     Raises:
         KeyError: there is no such device.
@@ -70,7 +70,7 @@ def bytes_sent(device: str) -> int:
 
 
 def _in_new_thread(work: Callable[[], T]) -> T:
-    """In a thread of its own, `work` can change its namespace, and that of the programs it starts, and no other's."""
+    """Call `work` in a thread of its own, which can change its namespace, and that of its children, and no other's."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(work).result()
 

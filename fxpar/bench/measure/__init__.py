@@ -1,1 +1,1 @@
-"""Timing that a busy machine does not mislead."""
+"""Timing that is robust on a busy machine."""

@@ -1,4 +1,4 @@
-"""How this process's allocator treats what is freed."""
+"""Settings of this process's allocator, which make times repeatable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, for what it allocates next, where its allocator is glibc's.
+    """Let this process reuse freed memory instead of returning it to the kernel, if its allocator is glibc's.
 
-    By default every large tensor is new memory of the kernel's, which fills it with zeros page by page. How often that
-    happens depends on what was freed when; so it would make more noise than there are differences to measure. Whoever
-    trains on CPUs uses an allocator that keeps memory anyhow.
+    By default every large tensor is new memory, which the kernel fills with zeros page by page. How often that happens
+    depends on the order of allocations; the noise would exceed the differences to be measured. Training on CPUs usually
+    uses an allocator that keeps memory anyhow.
     """
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         library = ctypes.CDLL(None)
@@ -25,6 +25,6 @@ def keep_freed_memory() -> None:
 
 
 def prepare_memory() -> None:
-    """`keep_freed_memory`; and what is left in memory that nothing was received into is as quick to multiply as all."""
+    """`keep_freed_memory`, and flush denormals: in memory that is never written they would slow down products."""
     keep_freed_memory()
     torch.set_flush_denormal(True)

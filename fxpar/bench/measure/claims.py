@@ -1,4 +1,4 @@
-"""What benchmarks claim of interleaved steps, compared with what was measured."""
+"""Claims of benchmarks about the speed of interleaved steps, compared with the measured ratios."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxpar.bench.report import Bar, Row, at_least
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """That steps of `slower` take at least `goal` times as long as those of `faster`."""
+    """The claim that steps of `slower` take at least `goal` times as long as those of `faster`."""
 
     faster: str
     slower: str
@@ -24,7 +24,7 @@ class Claim:
 def hold(
     kind: str, case: str, claims: Sequence[Claim], timings: Mapping[str, Sequence[Timing]]
 ) -> tuple[Row, list[Bar]]:
-    """The ratios of a case, a benchmark's `kind` of thing, and the bars that they must reach."""
+    """The measured ratios of a case, as a row whose first column is called `kind`, and their bars."""
     row: dict[str, str | int | float | bool] = {kind: case}
     bars = []
     for claim in claims:

@@ -1,4 +1,4 @@
-"""Interleaved timing: steps take turns in one run of all ranks, so that what disturbs the machine disturbs all."""
+"""Interleaved timing: steps alternate in one run of all ranks, so that disturbances affect all of them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Step: TypeAlias = Callable[[], Any]
 """One step of training, which every rank runs."""
 
 MOST_OTHERS = 0.12
-"""Steps during which other processes took more of the processors are disturbed: they run again, or do not count.
+"""The share of the processors above which other processes disturb a step: it runs again, or does not count.
 
-An idle machine's own services take up to 5% in a step; with 12%, what ranks on two cores lost was within the 3% by
-which quiet rounds differ.
+The services of an idle machine take up to 5% in a step. At 12%, ranks on two cores became slower by no more than the 3%
+by which undisturbed rounds differ.
 """
 
 TRIES = 3
-"""How often a disturbed step runs before it stays disturbed: work that passes has passed by then, and on a machine that
-is busy all the time a benchmark takes three times as long rather than for ever."""
+"""How often a disturbed step runs before it is reported as disturbed: short disturbances are over by then, and on a
+machine that is always busy a benchmark takes three times as long rather than for ever."""
 
 _LEAD_S = 0.1
-"""From the agreement on a start to the start itself: all ranks must have heard of it, and sleep until then."""
+"""From the agreement on a start to the start itself: by then all ranks must know it and sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """How long something took, the share of the processors that others took meanwhile, and how often it ran for that:
-    of `tries` runs, all but the last were disturbed."""
+    """A time, the share of the processors that other processes took meanwhile, and the number of runs: of `tries`
+    runs, all but the last were disturbed."""
 
     seconds: float
     others: float
@@ -45,18 +45,18 @@ class Timed:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes took so much that it does not count."""
+        """Whether other processes took so much processor time that the run does not count."""
         return self.others > MOST_OTHERS
 
 
 class Sample(Timed):
-    """One step on one rank, until it ended after the common start. Ranks differ in `seconds` only."""
+    """One step on one rank, from the common start until it ended there. Ranks differ in `seconds` only."""
 
     __slots__ = ()
 
 
 class Timing(Timed):
-    """One step of all ranks, until the last of them ended."""
+    """One step of all ranks, from the common start until the last of them ended."""
 
     __slots__ = ()
 
@@ -67,9 +67,9 @@ T = TypeVar("T", bound=Timed)
 def time_interleaved(
     steps: Mapping[str, Step], warm_up: int, repeats: int, tries: int = TRIES
 ) -> dict[str, list[Sample]]:
-    """Samples of every step by name, on this rank of all; the first `warm_up` rounds are not counted.
+    """Samples of every step by name, on this rank; a collective of all ranks. The first `warm_up` rounds do not count.
 
-    A disturbed step is run again at once, up to `tries` times in all; the least disturbed of them counts.
+    A disturbed step is run again at once, up to `tries` times in all; the least disturbed run counts.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in steps}
     for number, name in enumerate(alternate(list(steps), warm_up + repeats)):
@@ -79,7 +79,7 @@ def time_interleaved(
 
 
 def least_disturbed(run: Callable[[], T], tries: int = TRIES) -> T:
-    """Run it until nothing disturbs it, up to so many times; returns the least disturbed."""
+    """Call `run` until a run is not disturbed, at most `tries` times; returns the least disturbed."""
     found: list[T] = []
     while not found or (len(found) < tries and found[-1].is_disturbed):
         found.append(run())
@@ -87,7 +87,7 @@ def least_disturbed(run: Callable[[], T], tries: int = TRIES) -> T:
 
 
 def _sample(step: Step) -> Sample:
-    """All ranks compare the same shares, so they decide alike whether to run a step again."""
+    """Time a step. The share of others is the same on all ranks, so that all decide equally whether to run it again."""
     start, before = meet_on_one_clock(), ProcessorUse.now()
     step()
     seconds = time.monotonic() - start
@@ -95,7 +95,7 @@ def _sample(step: Step) -> Sample:
 
 
 def agreed_share_of_others(used: ProcessorUse) -> float:
-    """What processes other than these ranks took, the same on every rank: a collective of ranks of one machine."""
+    """The share of the processors that other processes took, equal on all ranks; a collective within one machine."""
     own = torch.tensor([used.own_s, used.all_s, used.total_s], dtype=torch.float64)
     by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(by_rank, own)
@@ -103,7 +103,7 @@ def agreed_share_of_others(used: ProcessorUse) -> float:
 
 
 def meet_on_one_clock() -> float:
-    """Wait for all ranks; returns the time of the common start: processes of one kernel share a clock."""
+    """Wait for all ranks; returns the time of the common start, by the clock that processes of one machine share."""
     start = torch.tensor([time.monotonic() + _LEAD_S], dtype=torch.float64)
     dist.all_reduce(start, dist.ReduceOp.MAX)
     time.sleep(max(0.0, start.item() - time.monotonic()))
@@ -111,7 +111,7 @@ def meet_on_one_clock() -> float:
 
 
 def timings_of_ranks(by_rank: Sequence[Mapping[str, Sequence[Sample]]]) -> dict[str, list[Timing]]:
-    """What `time_interleaved` returned on all ranks of this machine, as timings by name."""
+    """The timings by name, from the results of `time_interleaved` on all ranks of this machine."""
     return {
         name: [
             Timing(max(sample.seconds for sample in samples), samples[0].others, samples[0].tries)
@@ -122,12 +122,12 @@ def timings_of_ranks(by_rank: Sequence[Mapping[str, Sequence[Sample]]]) -> dict[
 
 
 def counted(timings: Sequence[Timing]) -> Sequence[Timing]:
-    """Those that nothing disturbed; all of them if every one was disturbed."""
+    """The undisturbed timings; all of them if every one was disturbed."""
     return [timing for timing in timings if not timing.is_disturbed] or timings
 
 
 def median_ms(timings: Sequence[Timing]) -> float:
-    """Milliseconds of a step, over the rounds that count."""
+    """The median of the milliseconds of a step, over the rounds that count."""
     return 1e3 * statistics.median(timing.seconds for timing in counted(timings))
 
 
@@ -142,12 +142,12 @@ def median_ratio(timings: Mapping[str, Sequence[Timing]], numerator: str, denomi
 
 
 def all_disturbed(*timings: Sequence[Timing]) -> bool:
-    """Whether there is no round in which none of these was disturbed, so that disturbed ones had to count."""
+    """Whether every round has a disturbed step, so that disturbed rounds had to count."""
     return all(any(timing.is_disturbed for timing in each) for each in zip(*timings, strict=True))
 
 
 def disturbance(timings: Sequence[Timing]) -> Row:
-    """Columns of a report: rounds in all, those that do not count, runs done again, and what others took meanwhile."""
+    """Columns of a report: all rounds, those that do not count, repeated runs, and the processor share of others."""
     return {
         "rounds": len(timings),
         "disturbed_rounds": sum(timing.is_disturbed for timing in timings),

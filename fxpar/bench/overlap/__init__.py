@@ -1,1 +1,1 @@
-"""`fxpar bench overlap`: how much communication runs beside computation, with one rule of overlap after another."""
+"""`fxpar bench overlap`: how much communication overlaps with computation, as rules of overlap are added one by one."""

@@ -1,4 +1,4 @@
-"""Models on emulated hosts whose step is about half communication, and how its parts are hidden one after another."""
+"""Models on emulated hosts whose step is about half communication, with rules of overlap that are added one by one."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "and reduce-scatters": {"overlap": ("input_gradients", "reduce_scatters")},
     ALL_OVERLAPS: {"overlap": True},
 }
-"""Options, each variant with one rule of overlap more."""
+"""Options by variant; each variant has one more rule of overlap."""
 
 WITH_RECOMPUTATION: Mapping[str, Mapping[str, Any]] = {
     **{name: {"remat": "full", "gathered_bytes": 0, **options} for name, options in VARIANTS.items()},
     KEPT_WEIGHTS: {"remat": "full"},
 }
-"""Where layers are computed again in the backward: their weights are gathered again, or kept at last."""
+"""Options by variant if layers are recomputed in the backward: weights are gathered again, or kept in the last one."""
 
 COMPUTE_ALONE = "computation alone"
-"""All variants' graphs without their communication, whose results are therefore wrong."""
+"""The graphs of the variant without overlap, with collectives that do nothing; so its results are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Case:
 
     Args:
         build: the model, the same on every rank, whose forward returns a loss.
-        batch: arguments of a step for one of so many batch shards.
+        batch: maps the number of batch shards to the arguments of a step on one of them.
         x, z: sizes of the mesh.
         hints: layouts of its weights over x.
         layers: the module whose children FSDP2 gathers one at a time, where the case also runs DDP and FSDP2.
@@ -62,7 +62,7 @@ class Case:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: VARIANTS)
 
     def steps(self) -> dict[str, Step]:
-        """Every variant's step, and those of the peers, on this of all ranks."""
+        """The steps of all variants and peers, on this rank."""
         mesh = fxpar.init_mesh(x=self.x, z=self.z)
         batch = self.batch(fxpar.num_batch_shards(mesh))
         found: dict[str, Step] = {}
@@ -83,7 +83,7 @@ class Case:
 
 
 def _step(model: nn.Module, batch: Mapping[str, Tensor], options: Mapping[str, Any]) -> Step:
-    # What is fused overlaps with nothing else, and so no rule applies to it.
+    # No rule of overlap applies to a fused op.
     compiled = torch.compile(model, backend="fxpar", options={"lowering": "aten", "fuse": False, **options})
 
     def step() -> None:
@@ -94,7 +94,7 @@ def _step(model: nn.Module, batch: Mapping[str, Tensor], options: Mapping[str, A
 
 
 class Chain(nn.Module):
-    """Square matrices with a ReLU between them; the loss is the mean square of what comes out."""
+    """Linear layers of equal width, each followed by a ReLU; the loss is the mean square of the output."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
@@ -108,13 +108,13 @@ class Chain(nn.Module):
 
 
 def chain(layers: int, width: int) -> nn.Module:
-    """A chain of so many matrices, the same on every rank."""
+    """A chain of that many layers, the same on every rank."""
     torch.manual_seed(0)
     return Chain(layers, width)
 
 
 def rows(count: int, width: int, parts: int) -> dict[str, Tensor]:
-    """One of `parts` parts of a batch of so many rows for a chain."""
+    """One of `parts` parts of a batch of `count` rows for a chain."""
     torch.manual_seed(1)
     return {"x": torch.randn(count // parts, width)}
 
@@ -132,33 +132,34 @@ def _tokens(config: Mapping[str, Any], size: int, parts: int) -> dict[str, Tenso
     return {"tokens": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
 
-# Columns, then rows: a product of either is followed by one reduction.
+# Output features, then input features: so two layers need one reduction in the forward and one in the backward.
 _ALTERNATING = {f"layers.{layer}.weight": ("x", None) if layer % 2 == 0 else (None, "x") for layer in range(6)}
 
-# Six layers: enough for a gather to run one layer ahead, and for the first and last, which hide nothing, to be a third.
+# Six layers: enough for a gather one layer ahead, and so that the first and last, which hide nothing, are only a third.
 # 640 columns: at half a second of computing per step, a weight (1.6 MB) takes 16 times the latency of a collective of
 # gloo between four ranks (5 ms), so that what is measured is bandwidth.
 _LAYERS, _WIDTH = 6, 640
-# A step of so many rows on four ranks of two cores computes for half a second: links that take as long as that are of
-# some 300 Mbit/s, which the emulation holds within 5%. With faster links, TCP itself would take the processors.
+# A step of that many rows on four ranks of two cores computes for half a second: links that take as long have some
+# 300 Mbit/s, which the emulation holds within 5%. With faster links, TCP itself would take the processors.
 _ROWS_Z4 = 6144
-# Half the weights are split over x: two batch shards have a third as many rows, since activations are reduced, too.
+# With x=2 a rank has half of each weight: two batch shards have a third as many rows, as activations are reduced, too.
 _ROWS_X2_Z2 = 2048
 
 # The example's GPT with the hidden size of 256 at which a step on two cores takes below a second, as many layers as
 # ranks, and a vocabulary of bytes, so that its embedding is no larger than a layer.
 _SIZES: Mapping[str, Any] = {"vocabulary": 256, "context": 128, "layers": 4, "heads": 4, "hidden": 256}
-# Eight sequences per batch shard: computing takes what communicating takes at links that can be emulated (above).
+# Eight sequences per batch shard: computing takes as long as communicating over links that can be emulated (above).
 _SEQUENCES_Z4, _SEQUENCES_X2_Z2 = 32, 16
 
-# What hiding can gain: with communication half of a step, everything hidden would be 2; the reduction of the last
-# gradient and the gather of the first weight have nothing to hide behind, and four ranks share two cores. With x, the
-# reductions of activations in the forward stay exposed: 1.15. Kept weights save a third of all gathers as well: 1.25.
+# The speed-up by overlap: if communication is half of a step, hiding all of it would make the step twice as fast; the
+# reduction of the last gradient and the gather of the first weight have nothing to hide behind, and four ranks share
+# two cores. With x, reductions of activations in the forward stay exposed: 1.15. Kept weights save a third of all
+# gathers as well: 1.25.
 _GAIN_OF_Z, _GAIN_OF_X_AND_Z, _GAIN_OF_KEPT = 1.34, 1.15, 1.25
 # fxpar stores a quarter of what DDP does, and sends as much: the goal is to be no slower than DDP at its best buckets.
 _OVER_DDP = 1.0
-# FSDP2 runs gloo's collectives one after the other with the computation: with weights kept it sends what fxpar sends,
-# and hides none of it.
+# FSDP2 does not overlap gloo's collectives with the computation: with weights kept it sends as much as fxpar does, and
+# hides none of it.
 _OVER_FSDP2 = 1.3
 
 _AGAINST_PEERS = (Claim(ALL_OVERLAPS, FSDP2, _OVER_FSDP2), Claim(ALL_OVERLAPS, DDP, _OVER_DDP))

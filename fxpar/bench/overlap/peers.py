@@ -1,6 +1,6 @@
-"""PyTorch's own data parallelism, set up as its experts would: DDP by bucket sizes, FSDP2 with and without resharding.
+"""PyTorch's own data parallelism, tuned: DDP with several bucket sizes, FSDP2 with and without resharding.
 
-Which setting is best depends on model and network, so all of them take turns, and the fastest is the peer.
+The best setting depends on model and network, so all of them are timed in turns, and the fastest is the peer.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Build: TypeAlias = Callable[[], nn.Module]
 Batch: TypeAlias = Mapping[str, Tensor]
 
 _DEFAULT_BUCKETS_MB = 25
-"""Of DDP, whose first bucket is then 1 MB."""
+"""The default of DDP, with which the first bucket has 1 MB."""
 
 _BUCKETS_PER_MODEL = (2, 4, 8)
-"""From halves of the gradients, the first of which is reduced beside half of the backward, to single layers of the
-models here, which have four and six. Smaller buckets hold no less, since a weight is never divided."""
+"""From half of the gradients, whose reduction overlaps with half of the backward, to single layers of the models here,
+which have four and six. Smaller buckets would change nothing, since a weight is never divided."""
 
 
 def data_parallel_steps(build: Build, batch: Batch) -> dict[str, Step]:
@@ -52,7 +52,7 @@ def fully_sharded_steps(build: Build, batch: Batch, layers: str) -> dict[str, St
 
 
 def fully_sharded_step(model: nn.Module, batch: Batch, layers: str, *, reshard_after_forward: bool) -> Step:
-    """A step of FSDP2, which gathers each child of the module at path `layers` for itself, and the rest as one."""
+    """A step of FSDP2, which gathers each child of the module at path `layers` on its own, and the rest as one unit."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model.get_submodule(layers).children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)

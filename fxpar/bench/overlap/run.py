@@ -1,4 +1,4 @@
-"""`fxpar bench overlap`: how much communication runs beside computation, with one rule of overlap after another."""
+"""`fxpar bench overlap`: how much communication overlaps with computation, as rules of overlap are added one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTS = 4
 """The fewest on which the axes x and z both have more than one rank; more would share two cores."""
 
 WARM_UP, REPEATS = 2, 7
-"""DDP arranges its buckets anew after its first step. Seven rounds have a middle that three bad ones do not move."""
+"""DDP rebuilds its buckets after its first step. The median of seven rounds tolerates three bad ones."""
 
 
 def run(say: Say, mode: str = "here") -> Report:
@@ -45,7 +45,7 @@ def run(say: Say, mode: str = "here") -> Report:
 
 
 def halves_of(case: Case) -> Halves:
-    """Computing alone, and what a step sends that overlaps nothing. On each rank."""
+    """Computing alone, and the bytes of a step without overlap. Every rank calls it."""
     prepare_memory()
     steps = case.steps()
     return measure_halves(steps[COMPUTE_ALONE], steps[NO_OVERLAP], WARM_UP, REPEATS)
@@ -54,7 +54,7 @@ def halves_of(case: Case) -> Halves:
 def run_variants(
     case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
-    """What each rank does."""
+    """Time all variants and peers of the case. Every rank calls it."""
     prepare_memory()
     return time_interleaved(case.steps(), warm_up, repeats, tries)
 
@@ -62,7 +62,7 @@ def run_variants(
 def overlap_rows(
     case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
 ) -> Iterator[tuple[Row, list[Bar]]]:
-    """The figures of every variant and peer, then what they must show."""
+    """The figures of every variant and peer, then the claims of the case and their bars."""
     alone_ms = median_ms(timings[COMPUTE_ALONE])
     for name, found in timings.items():
         row: Row = {

@@ -1,4 +1,4 @@
-"""A mesh on which collectives do nothing and take no time: what is left of a step is computation."""
+"""A mesh whose collectives do nothing and take no time, so that only the computation of a step is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxpar.world.mesh import Mesh
 
 
 def silenced(mesh: Mesh) -> Mesh:
-    """`mesh` with groups that never send: collectives give memory as it was. A collective of all ranks."""
+    """`mesh` with fake groups: their collectives leave memory unchanged. A collective of all ranks."""
     assert mesh.device_mesh is not None and mesh.device_mesh.mesh_dim_names is not None, (
         "the mesh was made without ranks"
     )

@@ -1,1 +1,1 @@
-"""`fxpar bench pipeline`: how much communication schedules hide, against each other and against torch's pipelines."""
+"""`fxpar bench pipeline`: how much communication schedules hide, compared with each other and torch's pipelines."""

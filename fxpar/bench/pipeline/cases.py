@@ -1,4 +1,4 @@
-"""Real models in stages, and what schedules must gain with them."""
+"""Real models in stages, and the speed-ups that schedules must reach with them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ GATHERING = Variant("1f1b", "local_allgather")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model in stages, each on a host of its own, with the variants that take turns.
+    """A model in stages, each on a host of its own, with the variants that are timed in turns.
 
     Args:
-        model: its module of the repository's examples, and the sizes in its `Config`.
-        microbatch: how many examples one has.
+        model, config: the module in the repository's examples, and the sizes in its `Config`.
+        microbatch: the number of samples in one.
         pipe, x: sizes of the mesh.
-        claims: what the figures must show.
-        exposed: the share of a 1F1B step that is communication which nothing hides.
+        claims: the speed-ups that must be measured.
+        exposed: the share of exposed communication in a 1F1B step.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def num_ranks(self) -> int:
-        """Of all stages."""
+        """The number of ranks of all stages."""
         return self.pipe * self.x
 
     def build(self) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -59,7 +59,7 @@ class Case:
     def distribute(
         self, model: nn.Module, batch: Mapping[str, Tensor]
     ) -> Callable[[Mapping[str, Any]], Callable[..., Tensor]]:
-        """Spread the model over all ranks; returns what compiles it with options, as often as one likes."""
+        """Distribute the model over all ranks; returns a function that compiles it with given options."""
         mesh = fxpar.init_mesh(pipe=self.pipe, x=self.x)
         stages, inputs = list(self.boundaries), dict(batch)
         fxpar.distribute(model, mesh, stages=stages, microbatches=self.microbatches, example_inputs=inputs)
@@ -87,7 +87,7 @@ _BUILDERS: Mapping[str, Callable[[Mapping[str, Any], int], tuple[nn.Module, dict
 
 
 def _signal(variant: Variant) -> Variant:
-    """The same schedule, by which next to nothing moves: the upper bound of what it can hide."""
+    """The same schedule with transfers of next to nothing: the upper bound of its throughput."""
     return replace(variant, strategy=SIGNAL)
 
 
@@ -96,17 +96,17 @@ def _against_own_signals(variants: Sequence[Variant], goal: float) -> tuple[Clai
 
 
 def _against_torch(over_1f1b: float) -> tuple[Claim, ...]:
-    """Torch's own 1F1B hides nothing, as fxpar's: what is gained over one is gained over the other. In eager order its
-    runtime hides as much, and the goal is to be no slower."""
+    """Torch's own 1F1B hides nothing, like fxpar's, so the goal over both is the same. In eager order torch's runtime
+    hides as much as fxpar's, and the goal is to be no slower."""
     goals = dict(zip(TORCH_SCHEDULES, (over_1f1b, 1.0), strict=True))
     return tuple(Claim(str(EAGER), f"torch, {name}", goal) for name, goal in goals.items())
 
 
-# For two stages with 30% of a 1F1B step exposed, the simulator promises 1.38 over 1F1B and 97.5% of the signal. It does
-# not know that here TCP takes processors from the two ranks that compute.
+# For two stages with 30% of a 1F1B step exposed, the simulator predicts 1.38 over 1F1B and 97.5% of the signal. It does
+# not know that here TCP takes processor time from the two ranks that compute.
 _TWO_STAGES_OVER_1F1B, _TWO_STAGES_OF_SIGNAL = 1.25, 0.95
-# For four stages it promises 1.36 and 95%. Four ranks on two cores lose 12% to 27% of a step to each other under every
-# schedule, and most where they wait least.
+# For four stages it predicts 1.36 and 95%. Four ranks on two cores slow each other down by 12% to 27% of a step under
+# every schedule, and most where they wait least.
 _FOUR_STAGES_OVER_1F1B, _FOUR_STAGES_OF_SIGNAL = 1.1, 0.85
 # With 40% exposed, hiding all would be 1.67 times as fast as hiding nothing.
 _PAIRS_OVER_GATHERING = 1.5
@@ -114,9 +114,10 @@ _PAIRS_OVER_GATHERING = 1.5
 UNET = Case(
     "U-Net, 2 stages",
     "unet",
-    # Wide, since what TCP takes of two cores counts as computing, too: that grows with the bytes, which are fewer then.
+    # Wide channels, since the processor time of TCP counts as computing, too: it grows with the bytes, which are then
+    # fewer for the same computation.
     {"image": 16, "channels": (192, 384, 384), "layers": 1},
-    # Small microbatches, and as many as keep filling and draining, which cost one each, below a tenth of the step.
+    # Small microbatches, and so many that filling and draining, which cost one each, are below a tenth of the step.
     microbatch=2,
     microbatches=24,
     # Halves of the computation, with skip connections across.
@@ -136,7 +137,7 @@ UNET_ON_PAIRS = replace(
     # Four ranks share the cores that two have above: half the work for each step keeps its length.
     microbatch=1,
     x=2,
-    # At 30%, a step that hid all would be 1.43 times as fast: with one host to receive, no strategy sends more bytes.
+    # At 30%, hiding all would be 1.43 times as fast, below the goal: with one receiving host, no strategy sends more.
     exposed=0.4,
     variants=(GATHERING, ONE_F_ONE_B, EAGER, DELAYING),
     claims=(Claim(str(EAGER), str(GATHERING), _PAIRS_OVER_GATHERING),),
@@ -145,7 +146,7 @@ UNET_ON_PAIRS = replace(
 GPT = Case(
     "GPT, 4 stages",
     "gpt",
-    # Two blocks per stage; of this hidden size a step of four ranks on two cores takes a second or two.
+    # Two blocks per stage; with this hidden size a step of four ranks on two cores takes a second or two.
     {"layers": 8, "hidden": 256, "heads": 4},
     microbatch=2,
     # Four times the stages: the bubble of 1F1B is 3 of 19 microbatches.

@@ -1,4 +1,4 @@
-"""Schedules of real models on emulated hosts, against each other, against signals, and against torch's pipelines."""
+"""Schedules of real models on emulated hosts, compared with each other, with signals, and with torch's pipelines."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from fxpar.schedule import DELAYED, Costs
 from fxpar.world.launch import run_ranks
 
 WARM_UP, REPEATS = 1, 5
-"""The first step compiles. The middle of five rounds stays where two of them are bad."""
+"""The first step compiles. The median of five rounds tolerates two bad ones."""
 
 _PAYLOAD = 0.956
-"""What TCP leaves of the rate of a link."""
+"""The share of a link's rate that TCP leaves to the payload."""
 
 
 def computing_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
@@ -74,7 +74,7 @@ def rate_that_exposes(case: Case) -> float:
 
 
 def dump_costs(case: Case, folder: str) -> None:
-    """Run a step of the case on this rank, and write what its stages cost."""
+    """Run a step of the case on this rank, and dump the measured costs of its stages."""
     keep_freed_memory()
     model, batch = case.build()
     compiled = case.distribute(model, batch)({"schedule": "1f1b", "profile": True, "dump": folder})
@@ -82,7 +82,7 @@ def dump_costs(case: Case, folder: str) -> None:
 
 
 def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Timing]]:
-    """All variants, each stage on a host of its own whose link has that rate; without one all are on this machine.
+    """Time all variants, each stage on a host of its own whose link has that rate; without a rate on this machine.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
@@ -96,7 +96,7 @@ def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Timing]]:
 def run_variants(
     case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
-    """What each rank does."""
+    """Time all variants of the case, and torch's schedules if it has them. Every rank calls it."""
     keep_freed_memory()
     model, batch = case.build()
     steps: dict[str, Step] = {}
@@ -111,7 +111,7 @@ def run_variants(
             steps[str(variant)], order = _delayed_step(compile_with, options, model, batch)
             continue
         if variant.schedule == DELAYED:
-            options["schedule"] = order  # by the costs of signals, nothing would be delayed: not the same schedule
+            options["schedule"] = order  # with the costs of signals, nothing would be delayed: not the same schedule
         steps[str(variant)] = partial(_step, compile_with(options), model, batch)
     return time_interleaved(steps, warm_up, repeats, tries)
 
@@ -122,7 +122,7 @@ def _delayed_step(
     model: nn.Module,
     batch: Mapping[str, Tensor],
 ) -> tuple[Step, str]:
-    """A step that delays weight gradients by what they were profiled to take, and the schedule that comes of it."""
+    """A step that delays weight gradients according to profiled costs, and its schedule."""
     with TemporaryDirectory() as folder:
         step = partial(_step, compile_with({**options, "profile": True, "dump": folder}), model, batch)
         step()
@@ -138,7 +138,7 @@ def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str,
 def computing_rows(
     case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
 ) -> Iterator[tuple[Row, list[Bar]]]:
-    """Every variant's figures, then what they must show."""
+    """Every variant's figures, then the claims of the case and their bars."""
     for name, found in timings.items():
         row: Row = {
             "computing stages": case.name,

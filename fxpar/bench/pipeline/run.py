@@ -1,4 +1,4 @@
-"""`fxpar bench pipeline`: how much communication schedules hide, against each other and against torch's pipelines."""
+"""`fxpar bench pipeline`: how much communication schedules hide, compared with each other and torch's pipelines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from fxpar.bench.report import Report, Say
 
 
 def run(say: Say, mode: str = "here") -> Report:
-    """Some minutes: on emulated hosts sleeping stages, then computing ones; else computing ones on this machine."""
+    """Sleeping stages and then computing ones on emulated hosts, or computing ones on this machine; takes minutes."""
     found = list(chain(sleeping(say), computing(say)) if mode == "emulate" else computing_here(say))
     return Report([row for row, _ in found], [bar for _, bars in found for bar in bars])

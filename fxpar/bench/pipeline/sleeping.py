@@ -1,4 +1,4 @@
-"""Schedules of sleeping stages on emulated hosts: how much communication each hides, and how well that is predicted."""
+"""Schedules of sleeping stages on emulated hosts: how much communication each hides, measured and predicted."""
 
 from __future__ import annotations
 
@@ -27,39 +27,41 @@ RATE_MBIT = 200.0
 """The emulation holds this rate within 5% for up to sixteen processes on two cores; a gigabit only for eight."""
 
 NETWORK = Network(bytes_per_us=RATE_MBIT / 8 * 0.956, chunk_us=150.0)
-"""What TCP leaves of that rate, and what a message of gloo costs besides on two busy cores."""
+"""The rate that TCP leaves to the payload, and the latency of a gloo message on two busy cores."""
 
 MICROBATCHES = 32
-"""Filling the pipe costs eager-1F1B 2 c (S - 1) of S stages with c of communication: 3% of a step of two stages whose
-slowest takes P per microbatch need 2 c (S - 1) / (0.03 P) microbatches, 30 with the share below."""
+"""Filling the pipeline of S stages costs eager-1F1B a time of 2 c (S - 1), with c of communication. If that is to be 3%
+of a step whose slowest stage takes P per microbatch, 2 c (S - 1) / (0.03 P) microbatches are needed: 30 for two stages
+with the share below."""
 
 WARM_UP, REPEATS = 1, 4
-"""The first step opens connections. Sleeping stages vary by less than 1% between rounds: four tell 3% apart."""
+"""The first step opens connections. Sleeping stages vary by less than 1% between rounds: four can resolve 3%."""
 
 EXPOSED, MORE_EXPOSED = 0.3, 0.5
-"""The share of a 1F1B step that is communication which nothing hides: what eager-1F1B can hide is C = P/2, a third of
-P + C, and just more than 0.3 with filling and draining; at one half it cannot hide all."""
+"""The share of exposed communication in a 1F1B step. eager-1F1B can hide C = P/2, a third of P + C, which is just above
+0.3 with filling and draining; at one half it cannot hide all."""
 
 SCHEDULES = ("1f1b", "eager-1f1b", DELAYED, "zb-h1", "zb-h2")
 HIDING = ("eager-1f1b", DELAYED, "zb-h2")
-"""Those that are meant to hide communication of that share."""
+"""The schedules that are meant to hide communication of the share `EXPOSED`."""
 
 SPLITTING = (DELAYED, "zb-h2")
-"""Those that do more than eager-1F1B, by splitting the backward."""
+"""The schedules that hide more than eager-1F1B, by splitting the backward."""
 
 GOAL_SPEED_UP = 1.3
-"""Of eager-1F1B over 1F1B. The simulator promises 1.36 to 1.38."""
+"""The speed-up of eager-1F1B over 1F1B. The simulator predicts 1.36 to 1.38."""
 
 GOAL_OF_PROMISED_SIGNAL = 0.99
-"""A schedule of its own signal, in units of what the simulator promises (0.95 to 0.98, since pipes fill and drain)."""
+"""The throughput of a schedule relative to its own signal, in units of the predicted ratio (0.95 to 0.98, since
+pipelines fill and drain)."""
 
 GOAL_PREDICTION = 0.05
-"""How far times may be from the simulator's; and speed-ups below those that it promises, if these are above 1."""
+"""How far times may be from predicted ones, and how far speed-ups may be below predicted ones if these are above 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A schedule, and how values move."""
+    """A schedule, and the strategy of transfers."""
 
     schedule: str
     strategy: str = "broadcast"
@@ -68,12 +70,12 @@ class Variant:
         return self.schedule if self.strategy == "broadcast" else f"{self.schedule}, {self.strategy}"
 
     def built(self, model: Sleeping) -> Schedule:
-        """Its schedule for `model`."""
+        """The schedule for `model`."""
         delays = model.costs(NETWORK).weight_delays(MICROBATCHES) if self.schedule == DELAYED else None
         return build_schedule(self.schedule, model.num_stages, MICROBATCHES, delays=delays)
 
     def predicted_ms(self, model: Sleeping) -> float:
-        """What the simulator says."""
+        """The simulated time of a step."""
         programs = lower(self.built(model), chain(model.num_stages))
         return simulate(programs, model.costs(NETWORK, self.strategy)).makespan_us / 1e3
 
@@ -82,7 +84,7 @@ VARIANTS = {
     "hidden": (*(Variant(name) for name in SCHEDULES), *(Variant(name, SIGNAL) for name in SCHEDULES)),
     "more": tuple(Variant(name) for name in SCHEDULES),
 }
-"""By how much is communicated: each schedule, and its own signal where it is to reach that."""
+"""By the amount of communication: each schedule, and its own signal if it has to reach that."""
 
 
 def sleeping(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
@@ -98,7 +100,7 @@ def sleeping(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
 
 
 def exposing(share: float, num_stages: int) -> Sleeping:
-    """Stages whose 1F1B step is for that `share` communication.
+    """Stages whose 1F1B step consists of communication by that `share`.
 
     A microbatch takes P + C (S - 1) / S, with P of computation and C of communication there and back.
     """
@@ -121,7 +123,7 @@ def measure(case: str, model: Sleeping) -> dict[str, list[Timing]]:
 def run_variants(
     case: str, model: Sleeping, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
-    """What each rank does."""
+    """Time all variants of a case. Every rank calls it."""
     steps = {str(v): model.executor(v.built(model), NETWORK, v.strategy) for v in VARIANTS[case]}
     return time_interleaved(steps, warm_up, repeats, tries)
 
@@ -129,7 +131,7 @@ def run_variants(
 def sleeping_rows(
     case: str, model: Sleeping, timings: Mapping[str, Sequence[Timing]]
 ) -> Iterator[tuple[Row, list[Bar]]]:
-    """Every variant's figures, then what they must show: of communication that can be "hidden", or of "more"."""
+    """Every variant's figures, then the comparison of the case: "hidden" against signals, "more" against eager-1F1B."""
     for variant in VARIANTS[case]:
         measured, predicted = median_ms(timings[str(variant)]), variant.predicted_ms(model)
         row: Row = {
@@ -150,7 +152,7 @@ def sleeping_rows(
 
 
 def _against_signals(model: Sleeping, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
-    """What each schedule hides of the communication: its time against that of the same schedule without any."""
+    """How much communication each schedule hides: its time against that of the same schedule with strategy "signal"."""
     where = f"{model.num_stages} sleeping stages"
     row: dict[str, str | int | float | bool] = {"sleeping stages": model.num_stages}
     bars = [_bar(f"{where}: eager-1f1b over 1f1b", timings, Variant("eager-1f1b"), Variant("1f1b"), GOAL_SPEED_UP)]
@@ -166,7 +168,7 @@ def _against_signals(model: Sleeping, timings: Mapping[str, Sequence[Timing]]) -
 
 
 def _further_gains(model: Sleeping, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
-    """What split backwards gain over eager-1F1B, which the simulator must have promised."""
+    """The speed-up of split backwards over eager-1F1B, measured and predicted."""
     row: dict[str, str | int | float | bool] = {"sleeping stages": model.num_stages}
     bars = []
     eager = Variant("eager-1f1b")
@@ -181,6 +183,6 @@ def _further_gains(model: Sleeping, timings: Mapping[str, Sequence[Timing]]) -> 
 
 
 def _bar(name: str, timings: Mapping[str, Sequence[Timing]], faster: Variant, slower: Variant, goal: float) -> Bar:
-    """How many times the steps of `slower` take as long as those of `faster`, and must."""
+    """The ratio of the times of `slower` and `faster`, with its goal."""
     ratio = median_ratio(timings, str(slower), str(faster))
     return at_least(name, ratio, goal, disturbed=all_disturbed(timings[str(slower)], timings[str(faster)]))

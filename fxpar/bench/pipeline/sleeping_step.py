@@ -1,4 +1,4 @@
-"""Pipelines whose stages sleep where others compute: what is left of a step is the schedule and the communication."""
+"""Pipelines whose stages sleep in place of computing, to measure the schedule and the communication alone."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _TIMEOUT = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Sleeping:
-    """Stages one after another that take `forward_ms`, and for either part of the backward what it says.
+    """A chain of stages that sleep for these times, per microbatch.
 
-    Each sends `num_bytes` to the next per microbatch, and gets as many back.
+    Each sends `num_bytes` to the next stage per microbatch, and receives as many back.
     """
 
     num_stages: int
@@ -43,20 +43,20 @@ class Sleeping:
 
     @property
     def compute_us(self) -> dict[Kind, float]:
-        """By kind of action."""
+        """Microseconds by kind of action."""
         parts_ms = self.input_gradients_ms, self.weight_gradients_ms
         ms: dict[Kind, float] = {"F": self.forward_ms, "I": parts_ms[0], "W": parts_ms[1], "B": sum(parts_ms)}
         return {kind: 1e3 * each for kind, each in ms.items()}
 
     def costs(self, network: Network, strategy: str = "broadcast") -> Costs:
-        """What a simulator is to know of it, on hosts of one stage each."""
+        """The costs for the simulator, with each stage on a host of its own."""
         mesh = Mesh(pipe=self.num_stages, hosts=tuple(range(self.num_stages)))
         times = dict.fromkeys(range(self.num_stages), self.compute_us)
         transfers = transfer_costs(self._reshards(mesh, network, strategy), network)
         return Costs(tuple(range(self.num_stages)), chain(self.num_stages), times, transfers)
 
     def executor(self, schedule: Schedule, network: Network, strategy: str = "broadcast") -> SleepingStep:
-        """This rank's part of a step; every rank makes it, one per stage."""
+        """This rank's step; a collective of all ranks, one per stage."""
         mesh, edges = init_mesh(pipe=self.num_stages), chain(self.num_stages)
         programs = lower(schedule, edges)
         check_programs(programs, schedule, edges)
@@ -117,7 +117,7 @@ def _sleep(duration_us: float, made: Sequence[Tensor], *given: Tensor) -> list[T
 
 @dataclass(frozen=True, slots=True)
 class SleepingStep:
-    """A step that can be run and, by whoever wants to, observed."""
+    """A step that can be run, and observed if `observe` is given."""
 
     executor: Executor
 

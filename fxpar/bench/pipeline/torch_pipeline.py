@@ -1,4 +1,4 @@
-"""Steps of torch.distributed.pipelining with the model, stages, microbatches and orders of fxpar, to compare with."""
+"""Steps of torch.distributed.pipelining with the same model, stages, microbatches and orders as fxpar's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fxpar.bench.pipeline.torch_stages import TorchStage, torch_stages
 from fxpar.schedule import build_schedule, write_csv
 
 TorchSchedule: TypeAlias = Literal["Schedule1F1B", "eager order"]
-"""Torch's own 1F1B, which waits for messages where it needs them; or the order of eager-1F1B, run by torch's runtime of
-custom schedules, which posts every receive as early as the order of the sends allows."""
+"""Torch's own 1F1B, which waits for messages when it needs them; or the order of eager-1F1B, run by torch's runtime for
+custom schedules, which posts every receive as early as the order of sends allows."""
 TORCH_SCHEDULES: tuple[TorchSchedule, ...] = get_args(TorchSchedule)
 
 
@@ -51,12 +51,13 @@ def torch_steps(
 
 
 def _step(part: TorchStage, batch: Mapping[str, Tensor], microbatches: int, schedule: TorchSchedule) -> Step:
-    # Told what arrives and leaves, torch need not find it out: it would want gradients in a layout that gloo refuses.
+    # With the shapes of inputs and outputs given, torch does not infer them: it would infer gradients with strides that
+    # gloo refuses.
     like = part.arriving, part.leaving
     stage = PipelineStage(part.module, dist.get_rank(), dist.get_world_size(), torch.device("cpu"), *like)
     run = _schedule(stage, microbatches, schedule)
     inputs: dict[str, Any] = part.keywords(batch)
-    # The loss is a matter of the last stage, but torch asks for something of each microbatch to compare with.
+    # The last stage computes the loss itself, but torch requires a target for each microbatch.
     target = torch.zeros(microbatches) if stage.is_last else None
 
     def step() -> float:
@@ -70,7 +71,7 @@ def _step(part: TorchStage, batch: Mapping[str, Tensor], microbatches: int, sche
 
 def _schedule(stage: PipelineStage, microbatches: int, schedule: TorchSchedule) -> Schedule1F1B | PipelineScheduleMulti:
     def share(loss: Tensor, target: Tensor) -> Tensor:
-        """A microbatch's part in the mean: dividing it once costs less than dividing all gradients in the end."""
+        """A microbatch's part of the mean: dividing it costs less than dividing all gradients at the end."""
         return loss / microbatches
 
     if schedule == "Schedule1F1B":

@@ -1,4 +1,4 @@
-"""A model cut into stages as fxpar cuts it, for torch.distributed.pipelining to run."""
+"""A model split into the same stages as by fxpar, for torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fxpar.world.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class TorchStage:
-    """A stage whose `module` takes the edges that arrive as positional arguments, and by keyword those of the forward's
-    arguments that it uses, of one microbatch. It returns the edges that leave, as a tuple, or the last stage's loss.
+    """A stage whose `module` takes incoming edges as positional arguments, and by keyword those of the forward's
+    arguments that it uses, of one microbatch. It returns the outgoing edges as a tuple, or in the last stage the loss.
 
-    `arriving` and `leaving` are contiguous tensors like those, without memory. An edge to a later stage than the next
-    one goes through those in between, since torch's stages pass values to their neighbours alone.
+    `arriving` and `leaving` are contiguous meta tensors of their shapes. An edge that skips stages is passed through
+    them, since torch's stages send values to their neighbours only.
     """
 
     module: fx.GraphModule
@@ -33,7 +33,7 @@ class TorchStage:
     leaving: tuple[Tensor, ...]
 
     def keywords(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What it takes of the forward's arguments."""
+        """Those of the forward's arguments that the stage takes."""
         taken = {node.target for node in self.module.graph.find_nodes(op="placeholder")}
         return {name: value for name, value in batch.items() if name in taken}
 
@@ -41,9 +41,9 @@ class TorchStage:
 def torch_stages(
     model: nn.Module, batch: Mapping[str, Tensor], boundaries: Sequence[str], microbatches: int
 ) -> list[TorchStage]:
-    """The stages of `model`, made of the operations that fxpar captures; the model stays as it is.
+    """The stages of `model`, made of the operations that fxpar captures; the model is not changed.
 
-    Modules have the parameters that they use of `model` itself, under their names there.
+    The modules refer to the parameters of `model` itself, under the same names.
 
     Args:
         batch: the forward's arguments by keyword; the first dim of each is the batch.
@@ -67,7 +67,7 @@ def torch_stages(
 
 
 def _capture(model: nn.Module, batch: Mapping[str, Tensor], microbatches: int) -> Capture:
-    """The forward of a copy without memory, since a capture changes the classes of a model's modules."""
+    """The captured forward of a copy on the meta device: a capture changes the classes of a model's modules."""
     shapes: dict[int, object] = {
         id(parameter): nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         for parameter in model.parameters()
@@ -88,13 +88,13 @@ def _check_supported(capture: Capture, stages: Sequence[StageGraph]) -> None:
 
 
 def _edges_between(stages: Sequence[StageGraph], later: int) -> list[Port]:
-    """What is made before stage `later` and used there or still later, in the order in which it is made."""
+    """The values computed before stage `later` and used in it or after it, in the order of their computation."""
     used = {port for stage in stages[later:] for port in stage.inputs}
     return [port for stage in stages[:later] for port in stage.outputs if port in used]
 
 
 def _likes(graphs: Sequence[StageGraph]) -> dict[Port, Tensor]:
-    """By what leaves a stage: a contiguous tensor like it, without memory."""
+    """For each output of a stage, a contiguous meta tensor of its shape."""
     likes = {}
     for graph in graphs:
         for port, node in zip(graph.outputs, returned(graph.module), strict=True):
@@ -104,7 +104,7 @@ def _likes(graphs: Sequence[StageGraph]) -> dict[Port, Tensor]:
 
 
 class _Writer:
-    """Writes a stage's graph anew: parameters inside, edges and inputs as arguments."""
+    """Rewrites a stage's graph with parameters as attributes, and edges and inputs as arguments."""
 
     def __init__(
         self, stage: StageGraph, arriving: Sequence[Port], names: Sequence[str], parameters: Mapping[str, nn.Parameter]
@@ -131,7 +131,7 @@ class _Writer:
                 continue
             if node.op in ("get_attr", "call_module"):
                 self._attributes[node.target] = operator.attrgetter(node.target)(self._stage.module)
-            # Borders copy what leaves a stage, which torch's stages have no need of.
+            # Border markers copy what leaves a stage, which torch's stages do not need.
             is_copy = is_marker(node, "border")
             copies[node] = copies[node.args[0]] if is_copy else self._graph.node_copy(node, copies.__getitem__)
         made = {
@@ -143,5 +143,5 @@ class _Writer:
         return fx.GraphModule(self._attributes, self._graph)
 
     def _contiguous(self, made: fx.Node) -> fx.Node:
-        """What gloo can send; torch does not see to that."""
+        """A contiguous value, as gloo requires; torch does not ensure that."""
         return self._graph.call_method("contiguous", (made,))

@@ -1,1 +1,1 @@
-"""`fxpar bench planner`: whether the mesh that a plan finds best is the best, of all that were run."""
+"""`fxpar bench planner`: whether the mesh with the best predicted time is the fastest of all measured ones."""

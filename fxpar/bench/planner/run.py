@@ -1,4 +1,4 @@
-"""`fxpar bench planner`: whether the mesh that a plan finds best is the best, of all that were run."""
+"""`fxpar bench planner`: whether the mesh with the best predicted time is the fastest of all measured ones."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
 from fxpar.planner.step_model import Estimate, StepModel
 
 HOSTS, RANKS_PER_HOST = 4, 2
-"""Eight ranks have 25 meshes, more than are ranked by luck; two of a host make it matter which axis lies where. More
-ranks would take two processors from each other even while they sleep."""
+"""Eight ranks have 25 meshes, too many to be ranked well by chance. With two ranks per host, it matters which axes
+cross hosts. More ranks would contend for two processors even while they sleep."""
 
 RATE_MBIT = 200.0
-"""What the emulation holds within 5% for eight ranks; at 1 Gbit/s TCP itself would take the processors."""
+"""The rate that the emulation holds within 5% for eight ranks; at 1 Gbit/s TCP itself would take the processors."""
 
 WARM_UP, REPEATS = 1, 3
-"""A sleeping step is as long every time, but where others disturb it: a median of three leaves one such out."""
+"""A sleeping step always takes equally long unless others disturb it: a median of three tolerates one such round."""
 
 SCHEDULE = "eager-1f1b"
-"""One for all, since meshes are compared; it is the one that hides most without splitting backwards."""
+"""One schedule for all meshes, since meshes are compared: the one that hides most without splitting backwards."""
 
 LAYERS, BATCH = 4, 32
 CONFIG: Mapping[str, int] = {"layers": LAYERS, "hidden": 256, "heads": 8, "context": 64, "vocabulary": 256}
-"""Layers for four stages, heads for eight parts, rows for any number of batch shards with their microbatches: so that
-nearly every mesh is possible."""
+"""Layers for four stages, heads for eight shards, and a batch for any number of batch shards and their microbatches, so
+that nearly every mesh is possible."""
 
 FLOPS_PER_US, MEMORY_BYTES_PER_US = 8e3, 4e3
-"""The speed that ranks are assumed to have. The model's 40 GFLOP take eight of them 0.6 s; its gradients, 13 MB, take
-as long to be added up between hosts: neither decides alone. By such a memory, what is no matrix product counts, as it
-does in narrow models."""
+"""The assumed speed of ranks. Eight of them compute the model's 40 GFLOP in 0.6 s; summing its gradients, 13 MB,
+between hosts takes as long, so that neither decides alone. At such a memory bandwidth, ops other than matmuls matter,
+as they do in narrow models."""
 
 TOP = 5
-"""Of 25 meshes, those that a user would still try."""
+"""How many of 25 meshes a user would still try."""
 
 GOAL_BEST_AMONG, GOAL_OF_TOP, GOAL_CORRELATION = 2, 4, 0.9
 
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def run(say: Say, mode: str = "emulate") -> Report:
-    """All meshes of eight ranks on four emulated hosts, that sleep where they would compute; a quarter of an hour.
+    """All meshes of eight ranks on four emulated hosts, which sleep in place of computing; takes a quarter of an hour.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
@@ -82,7 +82,7 @@ def run(say: Say, mode: str = "emulate") -> Report:
 
 
 def measure_links() -> Cluster:
-    """What each rank does to find what the network between them gives."""
+    """Measure the network between the ranks. Every rank calls it."""
     return calibrate("emulated", torch.device("cpu"), _silent).cluster
 
 
@@ -91,7 +91,7 @@ def _silent(what: str) -> None:
 
 
 def slowed(cluster: Cluster) -> Cluster:
-    """The same links between ranks that compute as slowly as they are to sleep."""
+    """The same links, with the computing speed that the sleeping ranks are assumed to have."""
     rates = {"float32": FLOPS_PER_US}
     return replace(cluster, matmul_flops_per_us=rates, memory_bytes_per_us=MEMORY_BYTES_PER_US)
 
@@ -99,7 +99,7 @@ def slowed(cluster: Cluster) -> Cluster:
 def measure(
     hosts: EmulatedCluster, cluster: Cluster, estimates: Mapping[Configuration, tuple[Estimate, float]], say: Say
 ) -> Iterator[Outcome]:
-    """Every configuration that can be made, in the order of the predictions."""
+    """Run every configuration that has an estimate, in the order of the predicted times."""
     by_time = sorted(estimates.items(), key=lambda item: item[1][0].step_us)
     for number, (configuration, (estimate, agnostic_us)) in enumerate(by_time, start=1):
         say(f"{number} of {len(by_time)}: {configuration}")
@@ -113,14 +113,18 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """The estimate of each configuration, and its step time if hosts are not thought of; why others have none."""
+    """Predictions by configuration.
+
+    estimates: the estimate, and the step time in microseconds of a model that does not know hosts. dropped: the error
+    of configurations that cannot be made.
+    """
 
     estimates: dict[Configuration, tuple[Estimate, float]] = field(default_factory=dict)
     dropped: dict[Configuration, str] = field(default_factory=dict)
 
 
 def predict(cluster: Cluster, say: Say) -> Predictions:
-    """Of all configurations. Those that cannot be made are dropped: meshes that the model does not divide on."""
+    """The predictions of all configurations. Meshes that do not fit the model are dropped."""
     found = Predictions()
     with imagined_world(HOSTS * RANKS_PER_HOST):
         for configuration in configurations():
@@ -135,7 +139,7 @@ def predict(cluster: Cluster, say: Say) -> Predictions:
 
 
 def configurations() -> list[Configuration]:
-    """Meshes of all ranks, with as many microbatches as keep a pipeline busy; y alone would be the same as x alone."""
+    """Meshes of all ranks, with as many microbatches as keep a pipeline busy. y without x is left out: it equals x."""
 
     def is_wanted(each: Configuration) -> bool:
         pipe, y, x = (each.mesh[axis] for axis in ("pipe", "y", "x"))
@@ -145,8 +149,8 @@ def configurations() -> list[Configuration]:
 
 
 def _estimates(configuration: Configuration, cluster: Cluster) -> tuple[Estimate, Estimate]:
-    """Of a model that knows hosts, and of one that does not."""
-    torch.compiler.reset()  # or Dynamo would give up on a model that it has seen under so many meshes
+    """The estimates of a cost model that knows the hosts of ranks, and of one that does not."""
+    torch.compiler.reset()  # or Dynamo would reach its recompile limit over so many meshes
     mesh = imagined_mesh(configuration.mesh, cluster)
     with torch.device("meta"):
         model = build()
@@ -158,7 +162,7 @@ def _estimates(configuration: Configuration, cluster: Cluster) -> tuple[Estimate
 def run_configuration(
     estimate: Estimate, cluster: Cluster, warm_up: int = WARM_UP, repeats: int = REPEATS
 ) -> Mapping[str, Sequence[Any]]:
-    """What each rank does: the steps of a plan, but for what they compute."""
+    """Time the steps of a plan with sleeps in place of computation. Every rank calls it."""
     mesh = fxpar.init_mesh(*(estimate.plan.mesh[axis] for axis in AXES), cluster=cluster)
     own = batch(fxpar.num_batch_shards(mesh))
     model = build()
@@ -182,7 +186,7 @@ def build() -> nn.Module:
 
 
 def batch(shards: int) -> dict[str, Tensor]:
-    """One of so many equal parts of the batch; what its tokens are makes no difference."""
+    """One of that many equal parts of the batch; the values of its tokens do not matter."""
     tokens = torch.zeros(BATCH // shards, CONFIG["context"], dtype=torch.long)
     return {"tokens": tokens, "targets": tokens.clone()}
 
@@ -200,11 +204,11 @@ def _row(outcome: Outcome) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How well predicted times rank what was measured.
+    """How well the order of predicted times agrees with that of measured times.
 
     rank_of_best: the place of the truly fastest in the predicted order, counted from 1.
     of_top: how many of the first `TOP` predicted are truly among the first `TOP`.
-    correlation: Spearman's, of all.
+    correlation: Spearman's rank correlation of all.
     """
 
     rank_of_best: int
@@ -213,7 +217,7 @@ class Agreement:
 
     @classmethod
     def of(cls, predicted: Sequence[float], measured: Sequence[float]) -> Agreement:
-        """Of times of the same things in the same order."""
+        """The agreement of two lists of times of the same configurations."""
         by_predicted, by_measured = (sorted(range(len(each)), key=each.__getitem__) for each in (predicted, measured))
         return cls(
             by_predicted.index(by_measured[0]) + 1,
@@ -223,14 +227,14 @@ class Agreement:
 
 
 def _agreements(outcomes: Sequence[Outcome]) -> tuple[Agreement, Agreement]:
-    """Of the model that knows hosts, and of the one that does not."""
+    """The agreement of the cost model that knows hosts, and of the one that does not."""
     measured = [outcome.measured_ms for outcome in outcomes]
     known = Agreement.of([outcome.predicted_ms for outcome in outcomes], measured)
     return known, Agreement.of([outcome.agnostic_ms for outcome in outcomes], measured)
 
 
 def summary(outcomes: Sequence[Outcome], num_dropped: int) -> Row:
-    """Both models beside each other, and how many configurations neither could be held against."""
+    """The agreement of both cost models, and how many configurations were dropped."""
     known, agnostic = _agreements(outcomes)
     return {
         "configurations": len(outcomes),
@@ -245,7 +249,7 @@ def summary(outcomes: Sequence[Outcome], num_dropped: int) -> Row:
 
 
 def bars(outcomes: Sequence[Outcome]) -> list[Bar]:
-    """What the paper found of its model, on its machine (Singh et al., section on the performance model)."""
+    """The goals: the agreement that the paper reports of its model (Singh et al., section on the performance model)."""
     known, _ = _agreements(outcomes)
     return [
         at_most("place of the truly best among the predicted", known.rank_of_best, GOAL_BEST_AMONG),

@@ -1,1 +1,1 @@
-"""`fxpar bench reshard`: what moving tensors between meshes takes: simulated, on emulated hosts, or as it is."""
+"""`fxpar bench reshard`: the time of resharding between meshes, simulated, on emulated hosts, or on a real network."""

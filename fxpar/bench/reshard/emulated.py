@@ -1,4 +1,4 @@
-"""Resharding measured on emulated hosts, whose links have a known rate: how close to the bound, how far from others."""
+"""Resharding on emulated hosts, whose links have a known rate: measured times against the bound and each other."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from fxpar.resharding.cases import ONE_TO_MANY
 from fxpar.resharding.strategies import STRATEGIES
 
 NETWORK = Network(bytes_per_us=25.0, chunk_us=150.0)
-"""200 Mbit/s, and what one message of gloo costs besides on two busy cores."""
+"""200 Mbit/s, and the latency of a gloo message on two busy cores."""
 
 NUM_ELEMENTS = 6_250_000
-"""Of int32: one second of one link, of which latencies of some milliseconds are less than one percent."""
+"""Elements of int32: one second of one link, of which latencies of some milliseconds are less than one percent."""
 
 REPEATS = 5
-"""Emulated links are held within 3 to 5%; the middle of five stays where two are bad."""
+"""The rates of emulated links vary by 3 to 5%; the median of five tolerates two bad ones."""
 
 SECONDS_EACH = 5.0
-"""Other strategies than broadcast, which have no goal, are repeated as often as fits into this, at least once."""
+"""Strategies other than broadcast, which have no goal, are repeated as often as fits into this time, at least once."""
 
 GOAL_OVER_BOUND = 1.15
-"""Headers take 4.4% of the rate, and a chain takes one chunk more per host; the rest is what the links vary by."""
+"""Headers take 4.4% of the rate, and a chain takes one more chunk per host; the rest is the variation of the links."""
 
 GOAL_OVER_ONE_HOST = 1.1
-"""A chain takes as long to many hosts as to one, but for a chunk per host."""
+"""A chain takes as long to many hosts as to one, except for one chunk per host."""
 
 
 def emulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
-    """The nine cases, then one device to many; some 7 minutes. The bars hold medians of broadcast."""
+    """The nine cases, then one device to many; some 7 minutes. The bars are of medians of broadcast."""
     for problem in nine_cases(NUM_ELEMENTS):
         say(f"case {problem.name} on emulated hosts")
         yield from rows(measure([problem]))
@@ -56,7 +56,7 @@ def emulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """What one run found on links of the rate of `network`."""
+    """The result of one run on links of the rate of `network`."""
 
     transfers: Sequence[Measured]
     network: Network
@@ -67,7 +67,7 @@ class Emulated:
 
 
 def measure(problems: Sequence[Problem], network: Network = NETWORK, tries: int = TRIES) -> Emulated:
-    """All strategies of all problems, which have the same hosts, in turns of one run of all ranks.
+    """Time all strategies of all problems, which have the same hosts, interleaved in one run of all ranks.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
@@ -93,7 +93,7 @@ def time_on_one_clock(transfers: Sequence[Transfer], tries: int) -> list[list[Sa
 
 
 def rows(found: Emulated) -> Iterator[tuple[Row, list[Bar]]]:
-    """Against the bound at the nominal rate, of which headers take 4.4%, and against broadcast in the same run."""
+    """Times relative to the bound at the nominal rate, of which headers take 4.4%, and to broadcast in the same run."""
     broadcasts = found.broadcasts()
     for each in found.transfers:
         name, plan = each.transfer.name, each.transfer.plan
@@ -115,7 +115,7 @@ def rows(found: Emulated) -> Iterator[tuple[Row, list[Bar]]]:
 
 
 def _by_hosts(found: Emulated) -> tuple[Row, list[Bar]]:
-    """Broadcast to more and more hosts of two devices each."""
+    """Times of broadcast by the number of receiving hosts, of two devices each."""
     broadcasts = found.broadcasts()
     meshes = {case.destination.mesh: case.name for case in ONE_TO_MANY}
     curve = {hosts: broadcasts[name] for (hosts, devices), name in meshes.items() if devices == 2}

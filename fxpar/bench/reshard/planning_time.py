@@ -1,4 +1,4 @@
-"""How long plans of many unit tasks take: layouts of real meshes, with shards of uneven sizes."""
+"""The time to plan many unit tasks: layouts of real meshes, with shards of uneven sizes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ GOALS_S = {64: 0.02, 1024: 1.0, 16384: 5.0}
 
 REPEATS = 3
 SHAPE = (1020, 8190, 24)
-"""Its first two dims are cut unevenly below, and every device gets a part."""
+"""The first two dims are sharded unevenly below, and every device has a part."""
 
 
 def _crossing(holders: str, rows: str, source: tuple[int, int], columns: str, destination: tuple[int, int]) -> Crossing:
-    """Rows become columns, so every part of one side meets every part of the other."""
+    """From a sharding of rows to one of columns, so that every source part overlaps every destination part."""
     by = {"hosts": (0,), "devices": (1,), "both": (0, 1)}
     ends = End(source, (by[rows], (), ())), End(destination, ((), by[columns], ()))
     return Crossing(holders, SHAPE, *ends)
@@ -39,11 +39,11 @@ CROSSINGS = (
     _crossing("one device", "both", (16, 8), "both", (16, 8)),
     _crossing("every host", "devices", (16, 8), "both", (256, 8)),
 )
-"""By what holds a part at the source; meshes are of hosts and devices per host."""
+"""Named by what holds each part at the source; meshes are (hosts, devices per host)."""
 
 
 def planning_time(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
-    """Seconds of the processor, which leave out what else the machine runs; the bars hold the search."""
+    """Seconds of thread time, which other processes do not affect; the bars are of the search."""
     for crossing in CROSSINGS:
         say(f"planning {crossing.source.mesh} -> {crossing.destination.mesh}")
         row = time_plan(crossing)
@@ -56,7 +56,7 @@ def time_plan(crossing: Crossing, repeats: int = REPEATS) -> Row:
     """The medians of the search for senders and order, and of the whole plan by the default algorithm."""
     tiles, hosts = crossing.tiles(), crossing.hosts
     flows = [whole_flow(task, ITEMSIZE, hosts) for task in unit_tasks(*tiles)]
-    plan = make_plan(*tiles, ITEMSIZE, hosts)  # which warms the memory for what is timed
+    plan = make_plan(*tiles, ITEMSIZE, hosts)  # also warms up caches for what is timed
     seconds = _timed({"search_s": lambda: search(flows), "plan_s": lambda: make_plan(*tiles, ITEMSIZE, hosts)}, repeats)
     meshes = (f"{hosts}x{devices}" for hosts, devices in (crossing.source.mesh, crossing.destination.mesh))
     return {
@@ -69,7 +69,7 @@ def time_plan(crossing: Crossing, repeats: int = REPEATS) -> Row:
 
 
 def _timed(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The medians, taken in turns."""
+    """The medians of interleaved calls."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for name in alternate(list(works), repeats):
         start = time.thread_time()

@@ -1,4 +1,4 @@
-"""The cases of the paper in a size that a benchmark can move, on hosts that it can emulate."""
+"""The cases of the paper (Zhuang et al.), scaled to sizes and hosts that a benchmark can emulate."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Problem:
     hosts: tuple[int, ...]
 
     def plan(self, strategy: str, network: Network) -> ReshardPlan:
-        """How `strategy` solves it by the default algorithm."""
+        """The plan of `strategy` by the default algorithm."""
         return make_plan(self.source, self.destination, ITEMSIZE, self.hosts, strategy, network=network)
 
 
 def nine_cases(num_elements: int) -> list[Problem]:
-    """Each with about `num_elements`, and on its own hosts."""
+    """The nine cases, each with about `num_elements` and its own hosts."""
     return [_on_own_hosts(case, scaled(case.shape, num_elements)) for case in NINE_CASES]
 
 
 def one_to_many(num_elements: int) -> list[Problem]:
-    """With about `num_elements`, and all on the same hosts, so that they can be compared in one run.
+    """The cases from one device to many, with about `num_elements`, on the same hosts, to be compared in one run.
 
     The sender is alone on host 0. Each mesh has the first devices of the first hosts after that.
     """
@@ -51,7 +51,7 @@ def one_to_many(num_elements: int) -> list[Problem]:
 
 
 def scaled(shape: tuple[int, ...], num_elements: int) -> tuple[int, ...]:
-    """`shape` with all dims made smaller alike, to about `num_elements`, and as multiples of 8."""
+    """`shape` with all dims scaled by one factor to about `num_elements`, and rounded to multiples of 8."""
     factor = (num_elements / math.prod(shape)) ** (1 / len(shape))
     return tuple(8 * max(1, round(size * factor / 8)) for size in shape)
 

@@ -1,4 +1,4 @@
-"""Resharding on the network that is there: from one half of the ranks to the other, by all strategies."""
+"""Resharding on a real network: from one half of the ranks to the other, by all strategies."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SIZES = (1 << 20, 1 << 23, 1 << 26)
 """Bytes: activations of small microbatches, where latency counts, up to large ones, where the network's rate does."""
 
 REPEATS = 5
-"""Whose middle stays where two are bad: a network has others on it, and nobody can tell when."""
+"""The median of five tolerates two bad ones: others use the network as well, which cannot be detected."""
 
 RANKS_ALONE = 4
-"""The fewest of which either half has more than one rank."""
+"""The fewest with more than one rank in each half."""
 
 GOAL = 1.0
 
 
 def measure_here(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
-    """On the ranks that torchrun started, all of which call this; started alone, on four ranks of this machine.
+    """Measure on the ranks that torchrun started, all of which call this; otherwise on four ranks of this machine.
 
     The bars are for the largest tensor.
 
@@ -68,7 +68,7 @@ def measure_halves(device: torch.device, sizes: Sequence[int] = SIZES) -> list[M
 
 
 def _transfer(num_bytes: int, strategy: str) -> Transfer:
-    """The first half of the ranks hold parts; each rank of the second needs them all."""
+    """From shards on the first half of the ranks to the whole tensor on each rank of the second half."""
     hosts = discover_hosts()
     middle, size = len(hosts) // 2, num_bytes // DTYPE.itemsize
     source = {rank: Tile((((size * rank // middle, size * (rank + 1) // middle),),)) for rank in range(middle)}
@@ -78,7 +78,7 @@ def _transfer(num_bytes: int, strategy: str) -> Transfer:
 
 
 def _meet() -> float:
-    """Clocks of several machines differ: the time of each rank begins when it has heard of all the others."""
+    """Wait for all ranks. Clocks of machines differ: the time of each rank starts when its all-reduce ends."""
     dist.all_reduce(torch.zeros(1))
     return time.monotonic()
 
@@ -100,7 +100,7 @@ def row(each: Measured, device: torch.device) -> Row:
 
 
 def bars(broadcast: Measured, send_recv: Measured) -> Iterator[Bar]:
-    """Broadcast takes no longer than send_recv, where it moves less between hosts."""
+    """The goal that broadcast takes no longer than send_recv, if it sends fewer bytes between hosts."""
     if broadcast.transfer.plan.num_bytes < send_recv.transfer.plan.num_bytes:
         name = f"{broadcast.transfer.name}: broadcast over send_recv"
         yield at_most(name, broadcast.median_s / send_recv.median_s, GOAL)

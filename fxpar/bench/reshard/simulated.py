@@ -1,4 +1,4 @@
-"""What resharding plans promise: makespans of all strategies and algorithms in the cases of the paper."""
+"""Predicted makespans of all strategies and algorithms in the cases of the paper (Zhuang et al.)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fxpar.resharding.strategies import STRATEGIES
 
 
 def simulate(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
-    """A row per case and strategy; times are parts of D, the time that the whole tensor takes one interface.
+    """A row per case and strategy; times are in units of D, the time of the whole tensor over one interface.
 
-    The bars hold, for broadcast, what the paper's model gives: the default algorithm reaches the bound, and the two
-    simple ones do as they must.
+    The bars are, for broadcast, the makespans by the paper's model: the default algorithm reaches the bound, and the
+    two simple ones have the known makespans.
     """
     for case in (*NINE_CASES, *ONE_TO_MANY):
         say(f"planning case {case.name}")

@@ -37,7 +37,7 @@ Share: TypeAlias = Callable[[ProcessorUse], float]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A transfer of an int32 tensor of `shape` from the ranks of `source` to those of `destination`, which are disjoint.
+    """A transfer of an int32 tensor of `shape` from the ranks of `source` to those of `destination`, all different.
 
     No two transfers of a run have both name and strategy in common.
     """

@@ -1,4 +1,4 @@
-"""How long the example GPT compiles on 4 ranks, against Inductor in one process; with empty caches, interleaved."""
+"""The compile time of the example GPT on 4 ranks, against Inductor in one process; with empty caches, interleaved."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fxpar.world.launch import run_ranks
 GOAL = 1.5
 
 BATCH, MICROBATCHES = 16, 8
-"""Of the example: a compile sees the two sequences of a microbatch."""
+"""Sizes of the example: a compile has the two sequences of a microbatch."""
 
 REPEATS, TRIES = 3, 2
-"""Three compiles, of up to a minute each, tell a median from an outlier; a disturbed one is done again once."""
+"""The median of three compiles, of up to a minute each, tolerates one outlier; a disturbed one is repeated once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """On how many ranks it runs, by what each rank calls; and the mesh, for the report."""
+    """The number of ranks, the function that each rank calls, and the mesh, for the report."""
 
     ranks: int
     work: Callable[[], Compiled]
@@ -41,14 +41,14 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a rank and the processes that it started needed until a step was ready, without that step's own time."""
+    """The time, and the processor time of its process tree, until a rank's step was ready, without the step itself."""
 
     seconds: float
     used: ProcessorUse
 
 
 def compile_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
-    """The time from an eager model to a step that is ready: medians of rounds in which both compilers take turns."""
+    """The time from an eager model to a compiled step: medians of rounds in which both compilers alternate."""
     timings: dict[str, list[Timing]] = {name: [] for name in COMPILERS}
     for name in alternate(list(COMPILERS), REPEATS):
         compiler = COMPILERS[name]
@@ -58,7 +58,7 @@ def compile_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
 
 
 def compile_rows(timings: Mapping[str, list[Timing]]) -> Iterator[tuple[Row, Bar | None]]:
-    """The medians, then the median ratio of a round beside its goal."""
+    """The medians; the last row comes with the bar of the median ratio per round."""
     ours, theirs = COMPILERS
     ratio, disturbed = median_ratio(timings, ours, theirs), all_disturbed(*timings.values())
     bar = at_most("compile time on 4 ranks / Inductor's in one process", ratio, GOAL, disturbed=disturbed)
@@ -84,7 +84,7 @@ def _cold(compiler: Compiler) -> Timing:
 
 
 def compile_on_mesh() -> Compiled:
-    """On this of 4 ranks; runs in a process of its own."""
+    """Compile with fxpar on this rank, one of 4; runs in a process of its own."""
     mesh = fxpar.init_mesh(pipe=COMPILERS["fxpar"].pipe, x=COMPILERS["fxpar"].x)
     model, batch = _model_and_batch()
     hints = example("train_gpt").HINTS
@@ -98,7 +98,7 @@ def compile_on_mesh() -> Compiled:
 
 
 def compile_alone() -> Compiled:
-    """In one process, for a microbatch's worth of rows; runs in a process of its own."""
+    """Compile with Inductor for the rows of one microbatch; runs in a process of its own."""
     model, batch = _model_and_batch()
     microbatch = [tensor[: BATCH // MICROBATCHES] for tensor in batch]
     return _until_ready(lambda: torch.compile(model, backend="inductor"), microbatch)
@@ -121,7 +121,7 @@ def _until_ready(prepare: Callable[[], Callable[..., Tensor]], batch: Any) -> Co
 
 
 def _model_and_batch() -> tuple[nn.Module, list[Tensor]]:
-    torch.manual_seed(0)  # all ranks compile the same
+    torch.manual_seed(0)  # all ranks compile the same model
     gpt = example("gpt")
     config = gpt.Config()
     tokens = torch.randint(config.vocabulary, (BATCH, config.context + 1))

@@ -1,5 +1,5 @@
-"""What the executor takes per instruction when there is next to nothing to compute or to send: of its thread, and by
-the clock."""
+"""The overhead of the executor per instruction, with next to nothing to compute or send: in the time of its thread, and
+in wall-clock time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ GOAL_US = 100.0
 """A tenth of the millisecond that the shortest action of a real stage takes."""
 
 STAGES, MICROBATCHES = 2, 64
-"""One message per microbatch and direction, as between any two stages; filling and draining are a thirtieth."""
+"""One message per microbatch and direction, as between any two stages; filling and draining take a thirtieth."""
 
 STEPS, WARM_UP, REPEATS = 10, 1, 7
-"""Ten steps together take a third of a second: what others take of the processors is counted in hundredths."""
+"""Ten steps together take a third of a second, since the processor time of others is counted in hundredths."""
 
 
 class Relay(nn.Module):
-    """Stages of one multiplication of one number each, the least that has a gradient."""
+    """Stages of one scalar multiplication each, the least that has a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Relay(nn.Module):
 
 
 class Scale(nn.Module):
-    """One number."""
+    """Multiplication by one parameter of one element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ class Scale(nn.Module):
 def executor_overhead(
     say: Say, steps: int = STEPS, repeats: int = REPEATS, tries: int = TRIES
 ) -> Iterator[tuple[Row, Bar]]:
-    """Medians of what one instruction takes: of the thread that runs the program, and by the clock.
+    """Medians of the time per instruction: of the thread that runs the program, and by the clock.
 
-    The clock also counts how long messages are under way, and how long a rank waits for the other one.
+    The clock also counts the latency of messages, and the time that a rank waits for the other one.
     """
     say("running empty stages")
     by_rank = run_ranks(STAGES, time_steps, steps, repeats, tries)
@@ -86,7 +86,7 @@ def executor_overhead(
 
 
 def time_steps(steps: int, repeats: int, tries: int) -> tuple[Mapping[str, Sequence[Sample]], float]:
-    """Samples of so many steps on this rank, and the median of what their thread took; in a process of its own."""
+    """Samples of `steps` steps each on this rank, and the median of their thread time; in a process of its own."""
     mesh = fxpar.init_mesh(pipe=STAGES)
     model = Relay()
     x = torch.ones(MICROBATCHES, 1)

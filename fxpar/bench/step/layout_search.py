@@ -1,4 +1,4 @@
-"""How long `propagate_layouts` searches: whole 12-layer models on one axis and on two meshes of two, as one stage."""
+"""The time of `propagate_layouts`: whole 12-layer models as one stage, on one mesh of one axis and two of two axes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from fxpar.world.launch import run_ranks
 from fxpar.world.mesh import Mesh
 
 MESHES = {"x": Mesh(x=2), "y and x": Mesh(y=2, x=2), "y=2 and x=4": Mesh(y=2, x=4)}
-"""The smallest of either kind, and one whose axes differ, so that no choice is as good as its mirror image."""
+"""The smallest meshes of one axis and of two, and one whose axes differ in size, so that mirrored choices differ."""
 
 GOALS_S = {"x": 5.0, "y and x": 20.0, "y=2 and x=4": 20.0}
-"""What one waits for at every start. Sizes of axes make no choices: the larger mesh is to take no longer."""
+"""Seconds that are acceptable at every start. Sizes of axes add no choices, so the larger mesh may take no longer."""
 
 NUM_LAYERS, LENGTH = 12, 512
-"""Of the smallest published GPT-2; with half its context, since the length changes prices alone."""
+"""The sizes of the smallest published GPT-2, with half its context, since the length only changes prices."""
 
 REPEATS, TRIES = 3, 2
-"""A search is the same work each time: three tell its time from an outlier. A disturbed one is done again once."""
+"""A search is the same work each time: the median of three tolerates an outlier. A disturbed one is repeated once."""
 
 
 def layout_search(say: Say) -> Iterator[tuple[Row, Bar]]:
-    """The median search for each model: with its hints for x, and on two axes without any."""
+    """The median time of a search for each model: on x with its hints, on two axes without hints."""
     for axes, goal in GOALS_S.items():
         for name in ("gpt2", "llama"):
             say(f"choosing the layouts of {name} with {NUM_LAYERS} layers over {axes}")

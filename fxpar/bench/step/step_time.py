@@ -27,7 +27,7 @@ from fxpar.world.launch import run_ranks
 GOAL = 1.0
 
 STAGES, BATCH, MICROBATCHES = 4, 16, 8
-"""Of the example: two microbatches per stage, of two sequences each."""
+"""Sizes of the example: two microbatches per stage, of two sequences each."""
 
 WARM_UP, REPEATS = 2, 20
 """The first step compiles, and the second still allocates. A step takes below a second: twenty are quickly done."""
@@ -37,7 +37,7 @@ EAGER = ("fxpar, aten", "Schedule1F1B, eager")
 
 
 def step_time(say: Say) -> Iterator[tuple[Row, Bar | None]]:
-    """Steps take turns, each timed until its last rank ends; the bar holds the median ratio of a round."""
+    """Steps alternate, each timed until its last rank ends; the bar is of the median ratio per round."""
     say(f"running the example GPT on pipe={STAGES}, in turns with torch.distributed.pipelining")
     timings = timings_of_ranks(run_ranks(STAGES, run_steps, timeout_s=900))
     for pair in (COMPILED, EAGER):
@@ -59,7 +59,7 @@ def _row(name: str, timings: Sequence[Timing]) -> Row:
 
 
 def run_steps() -> Mapping[str, Sequence[Sample]]:
-    """What each of 4 ranks does; runs in a process of its own."""
+    """Time the steps of both; each of 4 ranks calls it, in a process of its own."""
     steps = {
         COMPILED[0]: fxpar_step("inductor"),
         COMPILED[1]: torch_step(compiled=True),
