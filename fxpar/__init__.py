@@ -1,17 +1,21 @@
 """fxpar: a torch.compile backend that turns a single-device training step into one program per rank."""
 
-from fxpar.distribute import distribute
-from fxpar.errors import FxparError
-from fxpar.hardware.cluster import Cluster
-from fxpar.hardware.network import Network
-from fxpar.ir.hints import Grouped
-from fxpar.ir.markers import shard
-from fxpar.ir.plan import Plan
-from fxpar.model.clip import clip_grad_norm_
-from fxpar.planner.search import plan
-from fxpar.reshard import plan_reshard, reshard
-from fxpar.rules import register_rule
-from fxpar.world.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxpar.distribute_model import distribute
+    from fxpar.errors import FxparError
+    from fxpar.hardware.cluster import Cluster
+    from fxpar.hardware.network import Network
+    from fxpar.ir.hints import Grouped
+    from fxpar.ir.markers import shard
+    from fxpar.ir.plan import Plan
+    from fxpar.model.clip import clip_grad_norm_
+    from fxpar.planner.search import plan
+    from fxpar.reshard_tensor import plan_reshard, reshard
+    from fxpar.rules import register_rule
+    from fxpar.world.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 
 __version__ = "0.1.0"
 
@@ -34,3 +38,35 @@ __all__ = [
     "reshard",
     "shard",
 ]
+
+_MODULES = {
+    "Cluster": "hardware.cluster",
+    "FxparError": "errors",
+    "Grouped": "ir.hints",
+    "Mesh": "world.mesh",
+    "Network": "hardware.network",
+    "Plan": "ir.plan",
+    "batch_rank": "world.mesh",
+    "clip_grad_norm_": "model.clip",
+    "distribute": "distribute_model",
+    "init_mesh": "world.mesh",
+    "num_batch_shards": "world.mesh",
+    "plan": "planner.search",
+    "plan_reshard": "reshard_tensor",
+    "register_rule": "rules",
+    "reshard": "reshard_tensor",
+    "shard": "ir.markers",
+}
+"""Where each public name is. It is imported when it is first used: PyTorch's compiler and the solvers take seconds."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULES]

@@ -110,7 +110,7 @@ def _warn_of_replicas(distribution: Distribution, planned: Mapping[str, PlannedP
             f"without `example_inputs`, {len(whole)} parameters without a hint ({megabytes:.1f} MB) stay whole on "
             "every rank of their stage, and plain hints shard fused weights from their start; pass `example_inputs` to "
             "distribute (meta tensors do), or hint these parameters, too",
-            stacklevel=3,
+            stacklevel=4,  # the caller of `distribute`
         )
 
 

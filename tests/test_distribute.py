@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxpar.distribute import distribute
+from fxpar.distribute_model import distribute
 from fxpar.errors import (
     AlreadyDistributedError,
     HintNotFoundError,

@@ -26,7 +26,7 @@ from fxpar.world.rank_servers import RankServers, serve
 T = TypeVar("T")
 
 # Modules that ranks have already imported; a caller may add others before the first call of `run_ranks`.
-PRELOADED = ["fxpar.backend"]
+PRELOADED = ["fxpar.backend", "fxpar.distribute_model", "fxpar.model.clip"]
 
 # How long ranks may take to exit after they have returned their results.
 _ENDING_S = 10.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxpar.distribute import distribute
+from fxpar.distribute_model import distribute
 from fxpar.errors import OptimizerStateError
 from fxpar.world.launch import run_ranks
 from tests.model.train_with_optimizers import expected, train_from_mesh_to_mesh

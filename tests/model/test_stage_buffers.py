@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from fxpar.distribute import distribute
+from fxpar.distribute_model import distribute
 from fxpar.errors import SharedBufferError
 from fxpar.world.launch import run_ranks
 from tests.model.train_with_buffers import Normed, rows_of, seeded, statistics_of_the_first_shard, train_save_and_load

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.compiler import localize, plan_stages
-from fxpar.distribute import distribute
+from fxpar.distribute_model import distribute
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.capture import capture_forward
 from fxpar.model.distribution import distribution_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpar.distribute import distribute
+from fxpar.distribute_model import distribute
 from fxpar.errors import NotCompiledError, NotLoadedError, UninitializedModuleError
 from fxpar.model.unset import place_buffers
 from tests.support.fake_mesh import as_rank, fake_mesh

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 import fxpar
 from fxpar._torch import StridedShard, device_mesh_without_groups
 from fxpar.errors import FxparError
-from fxpar.reshard import _open, _options
+from fxpar.reshard_tensor import _open, _options
 from fxpar.resharding.request import make_request
 from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import STRATEGIES

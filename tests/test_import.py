@@ -1,0 +1,31 @@
+"""`import fxpar` is quick: it imports nothing that takes time before it is used, and every public name is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import fxpar
+
+HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "sympy", "networkx", "rich", "triton")
+IMPORTED = "import torch, sys; before = set(sys.modules); import fxpar; print(*sorted(set(sys.modules) - before))"
+
+
+def test_importing_fxpar_imports_next_to_nothing_beside_torch() -> None:
+    found = subprocess.run([sys.executable, "-c", IMPORTED], check=True, capture_output=True, text=True).stdout.split()
+    assert "fxpar" in found
+    assert not [name for name in found if name.startswith(HEAVY)]
+    assert len(found) < 10, found
+
+
+@pytest.mark.parametrize("name", fxpar.__all__)
+def test_every_public_name_can_be_had_and_is_listed(name: str) -> None:
+    assert getattr(fxpar, name) is not None
+    assert name in dir(fxpar)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'fxpar' has no attribute 'distrbute'"):
+        _ = fxpar.distrbute
