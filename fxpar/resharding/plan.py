@@ -10,8 +10,7 @@ from fractions import Fraction
 from itertools import groupby, pairwise
 
 from fxpar.hardware.network import LOOPBACK, Network
-from fxpar.resharding.bound import lower_bound
-from fxpar.resharding.search import Flow, Slot, search
+from fxpar.resharding.search import Flow, Slot, lower_bound, search
 from fxpar.resharding.show import table, timeline
 from fxpar.resharding.strategies import EXCHANGING, SIGNAL, Cut, Group, Leg, Strategy, strategy_named
 from fxpar.resharding.tile import Tiles

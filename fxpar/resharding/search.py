@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
-from fxpar.core.search import SEARCHES, find_slots
+from fxpar.core.search import SEARCHES, find_bound, find_slots
 from fxpar.errors import UnknownAlgorithmError
 
 ALGORITHMS = SEARCHES
@@ -75,3 +76,14 @@ def makespan(slots: Iterable[Slot]) -> int:
 def flow_columns(flows: Sequence[Flow]) -> tuple[list[int], list[tuple[int, ...]], list[tuple[int, ...]]]:
     """The flows' sizes, senders and receivers, as arguments of the native core."""
     return [flow.num_bytes for flow in flows], [flow.senders for flow in flows], [flow.receivers for flow in flows]
+
+
+def lower_bound(flows: Sequence[Flow]) -> Fraction:
+    """The lower bound of the makespan, in bytes at the rate of a host's interface.
+
+    The greater of two numbers. The first is the most bytes that one host must receive. The second is the maximum, over
+    all sets of hosts, of the bytes that only they can send, divided by their number. The second is computed exactly, as
+    a parametric maximum flow: it is what the most loaded host sends if flows are split as finely as needed and balanced
+    best. It holds for every strategy, since it does not count what receivers forward: other hosts could forward that.
+    """
+    return find_bound(*flow_columns(flows))

@@ -8,12 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from fxpar.ir import fused_ops
-from fxpar.lowering.cpu.cuts import gathered_ends
 from fxpar.lowering.cpu.gathering import Gathering
-from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
-from fxpar.lowering.cpu.pieces import Chunk, Pieces, Room, as_box
+from fxpar.lowering.cpu.multiply import SharedFactor, SumOfProducts, multiply, product_shape
+from fxpar.lowering.cpu.pieces import Chunk, Pieces, Room, as_box, gathered_ends
 from fxpar.lowering.cpu.ring import near_first
-from fxpar.lowering.cpu.shared_factor import SharedFactor
 from fxpar.lowering.cpu.workspace import workspace_of
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fxpar.ir import fused_ops
-from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.gathering import Gathering
 from fxpar.lowering.cpu.multiply import product_shape
-from fxpar.lowering.cpu.pieces import Pieces, as_box
+from fxpar.lowering.cpu.pieces import Pieces, as_box, scattered_ends
 from fxpar.lowering.cpu.ring import near_first
 from fxpar.lowering.cpu.scattering import Cut, Scattering
 from fxpar.lowering.cpu.terms import Terms

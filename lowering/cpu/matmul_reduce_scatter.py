@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fxpar.ir import fused_ops
-from fxpar.lowering.cpu.cuts import scattered_ends
 from fxpar.lowering.cpu.multiply import product_shape
-from fxpar.lowering.cpu.pieces import Pieces
+from fxpar.lowering.cpu.pieces import Pieces, scattered_ends
 from fxpar.lowering.cpu.scattering import Cut, Scattering
 from fxpar.lowering.cpu.terms import Terms
 from fxpar.lowering.cpu.workspace import workspace_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fxpar.ir import fused_ops
-from fxpar.lowering.cpu.multiply import multiply, product_shape
+from fxpar.lowering.cpu.multiply import SharedFactor, multiply, product_shape
 from fxpar.lowering.cpu.pieces import Chunk, Pieces
-from fxpar.lowering.cpu.shared_factor import SharedFactor
 
 
 class Terms:

@@ -13,10 +13,9 @@ from torch import Tensor
 import fxpar
 from fxpar._torch import c10d_functional
 from fxpar.bench.measure.interleaved import Sample
-from fxpar.bench.overlap.cases import CHAIN_Z4, Case, chain, rows
+from fxpar.bench.overlap.cases import CHAIN_Z4, Case, chain, rows, silenced
 from fxpar.bench.overlap.peers import data_parallel_step
 from fxpar.bench.overlap.run import run_variants
-from fxpar.bench.overlap.silent_mesh import silenced
 
 SMALL_CHAIN = replace(CHAIN_Z4, build=partial(chain, 3, 8), batch=partial(rows, 8, 8), z=2)
 

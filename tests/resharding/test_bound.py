@@ -9,10 +9,9 @@ from itertools import chain, combinations
 import pytest
 from hypothesis import given
 
-from fxpar.resharding.bound import lower_bound
 from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
 from fxpar.resharding.plan import make_plan
-from fxpar.resharding.search import Flow
+from fxpar.resharding.search import Flow, lower_bound
 from tests.resharding.random_flows import flows, many_flows
 
 

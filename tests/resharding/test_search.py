@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpar.errors import UnknownAlgorithmError
-from fxpar.resharding.bound import lower_bound
 from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY, Case
 from fxpar.resharding.plan import make_plan
-from fxpar.resharding.search import ALGORITHMS, Flow, Slot, makespan, search
+from fxpar.resharding.search import ALGORITHMS, Flow, Slot, lower_bound, makespan, search
 from tests.resharding.random_flows import all_to_all, flows, interfaces, many_flows
 
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -14,9 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fxpar.lowering.cpu.cuts import gathered_ends, scattered_ends
-from fxpar.lowering.cpu.one_product import multiply_one
-from fxpar.lowering.cpu.pieces import Pieces
+from fxpar.lowering.cpu.multiply import multiply_one
+from fxpar.lowering.cpu.pieces import Pieces, gathered_ends, scattered_ends
 from fxpar.lowering.cpu.terms import Terms
 
 Multiply: TypeAlias = Callable[[Tensor], Tensor]

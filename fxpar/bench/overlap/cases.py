@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import fxpar
+from fxpar._torch import have_fake_process_groups
 from fxpar.bench.measure.claims import Claim
 from fxpar.bench.measure.interleaved import Step
 from fxpar.bench.models import GPT_HINTS, example
 from fxpar.bench.overlap.peers import DDP, FSDP2, data_parallel_steps, fully_sharded_steps
-from fxpar.bench.overlap.silent_mesh import silenced
 from fxpar.ir.hints import Spec
 from fxpar.world.mesh import Mesh
 
@@ -205,3 +206,15 @@ GPT_X2_Z2_AGAIN = replace(
     variants=WITH_RECOMPUTATION,
 )
 CASES = (CHAIN_Z4, CHAIN_X2_Z2, GPT_Z4, GPT_X2_Z2, GPT_X2_Z2_AGAIN)
+
+
+def silenced(mesh: Mesh) -> Mesh:
+    """`mesh` with fake groups: their collectives leave memory unchanged. A collective of all ranks."""
+    assert mesh.device_mesh is not None and mesh.device_mesh.mesh_dim_names is not None, (
+        "the mesh was made without ranks"
+    )
+    names = mesh.device_mesh.mesh_dim_names
+    backends = (("fake", None),) * len(names)
+    have_fake_process_groups()
+    ranks = mesh.device_mesh.mesh
+    return replace(mesh, device_mesh=DeviceMesh("cpu", ranks, mesh_dim_names=names, backend_override=backends))

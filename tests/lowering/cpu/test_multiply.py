@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxpar.lowering.cpu.multiply import SumOfProducts, multiply, product_shape
-from fxpar.lowering.cpu.one_product import multiply_one
-from fxpar.lowering.cpu.shared_factor import SharedFactor
+from fxpar.lowering.cpu.multiply import SharedFactor, SumOfProducts, multiply, multiply_one, product_shape
 
 
 @pytest.mark.parametrize("rows", [2, 50])
