@@ -262,7 +262,7 @@ def _warn_of_meaningless_results(options: Options) -> None:
     given = {"strategy": (options.strategy, SIGNAL), "lowering": (options.lowering, SLEEP)}
     for name, (chosen, meaningless) in given.items():
         if chosen == meaningless and is_first_rank():
-            warnings.warn(f'with {name}="{chosen}" all results are meaningless: only their times are not', stacklevel=2)
+            warnings.warn(f'with {name}="{chosen}" all results are meaningless; only the times are valid', stacklevel=2)
 
 
 def _facts(task: _Task, planned: _Planned) -> dict[str, str]:
@@ -277,10 +277,10 @@ def _facts(task: _Task, planned: _Planned) -> dict[str, str]:
         "the captured forward": task.capture.signature(),
         "the plan": str(distribution.final_plan),
         "the layouts between stages": "\n".join(str(stage.border) for stage in planned.stages),
-        "what moves between stages, and how": "\n".join(crossings),
+        "the transfers between stages": "\n".join(crossings),
         "the schedule": str(planned.schedule),
-        "the options of results": f"{options.results} {options.check_inputs}",
-        "the options of memory": f"{options.memory_bytes} {options.gather_weights} {options.reduce_gradients} "
+        "the options for results": f"{options.results} {options.check_inputs}",
+        "the options for memory": f"{options.memory_bytes} {options.gather_weights} {options.reduce_gradients} "
         f"{options.remat} {options.gathered_bytes}",
     }
 

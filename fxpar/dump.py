@@ -148,23 +148,25 @@ def _with_comment(line: str, node: fx.Node) -> str:
     if done is not None:
         remarks.append(f"over {done.axis}, {done.num_bytes} bytes")
     if planned is not None:
-        remarks.append(_way(planned))
+        remarks.append(_describe_reshard(planned))
     if isinstance(known_value(node), dict):
         remarks.append(f"parameters and buffers: {len(known_value(node))}")
     return f"{line}  # {'; '.join(remarks)}" if remarks else line
 
 
-def _way(planned: Reshard) -> str:
+def _describe_reshard(planned: Reshard) -> str:
     """A transfer between stages: its layouts, unit tasks, strategy, and costs in bytes."""
     crossing, plan = planned.crossing, planned.plan
     layouts = [f"[{_dims(layout)}]" for layout in crossing.target_layouts]
     shown = layouts[:1] if len(set(layouts)) == 1 else layouts
-    way = f"[{_dims(crossing.source_layout)}] -> {', '.join(shown)}"
+    layouts_text = f"[{_dims(crossing.source_layout)}] -> {', '.join(shown)}"
     tasks = f"{len(plan.tasks)} task{'s' * (len(plan.tasks) != 1)}"
     if plan.num_bytes == 0:
-        return f"{way}; {tasks} inside hosts"
+        return f"{layouts_text}; {tasks} inside hosts"
     makespan, bound = plan.makespan_bytes, math.ceil(plan.bound_bytes)
-    return f"{way}; {tasks} by {plan.strategy}: {plan.num_bytes} bytes, makespan {makespan}, bound {bound} bytes"
+    return (
+        f"{layouts_text}; {tasks} by {plan.strategy}: {plan.num_bytes} bytes, makespan {makespan}, bound {bound} bytes"
+    )
 
 
 def _call(node: fx.Node) -> str:

@@ -59,7 +59,7 @@ class _Sleeper:
                 self._calls.append(_Call(pending_us, node, targets[node.name], waits))
                 pending_us = 0.0
             elif fused(node) is not None:
-                beside = _Beside(node)
+                beside = _FusedCollective(node)
                 self._calls.append(_Call(pending_us, node, beside.start, waits=False))
                 self._calls.append(_Call(compute_us(node), node, beside.finish, waits=True))
                 pending_us = 0.0
@@ -84,7 +84,7 @@ class _Sleeper:
         return [values[node] if isinstance(node, fx.Node) else node for node in self._given]
 
 
-class _Beside:
+class _FusedCollective:
     """The collective of a fused op, which runs during the sleep for its matmuls."""
 
     def __init__(self, node: fx.Node) -> None:

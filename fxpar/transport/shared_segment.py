@@ -133,7 +133,7 @@ class PeerSegment(Segment):
             if not self.is_alive() and signal.value < at_least:  # it may have set it before it ended
                 raise PeerLostError(awaited, self.rank, "its process has ended")
             if time.monotonic() >= deadline:
-                raise PeerLostError(awaited, self.rank, "it has not come in time, though the process runs")
+                raise PeerLostError(awaited, self.rank, "timed out, although the process is still running")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,9 +83,9 @@ class Gathering:
         self._pass_on(part, chunk)
         # The signal comes last: when this rank's `wait` has seen that of the last chunk, all its sends are queued.
         if chunk == self._seal(part) and self._memory(self._rank, part, chunk).item() != _INTACT:
-            self._call.tell_lost(part)
+            self._call.signal_lost(part)
         else:
-            self._call.tell_held(part, chunk + 1)
+            self._call.signal_held(part, chunk + 1)
 
     def _lose(self, part: int, chunk: int) -> None:
         """Signal and forward that the chunks from this one on will never arrive."""
@@ -93,7 +93,7 @@ class Gathering:
         self._memory(self._rank, part, seal).fill_(_BROKEN)
         for rest in range(chunk, seal + 1):
             self._pass_on(part, rest)
-        self._call.tell_lost(part)
+        self._call.signal_lost(part)
 
     def _seal(self, part: int) -> int:
         """The index of the seal, which follows all chunks."""

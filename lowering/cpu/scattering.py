@@ -99,7 +99,7 @@ class Scattering:
         else:
             added, is_begun = self._wait_for_turn(owner, number)
             self._terms.compute(owner, chunk, added, adds=is_begun)
-            self._call.tell_added(owner, number + 1)
+            self._call.signal_added(owner, number + 1)
 
     def _wait_for_turn(self, owner: int, number: int) -> tuple[Tensor, bool]:
         """Wait for the ranks that add to a chunk before this one; returns the sum so far, and whether there is one."""
@@ -108,7 +108,7 @@ class Scattering:
             try:
                 self._call.wait_added(before, owner, number + 1)
             except PeerLostError:
-                self._call.tell_none_added()
+                self._call.signal_failed()
                 raise
         _, like = self._cut.pieces[owner][number]
         begin = self._begin + self._sums.offset(owner, number)

@@ -108,7 +108,7 @@ class Workspace:
                 if time.monotonic() >= deadline:
                     raise PeerLostError(awaited, rank, "nothing has come in time")
         if signal.value == _FAILED:
-            raise PeerLostError(awaited, None, f"rank {rank}, from which it comes on this host, has lost another one")
+            raise PeerLostError(awaited, None, f"rank {rank}, which forwards it on this host, has lost its own peer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +123,19 @@ class Call:
     number: int
     buffers: Mapping[int, Tensor]
 
-    def tell_held(self, part: int, num_chunks: int) -> None:
+    def signal_held(self, part: int, num_chunks: int) -> None:
         """Signal that others may read the first `num_chunks` chunks of a piece in this rank's buffer."""
         self._set(part, num_chunks)
 
-    def tell_added(self, part: int, num_chunks: int) -> None:
+    def signal_added(self, part: int, num_chunks: int) -> None:
         """Signal that this rank has added its term to the first `num_chunks` chunks of the piece of `part`."""
         self._set(len(self.workspace.hosts) + part, num_chunks)
 
-    def tell_lost(self, part: int) -> None:
+    def signal_lost(self, part: int) -> None:
         """Signal that the rest of a piece will never arrive."""
         self.workspace.signal(self.workspace.rank, part).set(_FAILED)
 
-    def tell_none_added(self) -> None:
+    def signal_failed(self) -> None:
         """Signal that this rank will add no more terms to any piece."""
         num_ranks = len(self.workspace.hosts)
         for part in range(num_ranks):

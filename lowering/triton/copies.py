@@ -33,7 +33,7 @@ def place_own(piece: Tensor, gathered: Tensor, signals: Tensor, segments: Segmen
     signals[: segments.count].view(pieces.outer, pieces.parts, -1)[:, rank].fill_(epoch)
 
 
-def beside(workspace: Workspace, work: Callable[[], None]) -> None:
+def on_copy_stream(workspace: Workspace, work: Callable[[], None]) -> None:
     """Run `work` on the workspace's stream for copies, after everything queued on the current stream so far."""
     workspace.copies.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(workspace.copies):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxpar.lowering.triton.copies import beside, copy_segments, place_own, pull
+from fxpar.lowering.triton.copies import copy_segments, on_copy_stream, place_own, pull
 from fxpar.lowering.triton.factors import as_matrices, dense
 from fxpar.lowering.triton.launch import Arrival, gathered_call
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_towards
@@ -83,7 +83,7 @@ def _pull(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Ten
 
     shared(workspace.rank).copy_(shard)
     place_own(shard, gathered, signals, segments, workspace.rank, half.epoch)
-    beside(workspace, lambda: pull(workspace, half, shared, take))
+    on_copy_stream(workspace, lambda: pull(workspace, half, shared, take))
     return gathered, Arrival(signals, half.epoch, segments, workspace.rank)
 
 
@@ -104,5 +104,5 @@ def _push(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Ten
                 there[rows.start : rows.stop].copy_(gathered[rows.start : rows.stop])
                 set_signal(their_signals[segment : segment + 1], half.epoch)
 
-    beside(workspace, send)
+    on_copy_stream(workspace, send)
     return gathered, Arrival(signals, half.epoch, segments, own)

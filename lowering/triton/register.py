@@ -18,7 +18,7 @@ from fxpar.lowering.triton.launch import uniform_call, uniform_programs
 from fxpar.lowering.triton.plan import Fused, How, Unfused
 from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling
-from fxpar.lowering.triton.tuner import Problem, ways_to_gather
+from fxpar.lowering.triton.tuner import Problem, gather_variants
 from fxpar.lowering.triton.workspace import Workspace
 from fxpar.world.hosts import discover_hosts
 
@@ -60,7 +60,7 @@ def all_gather_matmul(
     rights = [as_matrices(other.mT if form == "columns" else other) for other in others]
     problem = _problem(f"gather {form}", as_matrices(left), rights, outer, workspace)
     possible = _tilings("gather", as_matrices(left), rights, shard.device)
-    return run(_decide(problem, possible, ways_to_gather(possible[0], gather.pieces.rows), run, workspace))
+    return run(_decide(problem, possible, gather_variants(possible[0], gather.pieces.rows), run, workspace))
 
 
 @fused_ops.matmul_reduce_scatter.register_kernel("cuda")

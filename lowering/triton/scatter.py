@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fxpar.lowering.triton.copies import beside, pull
+from fxpar.lowering.triton.copies import on_copy_stream, pull
 from fxpar.lowering.triton.factors import as_matrices, dense
 from fxpar.lowering.triton.launch import Destinations, places_of, scattered_call, sum_call, sum_programs
 from fxpar.lowering.triton.pieces import Pieces, row_tiles, signals_of_owner
@@ -89,7 +89,7 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
     own = shared(workspace.rank)
     _sum(product, own, half, workspace)
     take(workspace.rank, own)
-    beside(workspace, lambda: pull(workspace, half, shared, take))
+    on_copy_stream(workspace, lambda: pull(workspace, half, shared, take))
     torch.cuda.current_stream().wait_stream(workspace.copies)
     return out
 

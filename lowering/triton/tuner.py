@@ -61,7 +61,7 @@ def fastest(tilings: Sequence[Tiling], ways: Sequence[Fused], time_us: Time) -> 
     return chosen, times[chosen]
 
 
-def ways_to_gather(tiling: Tiling, block_rows: int) -> list[Fused]:
+def gather_variants(tiling: Tiling, block_rows: int) -> list[Fused]:
     """Segments of a whole, half and quarter block, each pulled and pushed."""
     segments = dict.fromkeys(max(1, math.ceil(block_rows / count)) for count in (1, 2, 4))
     return [Fused(tiling, rows, pushes) for pushes in (False, True) for rows in segments]

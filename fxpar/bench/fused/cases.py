@@ -22,7 +22,7 @@ from fxpar.ir.fused_ops import all_gather_matmul, matmul_reduce_scatter
 from fxpar.lowering.cpu_collectives import exchange_and_reduce
 from fxpar.world.hosts import discover_hosts
 
-Way: TypeAlias = Callable[[], Tensor]
+Variant: TypeAlias = Callable[[], Tensor]
 """One way to compute a case; a collective of all ranks."""
 
 BEST_MATMUL = "best matmul"
@@ -74,23 +74,23 @@ class Case:
         op = "all-gather, matmul" if self.op == "gather" else "matmul, reduce-scatter"
         return f"{op}, {self.ranks} ranks, m={self.m}, k={self.k}, n={self.n}"
 
-    def matmuls(self) -> dict[str, Way]:
+    def matmuls(self) -> dict[str, Variant]:
         """Every way to multiply on this rank, without the collective."""
         factors = _factors(self)
         return {name: partial(multiply, factors.left) for name, multiply in factors.matmuls(self).items()}
 
-    def ways(self, matmul: str) -> dict[str, Way]:
+    def ways(self, matmul: str) -> dict[str, Variant]:
         """All other ways on this rank, with the given one of `MATMULS`. Ways that compute the same value differ by
         rounding only."""
         factors = _factors(self)
         return (_gather_ways if self.op == "gather" else _scatter_ways)(factors, factors.matmuls(self)[matmul])
 
-    def steps(self, ways: Mapping[str, Way]) -> dict[str, Step]:
+    def steps(self, ways: Mapping[str, Variant]) -> dict[str, Step]:
         """A step of every way, which calls it `calls` times."""
         return {name: partial(_repeat, way, self.calls) for name, way in ways.items()}
 
 
-def _repeat(way: Way, calls: int) -> None:
+def _repeat(way: Variant, calls: int) -> None:
     for _ in range(calls):
         way()
 
@@ -116,7 +116,7 @@ def _factors(case: Case) -> _Factors:
     return _Factors(left, weight.t(), left.chunk(parts)[rank])
 
 
-def _gather_ways(factors: _Factors, multiply: Multiply) -> dict[str, Way]:
+def _gather_ways(factors: _Factors, multiply: Multiply) -> dict[str, Variant]:
     _, parts, group = _place()
     whole, right, shard = factors.left, factors.right, factors.shard
 
@@ -131,7 +131,7 @@ def _gather_ways(factors: _Factors, multiply: Multiply) -> dict[str, Way]:
     }
 
 
-def _scatter_ways(factors: _Factors, multiply: Multiply) -> dict[str, Way]:
+def _scatter_ways(factors: _Factors, multiply: Multiply) -> dict[str, Variant]:
     _, parts, group = _place()
     left, right = factors.left, factors.right
     product = multiply(left).clone()

@@ -14,7 +14,7 @@ from fxpar.bench.report import Row, Say
 from fxpar.lowering.triton.decide import possible_tilings, time_us
 from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.tiling import Tiling
-from fxpar.lowering.triton.tuner import ways_to_gather
+from fxpar.lowering.triton.tuner import gather_variants
 
 PARTS = 8
 MODE = "one GPU: the other ranks are pinned memory of the host, reached over PCIe"
@@ -108,7 +108,7 @@ def _time_gather(shape: Shape, dtype: torch.dtype) -> Times:
         copies()
         case.library() if library < kernel else case.multiply(Fused(tiling, block))
 
-    ways = [way for way in ways_to_gather(tiling, block) if not way.pushes]
+    ways = [way for way in gather_variants(tiling, block) if not way.pushes]
     fused = min(time_us(lambda way=way: case.fused(way)) for way in ways)  # type: ignore[misc]
     return Times(library, kernel, time_us(copies), time_us(in_turn), fused)
 

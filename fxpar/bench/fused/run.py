@@ -50,7 +50,7 @@ def run(say: Say, mode: str = "here") -> Report:
             say(f"{case}: how much it computes and sends")
             rate_mbit = rate_of_equals(case, matmul)
         say(f"{case} {'on emulated hosts' if emulates else 'on this machine'}")
-        timings = measure_at(rate_mbit, case.ranks, run_ways, case, matmul)
+        timings = measure_at(rate_mbit, case.ranks, run_variants, case, matmul)
         times += time_rows(case, rate_mbit, {**trials, **timings})
         summary, found = summarise(case, matmul, timings)
         summaries.append(summary)
@@ -86,7 +86,7 @@ def rate_of_equals(case: Case, matmul: str) -> float:
     """
     by_bytes = rate_that_takes_half(case.ranks, halves_of, case, matmul)
     short = replace(case, repeats=TRIAL_REPEATS)
-    timings = measure_at(by_bytes, case.ranks, run_ways, short, matmul, (BEST_MATMUL, *COLLECTIVES))
+    timings = measure_at(by_bytes, case.ranks, run_variants, short, matmul, (BEST_MATMUL, *COLLECTIVES))
     return by_bytes * median_ratio(timings, fastest(COLLECTIVES, timings), BEST_MATMUL)
 
 
@@ -104,7 +104,7 @@ def time_matmuls(case: Case, warm_up: int = 1, tries: int = TRIES) -> Mapping[st
     return time_interleaved(case.steps(case.matmuls()), warm_up, TRIAL_REPEATS, tries)
 
 
-def run_ways(
+def run_variants(
     case: Case, matmul: str, names: Sequence[str] | None = None, warm_up: int = WARM_UP, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
     """Time all ways with that matmul, or those of the given names that the case has. Every rank calls it."""

@@ -220,7 +220,7 @@ def simulated_gpu(folder: Path, seed: int) -> Iterator[Gpu]:
         (copies, "await_signal", gpu.await_signal),
         (gather, "set_signal", gpu.set_signal),
     ]
-    assert vars(scatter)["beside"] is copies.beside, "what is pretended for one holds for the other"
+    assert vars(scatter)["on_copy_stream"] is copies.on_copy_stream, "what is pretended for one holds for the other"
     with ExitStack() as stack:
         for owner, name, instead in pretended:
             stack.enter_context(patch.object(owner, name, instead))

@@ -12,7 +12,7 @@ import pytest
 
 from fxpar.lowering.triton.plan import Fused, How, Unfused
 from fxpar.lowering.triton.tiling import Tiling
-from fxpar.lowering.triton.tuner import Memory, Problem, fastest, ways_to_gather
+from fxpar.lowering.triton.tuner import Memory, Problem, fastest, gather_variants
 
 SMALL, LARGE = Tiling(64, 64, 32, warps=4, stages=3), Tiling(128, 256, 64, warps=8, stages=3)
 PROBLEM = Problem("gather rows", (1, 8192, 6144, 12288), "rt", "bfloat16", 1, 8, "H200", "nvlink", "3.7.1")
@@ -30,26 +30,26 @@ def times(tiling_us: Callable[[Tiling], float], segment_us: float, unfused_us: f
 
 
 def test_the_best_of_tilings_segments_and_directions_is_found() -> None:
-    ways = ways_to_gather(SMALL, 1000)
+    ways = gather_variants(SMALL, 1000)
     found = fastest([SMALL, LARGE], ways, times(lambda tiling: 1e4 / tiling.m, 0.01, 1e9))
     assert found == (Fused(LARGE, 250, pushes=True), 1e4 / 128 + 2.5 - 1)
 
 
 def test_the_plain_way_is_taken_where_it_is_faster() -> None:
-    assert fastest([SMALL], ways_to_gather(SMALL, 64), times(lambda _: 20.0, 0, 12.0)) == (Unfused(), 12.0)
+    assert fastest([SMALL], gather_variants(SMALL, 64), times(lambda _: 20.0, 0, 12.0)) == (Unfused(), 12.0)
 
 
 def test_what_is_impossible_is_not_taken() -> None:
     only_small = times(lambda tiling: 5.0 if tiling == SMALL else math.inf, 0, 9.0)
-    how, _ = fastest([LARGE, SMALL], ways_to_gather(SMALL, 1), only_small)
+    how, _ = fastest([LARGE, SMALL], gather_variants(SMALL, 1), only_small)
     assert isinstance(how, Fused) and how.tiling == SMALL
-    assert fastest([LARGE], ways_to_gather(SMALL, 1), only_small)[0] == Unfused()
-    assert fastest([], ways_to_gather(SMALL, 1), only_small)[0] == Unfused()
+    assert fastest([LARGE], gather_variants(SMALL, 1), only_small)[0] == Unfused()
+    assert fastest([], gather_variants(SMALL, 1), only_small)[0] == Unfused()
 
 
 def test_segments_are_no_larger_than_blocks_and_none_is_tried_twice() -> None:
-    assert [way.segment_rows for way in ways_to_gather(SMALL, 1) if not way.pushes] == [1]
-    assert [way.segment_rows for way in ways_to_gather(SMALL, 10) if way.pushes] == [10, 5, 3]
+    assert [way.segment_rows for way in gather_variants(SMALL, 1) if not way.pushes] == [1]
+    assert [way.segment_rows for way in gather_variants(SMALL, 10) if way.pushes] == [10, 5, 3]
 
 
 @pytest.mark.parametrize("how", [Unfused(), Fused(replace(LARGE, descriptors=True), 512, pushes=True)])
