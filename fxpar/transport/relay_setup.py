@@ -46,4 +46,4 @@ class RelaySetup:
     buffers: Buffers
     messages: RouteMessages
     order: SendOrder
-    answered: bool = True
+    answered: bool
