@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fxpar.calibrate.compute import MatmulRate, matmul_rates, memory_bytes, memory_bytes_per_us
 from fxpar.calibrate.fit import Line
-from fxpar.calibrate.network import Timed, fit_place, time_collectives
+from fxpar.calibrate.network import TimedCollective, fit_place, time_collectives
 from fxpar.hardware.cluster import Cluster, default_cluster
 from fxpar.hardware.machine import describe_machine
 from fxpar.world.hosts import discover_hosts
@@ -24,7 +24,7 @@ class Calibration:
 
     cluster: Cluster
     matmuls: Sequence[MatmulRate]
-    collectives: Sequence[Timed]
+    collectives: Sequence[TimedCollective]
 
 
 def calibrate(name: str, device: torch.device, say: Callable[[str], None]) -> Calibration:
@@ -78,7 +78,7 @@ def _interfaces(ring: Line | None, rings: Line | None, ranks_per_host: int) -> t
     return count, together / count
 
 
-def _reduce_scatter_factor(timed: Sequence[Timed]) -> float | None:
+def _reduce_scatter_factor(timed: Sequence[TimedCollective]) -> float | None:
     """How much slower a reduce-scatter is than other rings, between hosts if there are several; at least 1."""
     for place in ("one ring between hosts", "inside hosts"):
         slow, fast = fit_place(timed, place, "reduce_scatter"), fit_place(timed, place, "all_gather", "all_reduce")

@@ -34,7 +34,7 @@ _MOST_RUNS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedCollective:
     """A collective of `num_ranks` ranks, each of which sends `bytes_sent` in a ring."""
 
     place: Place
@@ -46,7 +46,7 @@ class Timed:
 
 def time_collectives(
     hosts: Sequence[int], device: torch.device, sizes: Iterable[int] | None = None, repeats: int = REPEATS
-) -> list[Timed]:
+) -> list[TimedCollective]:
     """Time all kinds and sizes of collectives, interleaved; a collective of the world, with one result for all ranks.
 
     hosts: the host of each rank.
@@ -62,7 +62,9 @@ def time_collectives(
         seconds[name].append(math.nan if own is None else _time_s(kind, size, own, device))
     slowest = _slowest({name: statistics.median(found[1:]) for name, found in seconds.items()})
     return [
-        Timed(place, kind, num_ranks, elements_sent(kind, size, num_ranks), 1e6 * slowest[str((place, kind, size))])
+        TimedCollective(
+            place, kind, num_ranks, elements_sent(kind, size, num_ranks), 1e6 * slowest[str((place, kind, size))]
+        )
         for place, kind, size in cases
         for num_ranks in [_num_ranks(place, hosts)]
     ]
@@ -74,7 +76,7 @@ def alternate(names: Sequence[str], rounds: int) -> Iterator[str]:
         yield from reversed(names) if turn % 2 else names
 
 
-def fit_place(timed: Sequence[Timed], place: Place, *kinds: CollectiveKind) -> Line | None:
+def fit_place(timed: Sequence[TimedCollective], place: Place, *kinds: CollectiveKind) -> Line | None:
     """The line through the collectives of `kinds` at `place`; None where there are none."""
     points = [(each.bytes_sent, each.time_us) for each in timed if each.place == place and each.kind in kinds]
     return fit_line(points) if points else None

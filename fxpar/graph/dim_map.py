@@ -20,7 +20,7 @@ from fxpar.rules.call import argument, op_call
 aten = torch.ops.aten
 
 
-class Digit(NamedTuple):
+class SourceDigit(NamedTuple):
     """`size` indices along dim `dim` of the source, `step` apart."""
 
     dim: int
@@ -28,13 +28,13 @@ class Digit(NamedTuple):
     size: int
 
 
-Dims: TypeAlias = tuple[tuple[Digit, ...], ...]
+Dims: TypeAlias = tuple[tuple[SourceDigit, ...], ...]
 """For every dim of a value its digits, most significant first; those of size 1 are left out."""
 
 
 def whole(shape: Sequence[int]) -> Dims:
     """The dims of a source of `shape`."""
-    return tuple((Digit(dim, 1, size),) if size != 1 else () for dim, size in enumerate(shape))
+    return tuple((SourceDigit(dim, 1, size),) if size != 1 else () for dim, size in enumerate(shape))
 
 
 def sizes(dims: Dims) -> list[int]:
@@ -47,7 +47,7 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     left = [digit for digits in dims for digit in digits][::-1]
     result = []
     for size in shape:
-        taken: list[Digit] = []
+        taken: list[SourceDigit] = []
         while size > 1:
             if not left:
                 return None
@@ -56,8 +56,8 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
                 if digit.size % size:
                     return None
                 low = digit.size // size
-                left.append(Digit(digit.dim, digit.step, low))
-                digit = Digit(digit.dim, digit.step * low, size)
+                left.append(SourceDigit(digit.dim, digit.step, low))
+                digit = SourceDigit(digit.dim, digit.step * low, size)
             if size % digit.size:
                 return None
             taken.append(digit)
@@ -66,12 +66,12 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     return None if left else tuple(result)
 
 
-def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+def joined(digits: Iterable[SourceDigit]) -> tuple[SourceDigit, ...]:
     """`digits`, with neighbours merged that are contiguous in the source."""
-    found: list[Digit] = []
+    found: list[SourceDigit] = []
     for digit in digits:
         if found and found[-1].dim == digit.dim and found[-1].step == digit.step * digit.size:
-            digit = Digit(digit.dim, digit.step, found.pop().size * digit.size)
+            digit = SourceDigit(digit.dim, digit.step, found.pop().size * digit.size)
         found.append(digit)
     return tuple(found)
 
@@ -140,7 +140,7 @@ def composed(outer: Dims, inner: Dims) -> Dims | None:
     """`outer`, in digits of a value that has the dims `inner`, converted to digits of that value's source."""
     result = []
     for digits in outer:
-        found: list[Digit] = []
+        found: list[SourceDigit] = []
         for digit in digits:
             stretch = _stretch(inner[digit.dim], digit)
             if stretch is None:
@@ -150,7 +150,7 @@ def composed(outer: Dims, inner: Dims) -> Dims | None:
     return tuple(result)
 
 
-def _stretch(digits: Sequence[Digit], wanted: Digit) -> list[Digit] | None:
+def _stretch(digits: Sequence[SourceDigit], wanted: SourceDigit) -> list[SourceDigit] | None:
     """The digits of the part `wanted` of a dim that has `digits`."""
     size = math.prod(digit.size for digit in digits)
     parts = regrouped((tuple(digits),), [size // wanted.step // wanted.size, wanted.size, wanted.step])
@@ -168,13 +168,13 @@ def refined(first: Dims, second: Dims) -> tuple[Dims, Dims] | None:
     return (fitting[0], fitting[1]) if [*map(len, fitting)] == [len(one), len(other)] else None
 
 
-def _cut(digits: Sequence[Digit], cuts: dict[int, set[int]]) -> tuple[Digit, ...] | None:
-    result: list[Digit] = []
+def _cut(digits: Sequence[SourceDigit], cuts: dict[int, set[int]]) -> tuple[SourceDigit, ...] | None:
+    result: list[SourceDigit] = []
     for digit in digits:
         end = digit.step * digit.size
         for cut in sorted((cut for cut in cuts[digit.dim] if digit.step <= cut < end), reverse=True):
             if end % cut or cut % digit.step:
                 return None
-            result.append(Digit(digit.dim, cut, end // cut))
+            result.append(SourceDigit(digit.dim, cut, end // cut))
             end = cut
     return tuple(result)

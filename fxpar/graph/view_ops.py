@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, fx
 
-from fxpar.graph.dim_map import Digit, Dims, composed, origin, refined, sizes, whole
+from fxpar.graph.dim_map import Dims, SourceDigit, composed, origin, refined, sizes, whole
 from fxpar.graph.graph_writer import GraphWriter
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.strides import is_dense, stride_order
@@ -36,10 +36,10 @@ def rearrange(write: GraphWriter, node: fx.Node, have: Dims, want: Dims) -> fx.N
     return _view(write, node, sizes(want))
 
 
-def _runs(source: Dims, target: Dims) -> dict[Digit, int]:
+def _runs(source: Dims, target: Dims) -> dict[SourceDigit, int]:
     """Runs of digits that follow each other in a dim of both: the first digit of each, with the size of the run."""
     places = {digit: (dim, place) for dim, digits in enumerate(target) for place, digit in enumerate(digits)}
-    runs: dict[Digit, int] = {}
+    runs: dict[SourceDigit, int] = {}
     for digits in source:
         first, before = None, None
         for digit in digits:

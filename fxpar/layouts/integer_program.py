@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy.sparse import csr_array
 
-from fxpar.layouts.solve_milp import Problem
+from fxpar.layouts.solve_milp import MilpProblem
 
 Term = tuple[int, float]
 """A variable and its coefficient."""
@@ -66,7 +66,7 @@ class IntegerProgram:
 
     def solve(self) -> Sequence[float] | None:
         """The variables of a cheapest solution, or None if no values satisfy all rows."""
-        problem = Problem(
+        problem = MilpProblem(
             np.asarray(self._costs),
             np.asarray(self._integral, dtype=np.bool_),
             csr_array((self._coefficients, (self._rows, self._columns)), shape=self.size),

@@ -40,7 +40,7 @@ _SOLVED, _INFEASIBLE = 0, 2
 
 
 @dataclass(frozen=True)
-class Problem:
+class MilpProblem:
     """Minimise `costs` of variables in [0, 1], the `integral` ones of which are 0 or 1.
 
     Each row of `rows` times the variables is at least its entry of `at_least`, and exactly that where `equal`.

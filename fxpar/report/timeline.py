@@ -13,7 +13,7 @@ _GOLDEN = 0.618  # steps of the hue, so that consecutive numbers differ in colou
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """A bar from `begin` to `end`; `colour` is the number of a colour, `details` is the tooltip."""
 
     begin: float
@@ -28,7 +28,7 @@ class Lane:
     """A resource, such as one direction of a host's interface."""
 
     label: str
-    bars: Sequence[Bar]
+    bars: Sequence[TimelineBar]
 
 
 def draw(

@@ -16,7 +16,7 @@ ITEMSIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class CaseMesh:
     """How a tensor is sharded over a mesh of (hosts, devices per host).
 
     `spec` has for every dim the mesh axes that shard it, one after another: 0 is the hosts, 1 the devices of a host.
@@ -47,13 +47,13 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class CaseTransfer:
     """A tensor of int32 that moves from one mesh to a mesh of other hosts."""
 
     name: str
     shape: tuple[int, ...]
-    source: End
-    destination: End
+    source: CaseMesh
+    destination: CaseMesh
 
     @property
     def num_bytes(self) -> int:
@@ -76,7 +76,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Case(Crossing):
+class Case(CaseTransfer):
     """A crossing that the paper measures.
 
     `bound` is the lower bound, which the best schedule reaches; `naive` and `balance` are the makespans of the paper's
@@ -88,12 +88,12 @@ class Case(Crossing):
     balance: Fraction
 
 
-def _end(text: str, mesh: tuple[int, int]) -> End:
+def _end(text: str, mesh: tuple[int, int]) -> CaseMesh:
     """Parse the paper's notation: RS01R replicates all dims but the second, which is sharded by hosts, then devices."""
-    return End(mesh, tuple(tuple(map(int, dim[1:])) for dim in re.findall(r"R|S[01]+", text)))
+    return CaseMesh(mesh, tuple(tuple(map(int, dim[1:])) for dim in re.findall(r"R|S[01]+", text)))
 
 
-def _case(number: int, shape: tuple[int, ...], source: End, destination: End, *times: str) -> Case:
+def _case(number: int, shape: tuple[int, ...], source: CaseMesh, destination: CaseMesh, *times: str) -> Case:
     return Case(str(number), shape, source, destination, *map(Fraction, times))
 
 

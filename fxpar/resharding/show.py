@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from fxpar.report.timeline import Bar, Lane, draw
+from fxpar.report.timeline import Lane, TimelineBar, draw
 
 if TYPE_CHECKING:
     from fxpar.resharding.plan import Relay, ReshardPlan
@@ -52,11 +52,11 @@ def figures(plan: ReshardPlan) -> str:
 
 def timeline(plan: ReshardPlan) -> str:
     """An SVG document with two lanes per host, for what it sends and what it receives."""
-    lanes: defaultdict[tuple[int, bool], list[Bar]] = defaultdict(list)
+    lanes: defaultdict[tuple[int, bool], list[TimelineBar]] = defaultdict(list)
     for relay in plan.relays:
         for source, target in pairwise(relay.path):
             details = f"{_region(plan, relay)}, {_way(plan, relay)}, {relay.num_elements * plan.itemsize:,} bytes"
-            bar = Bar(relay.begin, relay.end, str(relay.task), f"task {relay.task}: {details}", relay.task)
+            bar = TimelineBar(relay.begin, relay.end, str(relay.task), f"task {relay.task}: {details}", relay.task)
             lanes[plan.hosts[source], False].append(bar)
             lanes[plan.hosts[target], True].append(bar)
     named = [

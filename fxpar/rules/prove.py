@@ -48,7 +48,7 @@ def describe(strategy: Strategy) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class OpSample:
     """A call of an op with real tensors: the call as rules see it, its operands, and what the whole op returns."""
 
     call: OpCall
@@ -56,7 +56,7 @@ class Sample:
     results: tuple[Any, ...]
 
 
-def sample(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sample:
+def sample(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpSample:
     """Run the whole op, and record its call."""
     graph = fx.Graph()
     operands: list[Tensor] = []
@@ -72,7 +72,7 @@ def sample(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     node = graph.call_function(target, node_args, node_kwargs)
     node.meta["val"] = result
     results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    return Sample(op_call(node), tuple(operands), results)
+    return OpSample(op_call(node), tuple(operands), results)
 
 
 def prove(
@@ -154,7 +154,7 @@ def _check_consistent(rule: Rule, call: OpCall, strategy: Strategy) -> None:
                 raise RuleDisprovedError(call, {"x": strategy}, f"from {operand} the rule finds {again}")
 
 
-def prove_layouts(rule: Rule, taken: Sample, chosen: Mapping[str, Strategy], sizes: Mapping[str, int]) -> None:
+def prove_layouts(rule: Rule, taken: OpSample, chosen: Mapping[str, Strategy], sizes: Mapping[str, int]) -> None:
     """Prove that the strategies chosen for the axes together return the results of the whole op."""
     call = taken.call
     inputs = tuple(_layout(shape, {a: s.inputs[i] for a, s in chosen.items()}) for i, shape in enumerate(call.inputs))
@@ -237,7 +237,7 @@ def _run_local(
 
 
 def _problem(
-    taken: Sample, layouts: Sequence[Layout | None], runs: Sequence[tuple[Coordinate, tuple[Any, ...]]]
+    taken: OpSample, layouts: Sequence[Layout | None], runs: Sequence[tuple[Coordinate, tuple[Any, ...]]]
 ) -> str | None:
     """What is wrong with the local results, if anything is."""
     for index, layout in enumerate(layouts):
@@ -275,7 +275,7 @@ def _lies_like(local: Tensor, whole: Tensor) -> bool:
     return sorted(dims, key=lambda dim: -found[dim]) == sorted(dims, key=lambda dim: -expected[dim])
 
 
-def _value_problem(found: Tensor, expected: Tensor, taken: Sample) -> str | None:
+def _value_problem(found: Tensor, expected: Tensor, taken: OpSample) -> str | None:
     if not expected.is_floating_point():
         return None if torch.equal(found, expected) else "values differ"
     involved = [t for t in (expected, *taken.operands) if t.numel() > 0]

@@ -10,7 +10,7 @@ from fxpar.schedule.transfer import Transfer
 
 
 @dataclass(slots=True)
-class Flow:
+class LinkFlow:
     """A transfer on its links.
 
     shares: the fraction of each link that it uses at full speed: 1 for the link that it keeps busy longest.
@@ -38,20 +38,20 @@ class Links:
         end_at: called with the time at which a flow will end at the present rates, whenever that changes.
     """
 
-    def __init__(self, end_at: Callable[[float, Flow], None]) -> None:
+    def __init__(self, end_at: Callable[[float, LinkFlow], None]) -> None:
         self._end_at = end_at
-        self._on: defaultdict[str, list[Flow]] = defaultdict(list)
-        self._queues: defaultdict[frozenset[str], deque[Flow]] = defaultdict(deque)
+        self._on: defaultdict[str, list[LinkFlow]] = defaultdict(list)
+        self._queues: defaultdict[frozenset[str], deque[LinkFlow]] = defaultdict(deque)
 
-    def add(self, transfer: Transfer, busy_us: Mapping[str, float], now: float) -> Flow | None:
+    def add(self, transfer: Transfer, busy_us: Mapping[str, float], now: float) -> LinkFlow | None:
         """Add `transfer`; returns its flow if it starts at once, and None if it is queued behind another."""
         longest_us = max(busy_us.values())
-        flow = Flow(transfer, {link: time_us / longest_us for link, time_us in busy_us.items()}, longest_us)
+        flow = LinkFlow(transfer, {link: time_us / longest_us for link, time_us in busy_us.items()}, longest_us)
         queue = self._queues[frozenset(busy_us)]
         queue.append(flow)
         return self._start(flow, now) if queue[0] is flow else None
 
-    def end(self, flow: Flow, now: float) -> Flow | None:
+    def end(self, flow: LinkFlow, now: float) -> LinkFlow | None:
         """Remove `flow` at its end; returns the next flow of its queue, which starts then."""
         for link in flow.shares:
             self._on[link].remove(flow)
@@ -60,7 +60,7 @@ class Links:
         queue.popleft()
         return self._start(queue[0], now) if queue else None
 
-    def _start(self, flow: Flow, now: float) -> Flow:
+    def _start(self, flow: LinkFlow, now: float) -> LinkFlow:
         flow.updated_us = now
         for link in flow.shares:
             self._on[link].append(flow)

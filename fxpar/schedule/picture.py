@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxpar.report.timeline import Bar, Lane, draw
+from fxpar.report.timeline import Lane, TimelineBar, draw
 from fxpar.schedule.timeline import WAIT, Span, Timeline
 
 _COLOURS = {"F": 1, "B": 2, "I": 4, "W": 3, "value": 6, "gradient": 5}
@@ -40,9 +40,9 @@ def _lanes(label: str, timeline: Timeline) -> Iterator[tuple[int, str, Lane]]:
             yield rank, name, Lane(f"rank {rank} {name} {label}".rstrip(), _bars(spans, begin_us))
 
 
-def _bars(spans: Sequence[Span], begin_us: float) -> list[Bar]:
+def _bars(spans: Sequence[Span], begin_us: float) -> list[TimelineBar]:
     return [
-        Bar(
+        TimelineBar(
             span.begin_us - begin_us,
             span.end_us - begin_us,
             span.name if span.microbatch is None else str(span.microbatch),

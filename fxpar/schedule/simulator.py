@@ -12,7 +12,7 @@ from fxpar.errors import InvalidScheduleError
 from fxpar.schedule.action import Action
 from fxpar.schedule.costs import Costs, Route, TransferCost
 from fxpar.schedule.instruction import Compute, PostReceive, Send, Wait
-from fxpar.schedule.links import Flow, Links
+from fxpar.schedule.links import LinkFlow, Links
 from fxpar.schedule.program import Program
 from fxpar.schedule.timeline import SENDS, WAIT, Span, Timeline
 from fxpar.schedule.transfer import Routes, Transfer
@@ -78,7 +78,7 @@ class _Simulation:
         self._spans: list[Span] = []
         # Ranks that continue at the same time do so in the order of their numbers.
         self._events = [(0.0, rank) for rank in range(len(programs))]
-        self._flow_ends: list[tuple[float, int, int, Flow]] = []
+        self._flow_ends: list[tuple[float, int, int, LinkFlow]] = []
         self._numbers = count()
 
     def run(self) -> None:
@@ -168,14 +168,14 @@ class _Simulation:
         else:
             message.start_us, message.end_us = now, now + cost.time_us
 
-    def _note_start(self, flow: Flow | None, now: float) -> None:
+    def _note_start(self, flow: LinkFlow | None, now: float) -> None:
         if flow is not None:
             self._messages[flow.transfer].start_us = now
 
-    def _end_flow_at(self, end_us: float, flow: Flow) -> None:
+    def _end_flow_at(self, end_us: float, flow: LinkFlow) -> None:
         heappush(self._flow_ends, (end_us, next(self._numbers), flow.version, flow))
 
-    def _end_flow(self, now: float, _: int, version: int, flow: Flow) -> None:
+    def _end_flow(self, now: float, _: int, version: int, flow: LinkFlow) -> None:
         """End a transfer on its links, unless its rate has changed since this end was predicted."""
         if version != flow.version:
             return

@@ -60,7 +60,7 @@ class ChannelPlace:
     released: tuple[int, ...]
 
 
-class Message:
+class ChannelMessage:
     """A message being written: readers see the published part of `buffer`, uint8 (num_bytes,).
 
     Only one thread at a time may publish it; it need not be the thread that began it.
@@ -109,9 +109,9 @@ class ChannelWriter:
         self._released = [segment.signal_at(offset) for offset in self.place.released]
         self._last = _Descriptor(segment, self.place.first)
         self._num_begun = 0
-        self._outstanding: deque[Message] = deque()
+        self._outstanding: deque[ChannelMessage] = deque()
 
-    def begin(self, num_bytes: int) -> Message:
+    def begin(self, num_bytes: int) -> ChannelMessage:
         """A new message, where possible in memory of released ones. Never waits for readers.
 
         Raises:
@@ -125,7 +125,7 @@ class ChannelWriter:
             block = self._segment.allocate(num_bytes)
             descriptor.cell.block, descriptor.cell.num_bytes = block, num_bytes
             buffer = self._segment.bytes_at(block, num_bytes)
-            message = Message(self._num_begun, buffer, descriptor, self._last.offset)
+            message = ChannelMessage(self._num_begun, buffer, descriptor, self._last.offset)
             self._last.next.set(descriptor.offset)
             self._last = descriptor
             self._num_begun += 1

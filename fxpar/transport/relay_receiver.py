@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxpar.errors import PeerLostError
 from fxpar.resharding.plan import Relay
-from fxpar.transport.channel import Arrival, Message
+from fxpar.transport.channel import Arrival, ChannelMessage
 from fxpar.transport.packing import Landing
 from fxpar.transport.relay_setup import RelaySetup
 from fxpar.transport.route_messages import ANSWER, Shipment, chunks
@@ -29,7 +29,7 @@ class _Inflow:
     relay: Relay
     landing: Landing
     memory: Tensor
-    message: Message | None
+    message: ChannelMessage | None
     tag: int
     posted: Sequence[dist.Work]
 

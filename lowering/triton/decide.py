@@ -15,7 +15,7 @@ from triton.runtime.errors import OutOfResources
 from fxpar._torch import inductor_cache
 from fxpar.lowering.triton.plan import Fused, How
 from fxpar.lowering.triton.tiling import Op, Tiling, tilings
-from fxpar.lowering.triton.tuner import Memory, Problem, fastest
+from fxpar.lowering.triton.tuner import Memory, TuningProblem, fastest
 
 _WARM_UP, _REPEATS = 2, 5
 
@@ -62,7 +62,7 @@ def time_us(run: Callable[[], object]) -> float:
 
 
 def decide(
-    problem: Problem,
+    problem: TuningProblem,
     possible: Sequence[Tiling],
     ways: Sequence[Fused],
     run: Callable[[How], object],

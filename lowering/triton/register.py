@@ -18,11 +18,11 @@ from fxpar.lowering.triton.launch import uniform_call, uniform_programs
 from fxpar.lowering.triton.plan import Fused, How, Unfused
 from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling
-from fxpar.lowering.triton.tuner import Problem, gather_variants
+from fxpar.lowering.triton.tuner import TuningProblem, gather_variants
 from fxpar.lowering.triton.workspace import Workspace
 from fxpar.world.hosts import discover_hosts
 
-_decided: dict[tuple[str, Problem], How] = {}
+_decided: dict[tuple[str, TuningProblem], How] = {}
 """By group: the ranks of a group may have decided differently on the same problem in other groups."""
 
 
@@ -147,9 +147,9 @@ def _tilings(op: Op, left: Tensor, rights: Sequence[Tensor], device: torch.devic
     return possible_tilings(op, left.dtype, device, vectors=vectors, matrices=left.shape[0])
 
 
-def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, workspace: Workspace) -> Problem:
+def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, workspace: Workspace) -> TuningProblem:
     columns = sum(right.shape[-1] for right in rights)
-    return Problem(
+    return TuningProblem(
         op,
         (left.shape[0], left.shape[1], columns, left.shape[2]),
         "".join("t" if is_transposed(factor) else "r" for factor in (left, *rights)),
@@ -163,7 +163,11 @@ def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, worksp
 
 
 def _decide(
-    problem: Problem, possible: Sequence[Tiling], ways: Sequence[Fused], run: Callable[[How], object], to: Workspace
+    problem: TuningProblem,
+    possible: Sequence[Tiling],
+    ways: Sequence[Fused],
+    run: Callable[[How], object],
+    to: Workspace,
 ) -> How:
     key = to.group.group_name, problem
     if key not in _decided:

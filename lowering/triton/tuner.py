@@ -17,7 +17,7 @@ from fxpar.lowering.triton.tiling import Tiling
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TuningProblem:
     """Everything that the times depend on.
 
     sizes: matrices, rows, columns and terms of the product. layouts: whether each factor is transposed in memory.
@@ -73,7 +73,7 @@ class Memory:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def recall(self, problem: Problem) -> How | None:
+    def recall(self, problem: TuningProblem) -> How | None:
         """The stored result of a problem; None if there is none, or its file is damaged."""
         try:
             found = json.loads(self._path(problem).read_text())
@@ -81,7 +81,7 @@ class Memory:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def keep(self, problem: Problem, how: How, time_us: float) -> None:
+    def keep(self, problem: TuningProblem, how: How, time_us: float) -> None:
         """Store a result, atomically: a concurrent reader finds the old file or the new one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         fused = asdict(how) if isinstance(how, Fused) else None
@@ -90,7 +90,7 @@ class Memory:
             file.write(text)
         os.replace(file.name, self._path(problem))
 
-    def _path(self, problem: Problem) -> Path:
+    def _path(self, problem: TuningProblem) -> Path:
         return self._folder / f"{sha256(problem.to_json().encode()).hexdigest()}.json"
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 import fxpar
 from fxpar._torch import c10d_functional
 from fxpar.bench.measure.interleaved import Sample
-from fxpar.bench.overlap.cases import CHAIN_Z4, Case, chain, rows, silenced
+from fxpar.bench.overlap.cases import CHAIN_Z4, OverlapCase, chain, rows, silenced
 from fxpar.bench.overlap.peers import data_parallel_step
 from fxpar.bench.overlap.run import run_variants
 
 SMALL_CHAIN = replace(CHAIN_Z4, build=partial(chain, 3, 8), batch=partial(rows, 8, 8), z=2)
 
 
-def run_small(case: Case) -> Mapping[str, Sequence[Sample]]:
+def run_small(case: OverlapCase) -> Mapping[str, Sequence[Sample]]:
     """All variants of a case, once."""
     return run_variants(case, warm_up=0, repeats=1, tries=1)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fxpar.bench.measure.interleaved import Sample
-from fxpar.bench.pipeline.cases import GPT, Case
+from fxpar.bench.pipeline.cases import GPT, PipelineCase
 from fxpar.bench.pipeline.computing import run_variants
 from fxpar.bench.pipeline.sleeping_step import Sleeping
 from fxpar.hardware.network import LOOPBACK
@@ -38,7 +38,7 @@ def _sleep_through(model: Sleeping, schedule: Schedule, strategy: str) -> list[s
     return [span.name for span in recorder.timeline.spans if span.lane == "compute"]
 
 
-def run_small(case: Case) -> tuple[Mapping[str, Sequence[Sample]], dict[tuple[str, str], str]]:
+def run_small(case: PipelineCase) -> tuple[Mapping[str, Sequence[Sample]], dict[tuple[str, str], str]]:
     """All variants of a case, once; and the schedule that each was compiled with, by its strategy and what that was."""
     compile_model, compiled = torch.compile, {}
 

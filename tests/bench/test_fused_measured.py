@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fxpar.bench.fused.cases import BEST_MATMUL, CASES, COLLECTIVES, FUSED, GLOO, SEQUENCES, Case, Goals
+from fxpar.bench.fused.cases import BEST_MATMUL, CASES, COLLECTIVES, FUSED, GLOO, SEQUENCES, FusedCase, Goals
 from fxpar.bench.fused.matmuls import MATMULS
 from fxpar.bench.fused.run import fastest, gpu_bars, overlap_efficiency, summarise, time_rows
 from fxpar.bench.measure.interleaved import Timing, timings_of_ranks
 from fxpar.world.launch import run_ranks
 from tests.bench.run_fused import compute, run_small
 
-GATHER, SCATTER = (Case(op, 24, 16, 8, Goals(1.1, 1.4, 0.85), calls=2, repeats=1) for op in ("gather", "scatter"))
+GATHER, SCATTER = (FusedCase(op, 24, 16, 8, Goals(1.1, 1.4, 0.85), calls=2, repeats=1) for op in ("gather", "scatter"))
 
 
 def test_the_ways_that_gather_and_multiply_give_the_same() -> None:
@@ -34,7 +34,7 @@ def test_the_ways_that_multiply_and_scatter_give_the_pieces_of_the_sum() -> None
 
 
 @pytest.mark.parametrize("case", [GATHER, SCATTER], ids=str)
-def test_every_way_is_timed_and_held_against_the_goals(case: Case) -> None:
+def test_every_way_is_timed_and_held_against_the_goals(case: FusedCase) -> None:
     trials, timings = map(timings_of_ranks, zip(*run_ranks(2, run_small, case), strict=True))
     assert fastest(MATMULS, trials) in MATMULS
     rows = time_rows(case, math.inf, {**trials, **timings})

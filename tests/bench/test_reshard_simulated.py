@@ -10,7 +10,7 @@ import pytest
 from fxpar.bench.report import Row
 from fxpar.bench.reshard.planning_time import CROSSINGS, GOALS_S, time_plan
 from fxpar.bench.reshard.simulated import simulate
-from fxpar.resharding.cases import NINE_CASES, Crossing
+from fxpar.resharding.cases import NINE_CASES, CaseTransfer
 from fxpar.resharding.units import unit_tasks
 
 Rows: TypeAlias = dict[tuple[str, str], Row]
@@ -66,7 +66,7 @@ def test_a_plan_is_timed_with_and_without_what_is_around_the_search() -> None:
 
 
 @pytest.mark.parametrize("crossing", CROSSINGS[:6], ids=lambda case: f"{case.source.mesh} {case.destination.mesh}")
-def test_timed_plans_have_uneven_parts_and_as_many_tasks_as_there_is_a_goal_for(crossing: Crossing) -> None:
+def test_timed_plans_have_uneven_parts_and_as_many_tasks_as_there_is_a_goal_for(crossing: CaseTransfer) -> None:
     source, destination = crossing.tiles()
     tasks = unit_tasks(source, destination)
     assert len(tasks) in GOALS_S

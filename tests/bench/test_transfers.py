@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fxpar.bench.measure.interleaved import Sample
-from fxpar.bench.reshard.problems import Problem, nine_cases, one_to_many
-from fxpar.bench.reshard.transfers import Transfer, measured, numbered
+from fxpar.bench.reshard.problems import ReshardProblem, nine_cases, one_to_many
+from fxpar.bench.reshard.transfers import TimedTransfer, measured, numbered
 from fxpar.hardware.network import LOOPBACK
 from fxpar.resharding.cases import ITEMSIZE, NINE_CASES, ONE_TO_MANY
 from fxpar.resharding.plan import make_plan
@@ -20,10 +20,10 @@ NUM_ELEMENTS = 6_250_000
 SOME, ALL = Tile((((0, 2),), ((1, 3), (5, 6)))), Tile((((0, 4),), ((0, 7),)))
 
 
-def two_ranks(repeats: int = 1) -> Transfer:
+def two_ranks(repeats: int = 1) -> TimedTransfer:
     """From rank 0 to rank 1 of one host."""
     ends = {0: ALL}, {1: SOME}
-    return Transfer("two ranks", (4, 7), *ends, make_plan(*ends, ITEMSIZE, (0, 0)), repeats)
+    return TimedTransfer("two ranks", (4, 7), *ends, make_plan(*ends, ITEMSIZE, (0, 0)), repeats)
 
 
 def test_numbered_pieces_are_pieces_of_what_counts_its_elements() -> None:
@@ -44,7 +44,7 @@ def test_each_repeat_takes_as_long_as_its_last_rank() -> None:
     assert found.times() == {"repeats": 3, "median_s": 3.0, "least_s": 2.5, "most_s": 5.0}
 
 
-def relative_bound(problem: Problem) -> float:
+def relative_bound(problem: ReshardProblem) -> float:
     """The bound of broadcast's plan over the bytes of the tensor."""
     bound = problem.plan("broadcast", LOOPBACK).bound_bytes
     return float(bound / (torch.Size(problem.shape).numel() * ITEMSIZE))

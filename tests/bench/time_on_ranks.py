@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fxpar.bench.reshard.real import measure_halves
-from fxpar.bench.reshard.transfers import Measured, Transfer, numbered, time_transfers
+from fxpar.bench.reshard.transfers import Measured, TimedTransfer, numbered, time_transfers
 from tests.support.move_tensors import live_on
 
 
@@ -18,7 +18,7 @@ def measure_on_hosts(ranks_per_host: int, num_bytes: int) -> list[Measured]:
     return measure_halves(torch.device("cpu"), [num_bytes])
 
 
-def send_wrong_values(transfers: Sequence[Transfer]) -> None:
+def send_wrong_values(transfers: Sequence[TimedTransfer]) -> None:
     """Those who hold something give something else."""
     for transfer in transfers:
         held = transfer.source.get(dist.get_rank())

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from fxpar.bench.hosts.emulated_cluster import EmulatedCluster
-from fxpar.calibrate.network import KINDS, Timed, fit_place
+from fxpar.calibrate.network import KINDS, TimedCollective, fit_place
 from fxpar.world.launch import run_ranks
 from tests.calibrate.time_on_groups import time_groups
 
@@ -40,7 +40,7 @@ def test_the_rate_of_slow_links_is_found() -> None:
     if reason := EmulatedCluster.missing():
         pytest.skip(reason)
     with EmulatedCluster(2, rate_mbit=20) as cluster:
-        timed: list[Timed] = cluster.run(1, time_groups, (2**10, 2**16))[0]
+        timed: list[TimedCollective] = cluster.run(1, time_groups, (2**10, 2**16))[0]
     assert {each.place for each in timed} == {"one ring between hosts"}, "all rings are one"
     line = fit_place(timed, "one ring between hosts", "all_reduce")
     assert line is not None

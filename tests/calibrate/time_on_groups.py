@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from fxpar.calibrate.network import Timed, time_collectives
+from fxpar.calibrate.network import TimedCollective, time_collectives
 from fxpar.world.hosts import discover_hosts
 
 
-def time_groups(sizes: Sequence[int], hosts: Sequence[int] | None = None) -> list[Timed]:
+def time_groups(sizes: Sequence[int], hosts: Sequence[int] | None = None) -> list[TimedCollective]:
     """Collectives of `sizes` bytes inside and between `hosts`, by default where ranks are."""
     return time_collectives(hosts or discover_hosts(), torch.device("cpu"), sizes, repeats=3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from fxpar._torch import FakeTensorMode
-from fxpar.graph.dim_map import Digit, Dims, composed, origin, rearranges, refined, regrouped, through, whole
+from fxpar.graph.dim_map import Dims, SourceDigit, composed, origin, rearranges, refined, regrouped, through, whole
 from fxpar.graph.graph_writer import WriterInPlace, aten
 from fxpar.graph.view_ops import rearrange
 from fxpar.ir.node_meta import set_value
@@ -107,22 +107,22 @@ def test_what_was_rearranged_is_put_in_order_again(
 def test_a_view_that_cuts_through_a_digit_is_told() -> None:
     turned = whole([2, 3])[::-1]
     assert regrouped(turned, [2, 3]) is None
-    assert regrouped(turned, [6]) == ((Digit(1, 1, 3), Digit(0, 1, 2)),)
+    assert regrouped(turned, [6]) == ((SourceDigit(1, 1, 3), SourceDigit(0, 1, 2)),)
     assert regrouped(whole([6]), [4]) is None
 
 
 def test_stretches_that_follow_on_each_other_are_one() -> None:
     split = regrouped(whole([12]), [3, 4])
-    assert split == ((Digit(0, 4, 3),), (Digit(0, 1, 4),))
+    assert split == ((SourceDigit(0, 4, 3),), (SourceDigit(0, 1, 4),))
     assert split is not None and regrouped(split, [12]) == whole([12])
 
 
 def test_digits_of_digits_are_digits_of_the_source() -> None:
     turned = whole([4, 6])[::-1]
-    rows = ((Digit(0, 3, 2),), (Digit(0, 1, 3), Digit(1, 1, 4)))
-    assert composed(rows, turned) == ((Digit(1, 3, 2),), (Digit(1, 1, 3), Digit(0, 1, 4)))
+    rows = ((SourceDigit(0, 3, 2),), (SourceDigit(0, 1, 3), SourceDigit(1, 1, 4)))
+    assert composed(rows, turned) == ((SourceDigit(1, 3, 2),), (SourceDigit(1, 1, 3), SourceDigit(0, 1, 4)))
     uneven = regrouped(turned, [24])
-    assert uneven is not None and composed(((Digit(0, 3, 8),), (Digit(0, 1, 3),)), uneven) is None
+    assert uneven is not None and composed(((SourceDigit(0, 3, 8),), (SourceDigit(0, 1, 3),)), uneven) is None
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -2,13 +2,13 @@
 
 from xml.etree import ElementTree
 
-from fxpar.report.timeline import Bar, Lane, draw
+from fxpar.report.timeline import Lane, TimelineBar, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def _drawn(label: str, legend: list[tuple[str, int]]) -> ElementTree.Element:
-    lanes = [Lane(label, [Bar(0.0, 5.0, "a", "the first", 1), Bar(5.0, 10.0, "b", "the second", 2)])]
+    lanes = [Lane(label, [TimelineBar(0.0, 5.0, "a", "the first", 1), TimelineBar(5.0, 10.0, "b", "the second", 2)])]
     return ElementTree.fromstring(draw("title", "subtitle", lanes, [], "us", legend))
 
 

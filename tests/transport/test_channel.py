@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxpar.errors import PeerLostError, PlanMismatchError, SharedMemoryError
-from fxpar.transport.channel import ChannelReader, ChannelWriter, Message
+from fxpar.transport.channel import ChannelMessage, ChannelReader, ChannelWriter
 from fxpar.transport.shared_segment import OwnSegment, PeerSegment
 from fxpar.world.launch import run_ranks
 from tests.transport import pass_messages
@@ -119,7 +119,7 @@ def test_threads_may_wait_for_messages_in_any_order_and_publish_others() -> None
     assert received == dict.fromkeys(range(count), True)
 
 
-def _publish_in_pieces(message: Message) -> None:
+def _publish_in_pieces(message: ChannelMessage) -> None:
     for end in range(100, 1001, 100):
         message.publish(end)
 

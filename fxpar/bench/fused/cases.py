@@ -49,7 +49,7 @@ class Goals:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FusedCase:
     """A product with a collective before or after it.
 
     Args:
@@ -103,11 +103,11 @@ class _Factors:
     right: Tensor
     shard: Tensor
 
-    def matmuls(self, case: Case) -> dict[str, Multiply]:
+    def matmuls(self, case: FusedCase) -> dict[str, Multiply]:
         return matmuls(case.op, self.right, case.m, discover_hosts())
 
 
-def _factors(case: Case) -> _Factors:
+def _factors(case: FusedCase) -> _Factors:
     rank, parts, _ = _place()
     if case.op == "gather":
         left, weight = _random(0, case.m, case.k), _random(1 + rank, case.n // parts, case.k)
@@ -171,8 +171,8 @@ def _random(seed: int, *shape: int) -> Tensor:
 # On one host a collective is a copy in memory. With n = k = 1024 it takes half as long as the product, so that there is
 # something to hide; with FLUX's wide dim (below) it would take 1%. m is one of FLUX's.
 # Twelve calls make a step of a quarter of a second: the processor time of others is counted in hundredths.
-_GATHER = Case("gather", 2048, 1024, 1024, Goals(of_matmul=1.10, of_gloo=1.4), calls=12)
-_SCATTER = Case("scatter", 2048, 1024, 1024, Goals(of_matmul=1.20, of_gloo=1.5), calls=12)
+_GATHER = FusedCase("gather", 2048, 1024, 1024, Goals(of_matmul=1.10, of_gloo=1.4), calls=12)
+_SCATTER = FusedCase("scatter", 2048, 1024, 1024, Goals(of_matmul=1.20, of_gloo=1.5), calls=12)
 
 ON_THIS_MACHINE = (
     _GATHER,
@@ -194,11 +194,11 @@ BETWEEN_HOSTS = tuple(
     case
     for ranks in (4, 2)
     for case in (
-        Case("gather", 2048, _NARROW, _WIDE, Goals(efficiency=0.85), repeats=7, ranks=ranks),
-        Case("scatter", 2048, _WIDE, _NARROW, Goals(efficiency=0.85), repeats=7, ranks=ranks),
+        FusedCase("gather", 2048, _NARROW, _WIDE, Goals(efficiency=0.85), repeats=7, ranks=ranks),
+        FusedCase("scatter", 2048, _WIDE, _NARROW, Goals(efficiency=0.85), repeats=7, ranks=ranks),
     )
 )
-CASES: Mapping[str, tuple[Case, ...]] = {"here": ON_THIS_MACHINE, "emulate": BETWEEN_HOSTS}
+CASES: Mapping[str, tuple[FusedCase, ...]] = {"here": ON_THIS_MACHINE, "emulate": BETWEEN_HOSTS}
 """What each mode measures."""
 
 

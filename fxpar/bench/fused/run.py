@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import torch
 
-from fxpar.bench.fused.cases import BEST_MATMUL, CASES, COLLECTIVES, FUSED, GLOO, SEQUENCES, Case, overlap_efficiency
+from fxpar.bench.fused.cases import (
+    BEST_MATMUL,
+    CASES,
+    COLLECTIVES,
+    FUSED,
+    GLOO,
+    SEQUENCES,
+    FusedCase,
+    overlap_efficiency,
+)
 from fxpar.bench.fused.matmuls import MATMULS
 from fxpar.bench.hosts.link_rate import TRIAL_MBIT, Halves, measure_at, measure_halves, rate_that_takes_half
 from fxpar.bench.measure.allocator import prepare_memory
@@ -78,7 +87,7 @@ def gpu_bars(rows: Sequence[Row]) -> list[Bar]:
     return bars
 
 
-def rate_of_equals(case: Case, matmul: str) -> float:
+def rate_of_equals(case: FusedCase, matmul: str) -> float:
     """The rate of links in Mbit/s at which the collective alone takes as long as the matmul alone.
 
     Messages take longer than their bytes alone. So a first rate is computed from the bytes, and corrected by the
@@ -90,7 +99,7 @@ def rate_of_equals(case: Case, matmul: str) -> float:
     return by_bytes * median_ratio(timings, fastest(COLLECTIVES, timings), BEST_MATMUL)
 
 
-def halves_of(case: Case, matmul: str) -> Halves:
+def halves_of(case: FusedCase, matmul: str) -> Halves:
     """The matmul alone, and of the collectives the one that sends less. Every rank calls it."""
     prepare_memory()
     steps = case.steps(case.ways(matmul))
@@ -98,14 +107,14 @@ def halves_of(case: Case, matmul: str) -> Halves:
     return measure_halves(steps[BEST_MATMUL], sending, WARM_UP, TRIAL_REPEATS)
 
 
-def time_matmuls(case: Case, warm_up: int = 1, tries: int = TRIES) -> Mapping[str, Sequence[Sample]]:
+def time_matmuls(case: FusedCase, warm_up: int = 1, tries: int = TRIES) -> Mapping[str, Sequence[Sample]]:
     """Time all matmuls, to find the best one. Every rank calls it."""
     prepare_memory()
     return time_interleaved(case.steps(case.matmuls()), warm_up, TRIAL_REPEATS, tries)
 
 
 def run_variants(
-    case: Case, matmul: str, names: Sequence[str] | None = None, warm_up: int = WARM_UP, tries: int = TRIES
+    case: FusedCase, matmul: str, names: Sequence[str] | None = None, warm_up: int = WARM_UP, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
     """Time all ways with that matmul, or those of the given names that the case has. Every rank calls it."""
     prepare_memory()
@@ -113,7 +122,7 @@ def run_variants(
     return time_interleaved(steps, warm_up, case.repeats, tries)
 
 
-def time_rows(case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]) -> list[Row]:
+def time_rows(case: FusedCase, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]) -> list[Row]:
     """The time of every way."""
     return [
         {
@@ -127,7 +136,7 @@ def time_rows(case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timin
     ]
 
 
-def summarise(case: Case, matmul: str, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
+def summarise(case: FusedCase, matmul: str, timings: Mapping[str, Sequence[Timing]]) -> tuple[Row, list[Bar]]:
     """The overlap efficiency of a case, whose best matmul is `matmul`, and the bars that it must reach.
 
     The effective communication time of a way is its time minus that of the best matmul alone. The efficiency is the

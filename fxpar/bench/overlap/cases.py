@@ -40,7 +40,7 @@ COMPUTE_ALONE = "computation alone"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OverlapCase:
     """A model on four hosts of one rank each.
 
     Args:
@@ -165,7 +165,7 @@ _OVER_FSDP2 = 1.3
 
 _AGAINST_PEERS = (Claim(ALL_OVERLAPS, FSDP2, _OVER_FSDP2), Claim(ALL_OVERLAPS, DDP, _OVER_DDP))
 
-CHAIN_Z4 = Case(
+CHAIN_Z4 = OverlapCase(
     "chain, z=4",
     partial(chain, _LAYERS, _WIDTH),
     partial(rows, _ROWS_Z4, _WIDTH),
@@ -173,7 +173,7 @@ CHAIN_Z4 = Case(
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, _GAIN_OF_Z), *_AGAINST_PEERS),
     layers="layers",
 )
-CHAIN_X2_Z2 = Case(
+CHAIN_X2_Z2 = OverlapCase(
     "chain, x=2, z=2",
     partial(chain, _LAYERS, _WIDTH),
     partial(rows, _ROWS_X2_Z2, _WIDTH),
@@ -182,7 +182,7 @@ CHAIN_X2_Z2 = Case(
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, _GAIN_OF_X_AND_Z),),
     hints=_ALTERNATING,
 )
-GPT_Z4 = Case(
+GPT_Z4 = OverlapCase(
     "GPT, z=4",
     partial(_gpt, _SIZES),
     partial(_tokens, _SIZES, _SEQUENCES_Z4),
@@ -190,7 +190,7 @@ GPT_Z4 = Case(
     claims=(Claim(ALL_OVERLAPS, NO_OVERLAP, _GAIN_OF_Z), *_AGAINST_PEERS),
     layers="blocks",
 )
-GPT_X2_Z2 = Case(
+GPT_X2_Z2 = OverlapCase(
     "GPT, x=2, z=2",
     partial(_gpt, _SIZES),
     partial(_tokens, _SIZES, _SEQUENCES_X2_Z2),

@@ -17,7 +17,7 @@ from fxpar.bench.measure.interleaved import (
     median_ratio,
     time_interleaved,
 )
-from fxpar.bench.overlap.cases import CASES, COMPUTE_ALONE, NO_OVERLAP, Case
+from fxpar.bench.overlap.cases import CASES, COMPUTE_ALONE, NO_OVERLAP, OverlapCase
 from fxpar.bench.overlap.peers import DDP, FSDP2, best_of
 from fxpar.bench.report import Bar, Report, Row, Say
 
@@ -44,7 +44,7 @@ def run(say: Say, mode: str = "here") -> Report:
     return Report(rows, bars)
 
 
-def halves_of(case: Case) -> Halves:
+def halves_of(case: OverlapCase) -> Halves:
     """Computing alone, and the bytes of a step without overlap. Every rank calls it."""
     prepare_memory()
     steps = case.steps()
@@ -52,7 +52,7 @@ def halves_of(case: Case) -> Halves:
 
 
 def run_variants(
-    case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
+    case: OverlapCase, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
     """Time all variants and peers of the case. Every rank calls it."""
     prepare_memory()
@@ -60,7 +60,7 @@ def run_variants(
 
 
 def overlap_rows(
-    case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
+    case: OverlapCase, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
 ) -> Iterator[tuple[Row, list[Bar]]]:
     """The figures of every variant and peer, then the claims of the case and their bars."""
     alone_ms = median_ms(timings[COMPUTE_ALONE])

@@ -22,7 +22,7 @@ GATHERING = Variant("1f1b", "local_allgather")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PipelineCase:
     """A model in stages, each on a host of its own, with the variants that are timed in turns.
 
     Args:
@@ -111,7 +111,7 @@ _FOUR_STAGES_OVER_1F1B, _FOUR_STAGES_OF_SIGNAL = 1.1, 0.85
 # With 40% exposed, hiding all would be 1.67 times as fast as hiding nothing.
 _PAIRS_OVER_GATHERING = 1.5
 
-UNET = Case(
+UNET = PipelineCase(
     "U-Net, 2 stages",
     "unet",
     # Wide channels, since the processor time of TCP counts as computing, too: it grows with the bytes, which are then
@@ -143,7 +143,7 @@ UNET_ON_PAIRS = replace(
     claims=(Claim(str(EAGER), str(GATHERING), _PAIRS_OVER_GATHERING),),
     against_torch=False,
 )
-GPT = Case(
+GPT = PipelineCase(
     "GPT, 4 stages",
     "gpt",
     # Two blocks per stage; with this hidden size a step of four ranks on two cores takes a second or two.

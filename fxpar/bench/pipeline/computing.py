@@ -26,7 +26,7 @@ from fxpar.bench.measure.interleaved import (
     time_interleaved,
     timings_of_ranks,
 )
-from fxpar.bench.pipeline.cases import DELAYING, GPT, ONE_F_ONE_B, UNET, UNET_ON_PAIRS, Case
+from fxpar.bench.pipeline.cases import DELAYING, GPT, ONE_F_ONE_B, UNET, UNET_ON_PAIRS, PipelineCase
 from fxpar.bench.pipeline.torch_pipeline import torch_steps
 from fxpar.bench.report import Bar, Row, Say
 from fxpar.schedule import DELAYED, Costs
@@ -57,7 +57,7 @@ def computing(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
         yield from computing_rows(case, rate_mbit, timings)
 
 
-def rate_that_exposes(case: Case) -> float:
+def rate_that_exposes(case: PipelineCase) -> float:
     """The rate of links, in Mbit/s, at which the case's share of a 1F1B step is communication.
 
     A microbatch takes P + C (S - 1) / S, with P of computation in the slowest stage and C of communication there and
@@ -73,7 +73,7 @@ def rate_that_exposes(case: Case) -> float:
     return 8 * sum(exchanged) / (num_stages - 1) / both_ways_us / _PAYLOAD
 
 
-def dump_costs(case: Case, folder: str) -> None:
+def dump_costs(case: PipelineCase, folder: str) -> None:
     """Run a step of the case on this rank, and dump the measured costs of its stages."""
     keep_freed_memory()
     model, batch = case.build()
@@ -81,7 +81,7 @@ def dump_costs(case: Case, folder: str) -> None:
     compiled(**batch).backward()
 
 
-def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Timing]]:
+def measure(case: PipelineCase, rate_mbit: float | None) -> dict[str, list[Timing]]:
     """Time all variants, each stage on a host of its own whose link has that rate; without a rate on this machine.
 
     Raises:
@@ -94,7 +94,7 @@ def measure(case: Case, rate_mbit: float | None) -> dict[str, list[Timing]]:
 
 
 def run_variants(
-    case: Case, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
+    case: PipelineCase, warm_up: int = WARM_UP, repeats: int = REPEATS, tries: int = TRIES
 ) -> Mapping[str, Sequence[Sample]]:
     """Time all variants of the case, and torch's schedules if it has them. Every rank calls it."""
     keep_freed_memory()
@@ -136,7 +136,7 @@ def _step(compiled: Callable[..., Tensor], model: nn.Module, batch: Mapping[str,
 
 
 def computing_rows(
-    case: Case, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
+    case: PipelineCase, rate_mbit: float, timings: Mapping[str, Sequence[Timing]]
 ) -> Iterator[tuple[Row, list[Bar]]]:
     """Every variant's figures, then the claims of the case and their bars."""
     for name, found in timings.items():

@@ -18,8 +18,8 @@ from fxpar.bench.measure.interleaved import (
     meet_on_one_clock,
 )
 from fxpar.bench.report import Bar, Row, Say, at_most
-from fxpar.bench.reshard.problems import Problem, nine_cases, one_to_many
-from fxpar.bench.reshard.transfers import Measured, Transfer, measured, time_transfers
+from fxpar.bench.reshard.problems import ReshardProblem, nine_cases, one_to_many
+from fxpar.bench.reshard.transfers import Measured, TimedTransfer, measured, time_transfers
 from fxpar.hardware.network import Network
 from fxpar.resharding.cases import ONE_TO_MANY
 from fxpar.resharding.strategies import STRATEGIES
@@ -66,7 +66,7 @@ class Emulated:
         return {each.transfer.name: each.median_s for each in self.transfers if each.strategy == "broadcast"}
 
 
-def measure(problems: Sequence[Problem], network: Network = NETWORK, tries: int = TRIES) -> Emulated:
+def measure(problems: Sequence[ReshardProblem], network: Network = NETWORK, tries: int = TRIES) -> Emulated:
     """Time all strategies of all problems, which have the same hosts, interleaved in one run of all ranks.
 
     Raises:
@@ -80,14 +80,14 @@ def measure(problems: Sequence[Problem], network: Network = NETWORK, tries: int 
     return Emulated(measured(transfers, by_rank), network)
 
 
-def _transfer(problem: Problem, strategy: str, network: Network) -> Transfer:
+def _transfer(problem: ReshardProblem, strategy: str, network: Network) -> TimedTransfer:
     plan = problem.plan(strategy, network)
     fitting = int(SECONDS_EACH / (plan.time_us(network) / 1e6))
     repeats = REPEATS if strategy == "broadcast" else max(1, min(REPEATS, fitting))
-    return Transfer(problem.name, problem.shape, problem.source, problem.destination, plan, repeats)
+    return TimedTransfer(problem.name, problem.shape, problem.source, problem.destination, plan, repeats)
 
 
-def time_on_one_clock(transfers: Sequence[Transfer], tries: int) -> list[list[Sample]]:
+def time_on_one_clock(transfers: Sequence[TimedTransfer], tries: int) -> list[list[Sample]]:
     """`time_transfers` on ranks that are all on this machine."""
     return time_transfers(transfers, torch.device("cpu"), meet_on_one_clock, agreed_share_of_others, tries)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.calibrate.network import alternate
-from fxpar.resharding.cases import ITEMSIZE, Crossing, End
+from fxpar.resharding.cases import ITEMSIZE, CaseMesh, CaseTransfer
 from fxpar.resharding.plan import make_plan, whole_flow
 from fxpar.resharding.search import search
 from fxpar.resharding.units import unit_tasks
@@ -21,11 +21,13 @@ SHAPE = (1020, 8190, 24)
 """The first two dims are sharded unevenly below, and every device has a part."""
 
 
-def _crossing(holders: str, rows: str, source: tuple[int, int], columns: str, destination: tuple[int, int]) -> Crossing:
+def _crossing(
+    holders: str, rows: str, source: tuple[int, int], columns: str, destination: tuple[int, int]
+) -> CaseTransfer:
     """From a sharding of rows to one of columns, so that every source part overlaps every destination part."""
     by = {"hosts": (0,), "devices": (1,), "both": (0, 1)}
-    ends = End(source, (by[rows], (), ())), End(destination, ((), by[columns], ()))
-    return Crossing(holders, SHAPE, *ends)
+    ends = CaseMesh(source, (by[rows], (), ())), CaseMesh(destination, ((), by[columns], ()))
+    return CaseTransfer(holders, SHAPE, *ends)
 
 
 CROSSINGS = (
@@ -52,7 +54,7 @@ def planning_time(say: Say) -> Iterator[tuple[Row, list[Bar]]]:
         yield row, [at_most(name, float(row["search_s"]), GOALS_S[num_tasks])]
 
 
-def time_plan(crossing: Crossing, repeats: int = REPEATS) -> Row:
+def time_plan(crossing: CaseTransfer, repeats: int = REPEATS) -> Row:
     """The medians of the search for senders and order, and of the whole plan by the default algorithm."""
     tiles, hosts = crossing.tiles(), crossing.hosts
     flows = [whole_flow(task, ITEMSIZE, hosts) for task in unit_tasks(*tiles)]

@@ -13,7 +13,7 @@ from fxpar.resharding.tile import Tiles
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ReshardProblem:
     """A tensor of int32 that some ranks hold and others need; `hosts` has the host of every rank, ascending."""
 
     name: str
@@ -27,12 +27,12 @@ class Problem:
         return make_plan(self.source, self.destination, ITEMSIZE, self.hosts, strategy, network=network)
 
 
-def nine_cases(num_elements: int) -> list[Problem]:
+def nine_cases(num_elements: int) -> list[ReshardProblem]:
     """The nine cases, each with about `num_elements` and its own hosts."""
     return [_on_own_hosts(case, scaled(case.shape, num_elements)) for case in NINE_CASES]
 
 
-def one_to_many(num_elements: int) -> list[Problem]:
+def one_to_many(num_elements: int) -> list[ReshardProblem]:
     """The cases from one device to many, with about `num_elements`, on the same hosts, to be compared in one run.
 
     The sender is alone on host 0. Each mesh has the first devices of the first hosts after that.
@@ -46,7 +46,7 @@ def one_to_many(num_elements: int) -> list[Problem]:
         shape = scaled(case.shape, num_elements)
         ranks = [firsts[host] + device for host in range(num_hosts) for device in range(devices)]
         ends = case.source.tiles(shape, [0]), case.destination.tiles(shape, ranks)
-        problems.append(Problem(case.name, shape, *ends, hosts))
+        problems.append(ReshardProblem(case.name, shape, *ends, hosts))
     return problems
 
 
@@ -56,5 +56,5 @@ def scaled(shape: tuple[int, ...], num_elements: int) -> tuple[int, ...]:
     return tuple(8 * max(1, round(size * factor / 8)) for size in shape)
 
 
-def _on_own_hosts(case: Case, shape: tuple[int, ...]) -> Problem:
-    return Problem(case.name, shape, *replace(case, shape=shape).tiles(), case.hosts)
+def _on_own_hosts(case: Case, shape: tuple[int, ...]) -> ReshardProblem:
+    return ReshardProblem(case.name, shape, *replace(case, shape=shape).tiles(), case.hosts)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fxpar.bench.report import Bar, Row, Say, at_most
-from fxpar.bench.reshard.transfers import DTYPE, Measured, Transfer, measured, time_transfers
+from fxpar.bench.reshard.transfers import DTYPE, Measured, TimedTransfer, measured, time_transfers
 from fxpar.errors import ReshardError
 from fxpar.resharding.plan import make_plan
 from fxpar.resharding.strategies import STRATEGIES
@@ -67,14 +67,14 @@ def measure_halves(device: torch.device, sizes: Sequence[int] = SIZES) -> list[M
     return measured(transfers, by_rank)
 
 
-def _transfer(num_bytes: int, strategy: str) -> Transfer:
+def _transfer(num_bytes: int, strategy: str) -> TimedTransfer:
     """From shards on the first half of the ranks to the whole tensor on each rank of the second half."""
     hosts = discover_hosts()
     middle, size = len(hosts) // 2, num_bytes // DTYPE.itemsize
     source = {rank: Tile((((size * rank // middle, size * (rank + 1) // middle),),)) for rank in range(middle)}
     destination = {rank: Tile((((0, size),),)) for rank in range(middle, len(hosts))}
     plan = make_plan(source, destination, DTYPE.itemsize, hosts, strategy)
-    return Transfer(f"{num_bytes} bytes", (size,), source, destination, plan, REPEATS)
+    return TimedTransfer(f"{num_bytes} bytes", (size,), source, destination, plan, REPEATS)
 
 
 def _meet() -> float:

@@ -36,7 +36,7 @@ Share: TypeAlias = Callable[[ProcessorUse], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TimedTransfer:
     """A transfer of an int32 tensor of `shape` from the ranks of `source` to those of `destination`, all different.
 
     No two transfers of a run have both name and strategy in common.
@@ -57,7 +57,7 @@ class Transfer:
 class Measured:
     """A transfer, and the timings of its repeats, each until its last rank was done."""
 
-    transfer: Transfer
+    transfer: TimedTransfer
     timings: Sequence[Timing]
 
     @property
@@ -86,7 +86,7 @@ class Measured:
 
 
 def time_transfers(
-    transfers: Sequence[Transfer],
+    transfers: Sequence[TimedTransfer],
     device: torch.device,
     meet: Meet,
     share: Share | None = None,
@@ -107,7 +107,7 @@ def time_transfers(
     return [found[1:] for found in samples]
 
 
-def measured(transfers: Sequence[Transfer], by_rank: Sequence[Sequence[Sequence[Sample]]]) -> list[Measured]:
+def measured(transfers: Sequence[TimedTransfer], by_rank: Sequence[Sequence[Sequence[Sample]]]) -> list[Measured]:
     """The transfers with their timings, from the results of `time_transfers` on each rank."""
     by_name = [{str(transfer): found for transfer, found in zip(transfers, rank, strict=True)} for rank in by_rank]
     timings = timings_of_ranks(by_name)
@@ -126,7 +126,7 @@ def _sample(part: _Part, meet: Meet, share: Share | None) -> Sample:
 class _Part:
     """One rank's part in a transfer: it sends `held`, if that is not None, and expects `needed`, which may be empty."""
 
-    transfer: Transfer
+    transfer: TimedTransfer
     route: Route
     held: Tensor | None
     needed: Tensor
@@ -148,7 +148,7 @@ class _Part:
         return seconds
 
 
-def _parts(transfers: Sequence[Transfer], device: torch.device) -> list[_Part]:
+def _parts(transfers: Sequence[TimedTransfer], device: torch.device) -> list[_Part]:
     rank = dist.get_rank()
     assert all(transfer.plan.hosts == discover_hosts() for transfer in transfers), "planned for other hosts"
     tiles = [(transfer.source.get(rank), transfer.destination.get(rank)) for transfer in transfers]

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 import fxpar.ir.fused_flops  # noqa: F401  registers the fused ops, too
-from fxpar.graph.dim_map import Digit, Dims, rearranges, sizes, whole
+from fxpar.graph.dim_map import Dims, SourceDigit, rearranges, sizes, whole
 from fxpar.graph.graph_writer import GraphWriter, WriterInPlace
 from fxpar.graph.matmuls import Matmul, matmul_at
 from fxpar.graph.min_cut import closure, users
@@ -88,7 +88,7 @@ def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
     assert isinstance(parts, int), f"{start} gathers from no number of ranks"
     if parts == 1:
         return Unfit("there is one rank in its group")
-    rank, piece = Digit(_RANK, 1, parts), whole(tensor(start.all_input_nodes[0]).shape)
+    rank, piece = SourceDigit(_RANK, 1, parts), whole(tensor(start.all_input_nodes[0]).shape)
     gathered = ((rank, *piece[0]), *piece[1:])
     directly = _find_behind(start, wait, None, gathered)
     if isinstance(directly, Unfit):
@@ -99,14 +99,14 @@ def find_gather_matmul(start: fx.Node) -> GatherMatmul | Unfit:
     return directly
 
 
-def _as_gathered(dims: Dims, rank: Digit) -> Dims:
+def _as_gathered(dims: Dims, rank: SourceDigit) -> Dims:
     """`dims` for the case that the value itself is gathered: in digits of its own pieces and that of the ranks."""
     own = whole(sizes(of_piece(dims, rank)))
     (dim,) = (dim for dim, digits in enumerate(dims) if rank in digits)
     place = dims[dim].index(rank)
     inner = math.prod(digit.size for digit in dims[dim][place + 1 :])
     outer = math.prod(digit.size for digit in dims[dim][:place])
-    digits = (Digit(dim, inner, outer), rank, Digit(dim, 1, inner))
+    digits = (SourceDigit(dim, inner, outer), rank, SourceDigit(dim, 1, inner))
     return (*own[:dim], tuple(digit for digit in digits if digit.size > 1), *own[dim + 1 :])
 
 
@@ -165,9 +165,11 @@ def _uses(seen: ViewUsers, parts: int) -> Iterator[_Use]:
     """The uses of the gathered value by matmuls that can be part of one op."""
     for user in seen.users:
         matmul = matmul_at(user)
-        if matmul is None or not any(Digit(_RANK, 1, parts) in digits for digits in seen.dims):
+        if matmul is None or not any(SourceDigit(_RANK, 1, parts) in digits for digits in seen.dims):
             continue
-        (place,) = (dim - len(seen.dims) for dim, digits in enumerate(seen.dims) if Digit(_RANK, 1, parts) in digits)
+        (place,) = (
+            dim - len(seen.dims) for dim, digits in enumerate(seen.dims) if SourceDigit(_RANK, 1, parts) in digits
+        )
         if matmul.left is seen.node:
             yield _use_as_left(matmul, seen.dims, place)
         if matmul.right is seen.node:

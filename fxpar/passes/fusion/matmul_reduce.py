@@ -12,7 +12,7 @@ from torch import fx
 
 import fxpar.ir.fused_flops  # noqa: F401  registers the fused ops, too
 from fxpar._torch import process_group_named
-from fxpar.graph.dim_map import Digit, Dims, joined, rearranges, regrouped, through, whole
+from fxpar.graph.dim_map import Dims, SourceDigit, joined, rearranges, regrouped, through, whole
 from fxpar.graph.graph_writer import GraphWriter, WriterInPlace
 from fxpar.graph.matmuls import Matmul, matmul_at
 from fxpar.graph.view_ops import as_matrices, rearrange
@@ -107,10 +107,12 @@ def find_matmul_reduce(start: fx.Node) -> MatmulReduce | Unfit:
 _FORMS: dict[int, ScatterForm] = {-3: "matrices", -2: "rows", -1: "columns"}
 
 
-def _without(dims: Dims, rank: Digit) -> Dims:
+def _without(dims: Dims, rank: SourceDigit) -> Dims:
     """`dims`, each one digit or none, without the digit `rank` in one of them."""
-    outer = Digit(rank.dim, rank.step * rank.size, math.prod(d.size for d in dims[rank.dim]) // (rank.step * rank.size))
-    inner = Digit(rank.dim, 1, rank.step)
+    outer = SourceDigit(
+        rank.dim, rank.step * rank.size, math.prod(d.size for d in dims[rank.dim]) // (rank.step * rank.size)
+    )
+    inner = SourceDigit(rank.dim, 1, rank.step)
     piece = joined(digit for digit in (outer, inner) if digit.size > 1)
     return tuple(piece if dim == rank.dim else digits for dim, digits in enumerate(dims))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from fxpar.graph.dim_map import Digit, Dims, joined, rearranges, sizes, through
+from fxpar.graph.dim_map import Dims, SourceDigit, joined, rearranges, sizes, through
 from fxpar.graph.graph_writer import GraphWriter
 from fxpar.graph.min_cut import closure, operands
 from fxpar.graph.view_ops import rearrange
@@ -31,7 +31,7 @@ class SunkGather:
 
     ops: tuple[fx.Node, ...]
     dims: Mapping[fx.Node, Dims]
-    rank: Digit
+    rank: SourceDigit
 
     @property
     def last(self) -> fx.Node:
@@ -39,7 +39,7 @@ class SunkGather:
         return self.ops[-1]
 
 
-def find_sunk_gather(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> Iterator[SunkGather]:
+def find_sunk_gather(start: fx.Node, wait: fx.Node, dims: Dims, rank: SourceDigit) -> Iterator[SunkGather]:
     """Values that could be gathered instead of the operand of `start`, with no more bytes.
 
     The ops that lead to such a value have no other users. Casts, pointwise ops, sums over other dims and norms can run
@@ -73,12 +73,12 @@ def write_on_pieces(write: GraphWriter, found: SunkGather, wait: fx.Node, piece:
     return pieces[found.last]
 
 
-def of_piece(dims: Dims, rank: Digit) -> Dims:
+def of_piece(dims: Dims, rank: SourceDigit) -> Dims:
     """The dims of a rank's piece of a value of `dims`."""
     return tuple(joined(digit for digit in digits if digit != rank) for digits in dims)
 
 
-def _computed_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: Digit) -> dict[fx.Node, Dims]:
+def _computed_on_pieces(start: fx.Node, wait: fx.Node, dims: Dims, rank: SourceDigit) -> dict[fx.Node, Dims]:
     """The nodes after `wait` that ranks can compute on their pieces, in order, with the dims of their results."""
     done = communication(start)
     assert done is not None, f"{start} is no collective"
@@ -104,7 +104,7 @@ def _is_same_on_all(node: fx.Node, axis: str) -> bool:
 _REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default}
 
 
-def _dims_of(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+def _dims_of(node: fx.Node, known: Mapping[fx.Node, Dims], rank: SourceDigit) -> Dims | None:
     """The dims of the result of `node` if it runs on pieces of its `known` operands; None if it cannot."""
     if rearranges(node):
         return through(node, known[node.all_input_nodes[0]])
@@ -120,7 +120,7 @@ def _dims_of(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims 
     return _broadcast(node, known, rank)
 
 
-def _reduced(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+def _reduced(node: fx.Node, known: Mapping[fx.Node, Dims], rank: SourceDigit) -> Dims | None:
     (operand,), call = node.all_input_nodes, op_call(node)
     dims, given = known[operand], argument(call, "dim")
     gone = {dim % len(dims) for dim in ([given] if isinstance(given, int) else given or range(len(dims)))}
@@ -131,7 +131,7 @@ def _reduced(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims 
     return tuple(digits for dim, digits in enumerate(dims) if dim not in gone)
 
 
-def _normalized(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+def _normalized(node: fx.Node, known: Mapping[fx.Node, Dims], rank: SourceDigit) -> Dims | None:
     """A layer norm whose mean and deviation are not used, over dims that every piece has whole."""
     operand, *others = node.all_input_nodes
     if operand not in known or any(other in known for other in others):
@@ -142,12 +142,12 @@ def _normalized(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Di
     return None if any(rank in digits for digits in known[operand][-width:]) else known[operand]
 
 
-def _broadcast(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dims | None:
+def _broadcast(node: fx.Node, known: Mapping[fx.Node, Dims], rank: SourceDigit) -> Dims | None:
     """Pieces must agree in the dims that they have, and other operands must be the same for all pieces."""
     found = known_value(node)
     if not isinstance(found, Tensor):
         return None
-    result: list[tuple[Digit, ...]] = [()] * found.dim()
+    result: list[tuple[SourceDigit, ...]] = [()] * found.dim()
     for operand in node.all_input_nodes:
         for back, digits in enumerate(reversed(known.get(operand, ())), start=1):
             if digits and result[-back] not in ((), digits):
@@ -160,6 +160,6 @@ def _broadcast(node: fx.Node, known: Mapping[fx.Node, Dims], rank: Digit) -> Dim
     return None if differ else tuple(result)
 
 
-def _aligned(operand: Tensor, dims: Sequence[tuple[Digit, ...]]) -> Iterable[tuple[int, tuple[Digit, ...]]]:
+def _aligned(operand: Tensor, dims: Sequence[tuple[SourceDigit, ...]]) -> Iterable[tuple[int, tuple[SourceDigit, ...]]]:
     """The sizes of an operand's dims, each with the dim that it is broadcast to."""
     return zip(reversed(operand.shape), reversed(dims), strict=False)

@@ -12,10 +12,10 @@ import pytest
 
 from fxpar.lowering.triton.plan import Fused, How, Unfused
 from fxpar.lowering.triton.tiling import Tiling
-from fxpar.lowering.triton.tuner import Memory, Problem, fastest, gather_variants
+from fxpar.lowering.triton.tuner import Memory, TuningProblem, fastest, gather_variants
 
 SMALL, LARGE = Tiling(64, 64, 32, warps=4, stages=3), Tiling(128, 256, 64, warps=8, stages=3)
-PROBLEM = Problem("gather rows", (1, 8192, 6144, 12288), "rt", "bfloat16", 1, 8, "H200", "nvlink", "3.7.1")
+PROBLEM = TuningProblem("gather rows", (1, 8192, 6144, 12288), "rt", "bfloat16", 1, 8, "H200", "nvlink", "3.7.1")
 
 
 def times(tiling_us: Callable[[Tiling], float], segment_us: float, unfused_us: float) -> Callable[[How], float]:
