@@ -34,7 +34,7 @@ STEPS, WARM_UP, REPEATS = 10, 1, 7
 """Ten steps together take a third of a second, since the processor time of others is counted in hundredths."""
 
 
-class PassOn(nn.Module):
+class ScaleChain(nn.Module):
     """Stages of one scalar multiplication each, the least that has a gradient."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def executor_overhead(
 def time_steps(steps: int, repeats: int, tries: int) -> tuple[Mapping[str, Sequence[Sample]], float]:
     """Samples of `steps` steps each on this rank, and the median of their thread time; in a process of its own."""
     mesh = fxpar.init_mesh(pipe=STAGES)
-    model = PassOn()
+    model = ScaleChain()
     x = torch.ones(MICROBATCHES, 1)
     fxpar.distribute(model, mesh, stages=["stages.1"], microbatches=MICROBATCHES, schedule="1f1b", example_inputs=(x,))
     step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
