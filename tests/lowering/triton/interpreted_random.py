@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fxpar.ir.random  # noqa: F401  registers the op that runs on CPUs
 from fxpar.ir.tiles import LogicalBox
 from fxpar.lowering.triton.launch import uniform_call, uniform_programs
 
