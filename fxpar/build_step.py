@@ -217,11 +217,8 @@ def _divide(task: _Task, planned: _Planned) -> tuple[list[StageGraphs], _Planned
     planned, schedule = planned.with_programs(mesh), planned.schedule
     own = [planned.stages[index] for index in schedule.stages_of(mesh.coordinate["pipe"])]
     local = [localize_stage(stage, distribution) for stage in own]
-    remat, overlap, fuses = (
-        Remat(options.remat, options.gathered_bytes),
-        options.overlapping,
-        options.lowering == INDUCTOR,
-    )
+    remat = Remat(options.remat, options.gathered_bytes)
+    overlap, fuses = options.overlapping, options.lowering == INDUCTOR
     graphs: list[StageGraphs] = []
     microbatches = distribution.final_plan.microbatches
     for storage in storage_choices(options.gather_weights, options.reduce_gradients, microbatches, mesh.z):

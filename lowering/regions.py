@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar.graph.collective_sites import is_collective
 from fxpar.graph.repeats import find_repeats
 from fxpar.ir.node_meta import fused, tensor, value
-from fxpar.ir.op_predicates import is_free_to_recompute, is_view
+from fxpar.ir.op_predicates import is_collective, is_free_to_recompute, is_view
 from fxpar.ir.strides import is_dense
 
 SMALLEST_REGION = 12

@@ -107,15 +107,7 @@ def producer(node: fx.Node) -> Value:
 
 def operands(node: fx.Node) -> tuple[Value, ...]:
     """The tensors that a node uses, with repeats, as flattened from (args, kwargs)."""
-    found: list[Value] = []
-
-    def note(operand: fx.Node) -> fx.Node:
-        if isinstance(node_meta.value(operand), torch.Tensor):
-            found.append(producer(operand))
-        return operand
-
-    fx.map_arg((node.args, node.kwargs), note)
-    return tuple(found)
+    return tuple(map(producer, node_meta.tensor_operands(node)))
 
 
 def operations(joint: JointGraph) -> list[Operation]:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from fxpar._torch import c10d_functional
 from fxpar.graph.redistribute import local_size
 from fxpar.ir.node_meta import communication, layout_of, tensor
-from fxpar.ir.op_predicates import is_free_to_recompute, is_pointwise
+from fxpar.ir.op_predicates import is_collective, is_free_to_recompute, is_pointwise
 from fxpar.ir.overlap_options import OverlapRule
 
 aten = torch.ops.aten
@@ -81,11 +81,6 @@ def is_matmul(node: fx.Node) -> bool:
         return False
     packet = node.target.overloadpacket
     return packet in flop_registry or packet in _ATTENTION_ON_CPU
-
-
-def is_collective(node: fx.Node) -> bool:
-    """Whether `node` starts a collective or waits for one."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == c10d_functional.name
 
 
 def late_ops(graph: fx.Graph, sites: Iterable[Site]) -> set[fx.Node]:

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from fxpar._torch import FakeTensor, c10d_functional
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.layout import Layout
-from fxpar.ir.node_meta import communication, fused, has_no_result, known_placed, value
-from fxpar.ir.op_predicates import has_effect
+from fxpar.ir.node_meta import communication, fused, has_no_result, known_placed, tensor_operands, value
+from fxpar.ir.op_predicates import has_effect, is_collective
 
 _WAIT = c10d_functional.wait_tensor.default
 
@@ -106,10 +106,8 @@ def _value_problem(node: fx.Node) -> str | None:
         return f"has a {real[0]} for a value, not a FakeTensor"
     if node.op != "call_function":
         return None
-    made = _made_by(node)
-    return (
-        None if made is None or made == _described(found) else f"has the value {_described(found)}, but returns {made}"
-    )
+    made, noted = _made_by(node), _described(found)
+    return None if made is None or made == noted else f"has the value {noted}, but returns {made}"
 
 
 def _is_real(leaf: object) -> bool:
@@ -125,8 +123,8 @@ def _use_problem(node: fx.Node) -> str | None:
 def _collective_problem(node: fx.Node, form: Form) -> str | None:
     done = communication(node)
     if done is None:
-        is_collective = getattr(node.target, "namespace", "") == "_c10d_functional" and node.target is not _WAIT
-        return "is a collective without a recorded `Communication`" if is_collective else None
+        starts = is_collective(node) and node.target is not _WAIT
+        return "is a collective without a recorded `Communication`" if starts else None
     may_leave = form is Form.STARTING
     early = [user for user in node.users if user.target is not _WAIT and not (may_leave and user.op == "output")]
     return f"is used by {early[0]} before it is waited for" if early else None
@@ -141,7 +139,7 @@ def _layout_problem(node: fx.Node, form: Form, coordinate: Mapping[str, int] | N
         if layout is not None and not _fits(layout, tuple(result.shape), form, coordinate):
             return f"has shape {list(result.shape)}, but the layout {layout}"
     if form is Form.LAID_OUT and placed.inputs and node.target is not operator.getitem:
-        shapes = [tuple(value(operand).shape) for operand in _tensor_operands(node)]
+        shapes = [tuple(value(operand).shape) for operand in tensor_operands(node)]
         if [layout.shape for layout in placed.inputs] != shapes:
             return f"has operands of shapes {shapes}, but the layouts {[str(layout) for layout in placed.inputs]}"
     return None
@@ -149,16 +147,6 @@ def _layout_problem(node: fx.Node, form: Form, coordinate: Mapping[str, int] | N
 
 def _is_laid_out(node: fx.Node) -> bool:
     return node.target is not operator.getitem and isinstance(node.meta.get("val"), Tensor)
-
-
-def _tensor_operands(node: fx.Node) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), lambda operand: found.append(operand) if _is_tensor(operand) else None)
-    return found
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), Tensor)
 
 
 def _fits(layout: Layout, shape: tuple[int, ...], form: Form, coordinate: Mapping[str, int] | None) -> bool:
@@ -169,17 +157,16 @@ def _fits(layout: Layout, shape: tuple[int, ...], form: Form, coordinate: Mappin
 
 def _check_results(module: fx.GraphModule, where: str) -> None:
     leaving = pytree.tree_leaves(module.graph.output_node().args)
-    odd = [leaf for leaf in leaving if not isinstance(leaf, fx.Node | None) and isinstance(leaf, Tensor)]
+    odd = [leaf for leaf in leaving if isinstance(leaf, Tensor)]
     if odd:
         raise BrokenInvariantError(where, f"the graph returns {odd[0]}, which no node computed")
 
 
-_Description = Hashable
-_made: dict[Hashable, _Description] = {}
+_made: dict[Hashable, Hashable] = {}
 """A cache of what ops return, by op and operands: layers repeat each other, so most calls are in it."""
 
 
-def _made_by(node: fx.Node) -> _Description | None:
+def _made_by(node: fx.Node) -> Hashable | None:
     """The shapes, dtypes and strides that the op at `node` returns for its operands; None where that is not known."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), value)
     if node.target is operator.getitem:
@@ -194,7 +181,7 @@ def _made_by(node: fx.Node) -> _Description | None:
     return _made[call]
 
 
-def _described(found: Any) -> _Description:
+def _described(found: Any) -> Hashable:
     return tuple(map(_described_leaf, pytree.tree_leaves(found)))
 
 

@@ -44,7 +44,7 @@ def known_placed(node: fx.Node) -> Placed | None:
 
 def layout_of(node: fx.Node) -> Layout | None:
     """The layout of the tensor that `node` returns; None where none was chosen, or the result is no tensor."""
-    found: Placed | None = node.meta.get(_PLACED)
+    found = known_placed(node)
     if found is None or not isinstance(known_value(node), Tensor) or len(found.outputs) != 1:
         return None
     return found.outputs[0]
@@ -120,6 +120,19 @@ def tensor(node: fx.Node) -> Tensor:
     """The fake tensor of a node that returns exactly one."""
     found = node.meta["val"]
     assert isinstance(found, torch.Tensor), f"{node} returns {type(found).__name__}, not a tensor"
+    return found
+
+
+def tensor_operands(node: fx.Node) -> list[fx.Node]:
+    """The tensor operands of `node` with repeats, in the order of `Placed.inputs`."""
+    found: list[fx.Node] = []
+
+    def note(operand: fx.Node) -> fx.Node:
+        if isinstance(value(operand), Tensor):
+            found.append(operand)
+        return operand
+
+    fx.map_arg((node.args, node.kwargs), note)
     return found
 
 

@@ -30,6 +30,11 @@ def is_view(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
     return isinstance(target, torch._ops.OpOverload) and (target.is_view or target is aten._unsafe_view.default)
 
 
+def is_collective(node: fx.Node) -> bool:
+    """Whether `node` starts a collective or waits for one."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == c10d_functional.name
+
+
 def has_effect(node: fx.Node) -> bool:
     """Whether `node` has a side effect. Waiting for a collective is none."""
     return node.op == "call_function" and node.target is not _WAIT and node.is_impure(impure_random=False)

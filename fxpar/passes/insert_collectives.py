@@ -24,6 +24,7 @@ from fxpar.ir.node_meta import (
     set_placed,
     set_source,
     tensor,
+    tensor_operands,
     value,
 )
 from fxpar.ir.stage import JointGraph
@@ -103,7 +104,7 @@ class _Localizer:
     def _needs_of_forward(self, node: fx.Node) -> Iterator[tuple[fx.Node, Layout]]:
         if node.op in ("placeholder", "get_attr") or node.target is operator.getitem or is_backward(node):
             return
-        needs = list(zip(_tensor_operands(node), placed(node).inputs, strict=True))
+        needs = list(zip(tensor_operands(node), placed(node).inputs, strict=True))
         yield from needs[: len(self._joint.outputs)] if node.op == "output" else needs
 
     def _localize(self, node: fx.Node) -> None:
@@ -122,12 +123,12 @@ class _Localizer:
                 result = self._local.call(operator.getitem, self._others[source], index)
                 self._note(node, result, placed(source).outputs[index])
             case _ if node.target is torch.ops.fxpar.shard.default:  # the same value, in the layout of the hint
-                (operand,), (need,) = _tensor_operands(node), placed(node).inputs
+                (operand,), (need,) = tensor_operands(node), placed(node).inputs
                 self._moved(operand, need, node)
                 self._pieces[node] = self._pieces[operand]
                 self._leave(node)
             case _ if node.target is torch.ops.fxpar.batch_mean.default:
-                (operand,), (need,) = _tensor_operands(node), placed(node).inputs
+                (operand,), (need,) = tensor_operands(node), placed(node).inputs
                 self._pieces[node] = {need: self._batch_mean(self._moved(operand, need, node), operand, need)}
                 self._leave(node)
             case _:
@@ -245,19 +246,6 @@ def _alive(graph: fx.Graph) -> list[fx.Node]:
         if node.is_impure() or any(user in alive for user in node.users):
             alive.add(node)
     return [node for node in graph.nodes if node in alive]
-
-
-def _tensor_operands(node: fx.Node) -> list[fx.Node]:
-    """The tensor operands of `node` with repeats, in the order of `Placed.inputs`."""
-    operands: list[fx.Node] = []
-
-    def note(operand: fx.Node) -> fx.Node:
-        if isinstance(value(operand), Tensor):
-            operands.append(operand)
-        return operand
-
-    fx.map_arg((node.args, node.kwargs), note)
-    return operands
 
 
 @dataclass(frozen=True, slots=True)

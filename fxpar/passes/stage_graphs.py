@@ -81,11 +81,12 @@ class StageGraphs:
 
     def dump(self, to: Dump) -> None:
         """Dump the local graph, and the graphs that it was divided into."""
+        to.graph("insert_collectives", self.local.module, self.index)
         for name, module in self._divided.items():
             to.graph(name, module, self.index)
 
     def check(self, log: PassLog) -> None:
-        """Check the local graph, and the graphs that it was divided into.
+        """Check the graphs that the local graph was divided into.
 
         Raises:
             BrokenInvariantError: one of the passes broke a graph.
@@ -101,10 +102,9 @@ class StageGraphs:
 
     @property
     def _divided(self) -> dict[str, fx.GraphModule]:
-        """The local graph and its parts, in the order in which they run, by the names of the passes that made them."""
+        """The parts of the local graph, in the order in which they run, by the names of the passes that made them."""
         hoisted, parts, halves = self.hoisted, self.parts, self.halves
         graphs = {
-            "insert_collectives": self.local.module,
             _GATHERS: None if hoisted.gathers is None else hoisted.gathers.module,
             "partition_forward": parts.forward,
             "partition_backward": parts.backward,

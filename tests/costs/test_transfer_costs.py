@@ -73,7 +73,7 @@ def _reshard(name: str, kind: PortKind, source: int, *targets: int) -> Reshard:
 
 
 def test_costs_are_by_the_routes_that_transfers_take() -> None:
-    """Lent parameters move once per step: no transfer of a schedule."""
+    """Tied parameters move once per step: no transfer of a schedule."""
     reshards = [
         _reshard("skip", PortKind.EDGE, 0, 1, 2),
         _reshard("skip", PortKind.EDGE, 1, 0),

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from fxpar._torch import c10d_functional
-from fxpar.graph.collective_sites import is_collective
 from fxpar.ir.node_meta import tensor
+from fxpar.ir.op_predicates import is_collective
 from fxpar.ir.strides import is_dense
 from fxpar.lowering.stitch import Compiled, stitch_regions
 from tests.lowering.graphs import forward_and_backward, strides, traced

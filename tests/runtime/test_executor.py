@@ -92,7 +92,7 @@ def test_one_rank() -> None:
 
 @pytest.mark.parametrize("ranks_per_host", [8, 2, 1])
 @pytest.mark.parametrize("pipe", [2, 3, 4])
-def test_a_pipeline_with_skips_shared_values_and_a_lent_parameter(pipe: int, ranks_per_host: int) -> None:
+def test_a_pipeline_with_skips_shared_values_and_a_tied_parameter(pipe: int, ranks_per_host: int) -> None:
     check(Toy([WHOLE] * pipe), {"pipe": pipe}, every_schedule(pipe, (1, 2, 4, 8)), ranks_per_host)
 
 

@@ -1,4 +1,4 @@
-"""Borrowers have the parameter as they use it; its owner has the sum of all gradients, and nobody else any."""
+"""Users have the parameter as they use it; its owner has the sum of all gradients, and nobody else any."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_two_borrowers(ranks_per_host: int) -> None:
 
 
 @pytest.mark.parametrize("ranks_per_host", [8, 2, 1])
-def test_borrowers_with_another_layout(ranks_per_host: int) -> None:
+def test_users_with_another_layout(ranks_per_host: int) -> None:
     check({"pipe": 3, "x": 2}, ranks_per_host)
 
 

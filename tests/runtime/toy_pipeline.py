@@ -3,7 +3,7 @@
 Every stage multiplies the activation by a weight, and adds a bias. The first one's activation also goes to every later
 stage (a skip connection with several readers); the last one takes it twice, the second time through an edge of its own
 that it has no gradient for. A mask of integers, an edge without any gradient, goes from the first to the last, as does
-a parameter on loan. The last stage counts in a buffer, and returns predictions besides the loss.
+a tied parameter. The last stage counts in a buffer, and returns predictions besides the loss.
 
 All operations but the loss are elementwise, so that the same functions run on whole tensors and on pieces.
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, fx
 
 from fxpar.ir.layout import REPLICATE, Layout, Partial, Placement, Replicate, Shard
-from fxpar.ir.node_meta import Placed, placed, set_placed, tensor, value
+from fxpar.ir.node_meta import Placed, placed, set_placed, tensor, tensor_operands, value
 from fxpar.ir.stage import JointGraph
 from fxpar.rules import rule_for
 from fxpar.rules.call import op_call
@@ -69,14 +69,7 @@ def _placed(node: fx.Node, mesh: Mesh, choose: Choose) -> Placed:
 
 def shapes_of(node: fx.Node) -> tuple[list[Shape], list[Shape | None]]:
     """The logical shapes of a node's tensor operands and of its results."""
-    operands: list[Shape] = []
-
-    def note(operand: fx.Node) -> fx.Node:
-        if isinstance(value(operand), Tensor):
-            operands.append(tuple(tensor(operand).shape))
-        return operand
-
-    fx.map_arg((node.args, node.kwargs), note)
+    operands: list[Shape] = [tuple(tensor(operand).shape) for operand in tensor_operands(node)]
     found = () if node.op == "output" else value(node)
     results = found if isinstance(found, tuple | list) else (found,)
     return operands, [tuple(item.shape) if isinstance(item, Tensor) else None for item in results]

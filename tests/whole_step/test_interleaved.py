@@ -10,7 +10,7 @@ from fxpar.world.launch import run_ranks
 from tests.support.parity import Run, check_runs
 
 # Stages 0 and 2 are on one rank, 1 and 3 on the other: the U-Net's skip connections stay on a rank or lead elsewhere,
-# and GPT's tied weight, which the first stage lends to the last, leaves its rank.
+# and GPT's tied weight, which the first stage sends to the last, leaves its rank.
 RUNS = {
     "gpt": Run("gpt", {"pipe": 2}, 4, schedules=("interleaved",), stages=4),
     "llama": Run("llama", {"pipe": 2, "x": 2}, 4, schedules=("interleaved",), stages=4),

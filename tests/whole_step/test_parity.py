@@ -117,7 +117,7 @@ STORED = {
     "in the graph": Run("gpt", {"z": 2}, 1, schedules=("1f1b",)),
     "once per step, of sizes that do not divide": Run("chain", {"z": 3}, 4, schedules=("1f1b",)),
     "beside x": Run("gpt2", {"z": 2, "x": 2}, 4, schedules=("1f1b",), gather_weights="microbatch"),
-    "lent to another stage": Run(
+    "tied to another stage": Run(
         "gpt", {"pipe": 2, "z": 2}, 4, schedules=("eager-1f1b", "zb-h1"), reduce_gradients="microbatch"
     ),
 }
