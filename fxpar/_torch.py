@@ -1,7 +1,7 @@
 """Every private PyTorch name that fxpar uses, as of torch 2.13; a new release may need changes here."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -73,6 +73,7 @@ __all__ = [
     "as_dtensor_subclass",
     "bypass_in_get_state_dict",
     "c10d_functional",
+    "compile_options",
     "compile_single_device",
     "device_mesh_without_groups",
     "graph_arguments",
@@ -175,6 +176,19 @@ def stored_outside() -> dict[fx.Node, str]:
         if isinstance(changed.mutation_type, ValueMutationExisting) and effects.is_modified(changed):
             note(getattr(changed, "items", ()), "an item")
     return found
+
+
+def compile_options(backend: Callable[..., Any]) -> Mapping[str, Any] | None:
+    """The options of the innermost `torch.compile` under which Python runs, if that has this backend and no mode."""
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+    from torch._dynamo.eval_frame import innermost_backend
+
+    callback: Any = get_eval_frame_callback()
+    asked: Any = innermost_backend(callback)
+    if getattr(asked, "compiler_fn", None) is not backend or not asked.kwargs.keys() <= {"options"}:
+        return None
+    options: Mapping[str, Any] = asked.kwargs.get("options", {})
+    return options
 
 
 def compile_single_device(

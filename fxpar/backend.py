@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.random import fork_rng
 
 from fxpar._torch import compile_single_device, graph_arguments
 from fxpar.build_step import build_step
 from fxpar.config import Options, read_options
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError, NotDistributedError
-from fxpar.ir.capture import belongs_to_distributed_model, note_kept_outside, read_capture
+from fxpar.ir.capture import Capture, belongs_to_distributed_model, note_kept_outside, read_capture
+from fxpar.ir.trace_forward import raising
 from fxpar.model.distribution import has_distributed_model
 from fxpar.runtime.unavailable import with_unavailable
 from fxpar.world.lost_peers import naming_lost_peers
@@ -34,16 +36,28 @@ def fxpar(
     try:
         return _compile(module, example_inputs, read_options(options))
     except FxparError as error:
-        return _raising(error)
+        return raising(error)
 
 
 def _compile(module: fx.GraphModule, example_inputs: Sequence[Tensor], options: Options) -> Callable[..., Any]:
     if not belongs_to_distributed_model(module):
         _check_not_forgotten(example_inputs)
         return compile_single_device(module, example_inputs, options.lowering)
+    note_kept_outside()
+    return _build(read_capture(module, graph_arguments(module)), options)
+
+
+def build_captured(capture: Capture, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The step of a forward that was captured, for the options of `torch.compile`; a step that raises, if it fails."""
+    try:
+        with fork_rng():  # it may run made-up values, which must not change what the user draws
+            return _build(capture, read_options(options))
+    except FxparError as error:
+        return raising(error)
+
+
+def _build(capture: Capture, options: Options) -> Callable[..., Any]:
     with naming_lost_peers("what ranks tell each other while they compile a step"):
-        note_kept_outside()
-        capture = read_capture(module, graph_arguments(module))
         return with_unavailable(build_step(capture, options, with_backward=torch.is_grad_enabled()), capture.kept)
 
 
@@ -65,12 +79,3 @@ def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:
         raise error
     if is_first_rank():
         warnings.warn(str(error), stacklevel=2)
-
-
-def _raising(error: FxparError) -> Callable[..., Any]:
-    """A callable that raises `error`: if the backend itself raised it, Dynamo would wrap it in its own error class."""
-
-    def fail(*args: Any) -> Any:
-        raise error
-
-    return fail

@@ -10,7 +10,6 @@ from typing import Any
 from fxpar.compiler import plan_stages
 from fxpar.costs.prices import prices_of
 from fxpar.errors import InvalidStagesError, StageNotFoundError
-from fxpar.ir.capture import capture_forward
 from fxpar.ir.hints import Grouped, Spec
 from fxpar.ir.layout import AXES, Layout, Shard
 from fxpar.ir.plan import Plan, PlannedParameter
@@ -43,7 +42,7 @@ def make_plan(
         parameters = _parameters_without_capture(distribution, boundaries)
         _warn_of_replicas(distribution, parameters)
     else:
-        capture = capture_forward(distribution.model, distribution.mesh.device_type, example_inputs)
+        capture = distribution.tracer.capture(distribution.mesh.device_type, example_inputs)
         prices = prices_of(distribution.mesh)
         boundaries = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
         planned = plan_stages(capture, distribution, boundaries)

@@ -22,10 +22,10 @@ from fxpar.errors import (
     StageNotFoundError,
     UnknownScheduleError,
 )
-from fxpar.ir.capture import capture_forward
 from fxpar.ir.layout import Layout, Shard
 from fxpar.ir.plan import Plan, PlannedParameter
 from fxpar.ir.random import random_state
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import common_seed, distribution_of
 from fxpar.schedule import build_schedule, write_csv
 from tests.support.fake_mesh import fake_mesh

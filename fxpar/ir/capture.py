@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, fx
 
 from fxpar._torch import stored_outside
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
@@ -212,34 +211,3 @@ def _graph_break(module: fx.GraphModule) -> GraphBreakError | RandomGeneratorErr
         return RandomGeneratorError(where)
     explanation, _, _ = reason.reason.partition("\n\n")  # after it come Dynamo's own debugging hints
     return GraphBreakError(" ".join(explanation.split()), where)
-
-
-class _Captured(Exception):
-    """Carries the graph out of Dynamo, so that nothing runs."""
-
-    def __init__(self, capture: Capture) -> None:
-        super().__init__()
-        self.capture = capture
-
-
-def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
-    """Trace the marked forward of `model` with Dynamo, without running it; meta tensors are replaced by empty ones."""
-
-    def backend(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        note_kept_outside()
-
-        def stop(*args: Any) -> Any:
-            raise _Captured(read_capture(module, args))
-
-        return stop
-
-    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (tuple(example_inputs), {})
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
-    )
-    try:
-        with torch.enable_grad():
-            torch.compile(model, backend=backend)(*args, **kwargs)
-    except _Captured as captured:
-        return captured.capture
-    raise AssertionError("the forward ran without being compiled")

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fxpar.ir.hints import Entry, Hints, resolve_hints
 from fxpar.ir.plan import Plan
 from fxpar.ir.stage import JointGraph, PlannedStage
+from fxpar.ir.trace_forward import ForwardTracer
 from fxpar.model.argument_names import argument_names
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
@@ -64,6 +65,7 @@ class Distribution:
     """One distributed model.
 
     plan: None while the model is captured in order to make it.
+    tracer: captures the forward, and runs its steps.
     placement: the coordinate of each stage on the pipe axis.
     planned: the stages that were planned with `plan`, by the signature of the capture, for a compile of the same
         program.
@@ -93,6 +95,7 @@ class Distribution:
         self.microbatches = microbatches
         self.batch_dims = batch_dims
         self.plan: Plan | None = None
+        self.tracer = ForwardTracer(model)
         self.placement: tuple[int, ...] = ()
         self.planned: dict[str, tuple[PlannedStage, ...]] = {}
         self.localized: WeakKeyDictionary[fx.GraphModule, JointGraph] = WeakKeyDictionary()

@@ -131,10 +131,16 @@ def _own_code(function: FunctionType, name: str) -> FunctionType:
 
 
 def _checked_call(distribution: Distribution) -> Callable[..., Any]:
-    """A `__call__` that checks and localises the arguments in plain Python, before Dynamo sees them."""
+    """A `__call__` that runs in plain Python, before Dynamo sees the arguments.
+
+    Under `torch.compile(backend="fxpar")` it hands them to the model's own tracer, from which it is called once more;
+    then it checks and localises them.
+    """
     base = type(distribution.model).__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if (options := distribution.tracer.requested) is not None:
+            return distribution.tracer.run(options, args, kwargs)
         check_loaded(distribution)
         args, kwargs = prepare_arguments(args, kwargs, distribution)
         return base(self, *args, **kwargs)

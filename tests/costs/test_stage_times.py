@@ -13,8 +13,8 @@ import fxpar
 from fxpar.compiler import plan_stages
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import estimate_costs, gather_costs, stage_times
-from fxpar.ir.capture import capture_forward
 from fxpar.ir.stage import PlannedStage
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.schedule import Costs, Kind, StageMemory, chain

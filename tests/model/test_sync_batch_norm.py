@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fxpar.compiler import localize, plan_stages
 from fxpar.distribute_model import distribute
 from fxpar.errors import UnsupportedGraphError
-from fxpar.ir.capture import capture_forward
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_collectives import communicating
 from fxpar.world.launch import run_ranks

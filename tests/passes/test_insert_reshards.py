@@ -16,8 +16,8 @@ import fxpar
 from fxpar.compiler import plan_stages
 from fxpar.dump import format_graph
 from fxpar.errors import UnknownAlgorithmError, UnknownStrategyError
-from fxpar.ir.capture import capture_forward
 from fxpar.ir.hints import Entry
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.resharding.pipeline import Pipeline

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from fxpar.ir.capture import Capture, capture_forward
+from fxpar.ir.capture import Capture
 from fxpar.ir.hints import Entry
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.world.mesh import Mesh

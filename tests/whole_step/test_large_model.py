@@ -13,9 +13,9 @@ from fxpar.compiler import compile_stages, divide_stage, localize_stage, lower_s
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.graph.graph_writer import fake_mode_of
-from fxpar.ir.capture import capture_forward
 from fxpar.ir.overlap_options import Overlap
 from fxpar.ir.storage_options import Storage
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.lowering import lower
 from fxpar.model.distribution import distribution_of
 from fxpar.schedule import build_schedule

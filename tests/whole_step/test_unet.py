@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import fxpar
 from fxpar.graph.shared_values import recomputable
-from fxpar.ir.capture import Capture, capture_forward
+from fxpar.ir.capture import Capture
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.resharding.pipeline import Pipeline

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpar.graph.extract import returned
-from fxpar.ir.capture import Capture, capture_forward, example, is_marker
+from fxpar.ir.capture import Capture, example, is_marker
 from fxpar.ir.stage import Port, PortKind, StageGraph
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.passes.split_stages import split_stages

@@ -11,7 +11,7 @@ from fxpar.bench.measure.processors import ProcessorUse, share_of_others
 from fxpar.bench.models import hugging_face_model
 from fxpar.bench.report import Bar, Row, Say, at_most
 from fxpar.costs.prices import prices_of
-from fxpar.ir.capture import capture_forward
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.layouts.pins import Pins
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import fxpar
 from fxpar.compiler import plan_stages
 from fxpar.errors import InvalidScheduleError
-from fxpar.ir.capture import capture_forward
 from fxpar.ir.layout import Layout, Shard
 from fxpar.ir.node_meta import set_value
 from fxpar.ir.stage import PlannedStage, Port, PortKind
+from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import distribution_of
 from fxpar.passes.insert_reshards import insert_reshards
 from fxpar.passes.stages.crossings import StageNodes

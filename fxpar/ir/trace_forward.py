@@ -1,0 +1,130 @@
+"""Trace the forward of a model with Dynamo, once for all that ask: `distribute`, and every `torch.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from fxpar._torch import compile_options, graph_arguments
+from fxpar.errors import FxparError
+from fxpar.ir.capture import Capture, note_kept_outside, read_capture
+
+Step: TypeAlias = Callable[..., Any]
+"""What runs instead of a captured graph, on the same arguments."""
+
+BuildStep: TypeAlias = Callable[[Capture, Mapping[str, Any]], Step]
+"""Makes the step of a capture, for the options that the user gave to `torch.compile`."""
+
+
+class ForwardTracer:
+    """Traces the marked forward of one model, and runs what is built from its traces.
+
+    Dynamo guards each trace, and looks it up by the object that asked for it. For a distributed model that is always
+    this one: what `distribute` captured serves every `torch.compile`, whatever its options, while the guards hold.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._backend: Callable[..., Any] | None = None
+        self._build: BuildStep | None = None
+        self._options: Mapping[str, Any] | None = None
+
+    def serve(self, backend: Callable[..., Any], build: BuildStep) -> None:
+        """Take the place of `backend`, which users name to `torch.compile`: `build` makes the steps."""
+        self._backend, self._build = backend, build
+
+    @cached_property
+    def _traced(self) -> Callable[..., Any]:
+        traced: Callable[..., Any] = torch.compile(self._model, backend=self._trace, dynamic=False)
+        return traced
+
+    @property
+    def requested(self) -> Mapping[str, Any] | None:
+        """The options of the `torch.compile` with this tracer's backend that Python runs under; None without it."""
+        return None if self._backend is None else compile_options(self._backend)
+
+    def capture(self, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
+        """The forward for these arguments, which does not run; meta tensors are replaced by empty ones.
+
+        Raises: as `read_capture`.
+        """
+        args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (tuple(example_inputs), {})
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
+        )
+        try:
+            with torch.enable_grad():
+                self._traced(*args, **kwargs)
+        except _Captured as captured:
+            return captured.capture
+        raise AssertionError("the forward ran without being compiled")
+
+    def run(self, options: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the forward as a step, which is built for each trace and each set of options.
+
+        Raises: as `read_capture`, and what the building and the step raise.
+        """
+        self._options = options
+        try:
+            return self._traced(*args, **kwargs)
+        finally:
+            self._options = None
+
+    def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:
+        """The backend: what it returns is called in place of the graph, now and whenever the guards hold."""
+        try:
+            note_kept_outside()
+            capture = read_capture(module, graph_arguments(module))
+        except FxparError as error:
+            return raising(error)
+        steps = _Steps(capture)
+
+        def run(*given: Any) -> Any:
+            if self._build is None or self._options is None:
+                raise _Captured(capture)
+            return steps.of(self._options, self._build)(*given)
+
+        return run
+
+
+class _Steps:
+    """The steps that were built from one trace, one for each set of options."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._built: list[tuple[Mapping[str, Any], Step]] = []
+
+    def of(self, options: Mapping[str, Any], build: BuildStep) -> Step:
+        for known, step in self._built:
+            if known == options:
+                return step
+        step = build(self._capture, options)
+        self._built.append((options, step))
+        return step
+
+
+def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
+    """The forward of `model`; see `ForwardTracer.capture`."""
+    return ForwardTracer(model).capture(device_type, example_inputs)
+
+
+class _Captured(Exception):
+    """Carries a capture past the code that Dynamo generated, so that nothing runs."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.capture = capture
+
+
+def raising(error: FxparError) -> Step:
+    """A callable that raises `error`: if a backend itself raised it, Dynamo would wrap it in its own error class."""
+
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
