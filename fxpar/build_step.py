@@ -27,6 +27,7 @@ from fxpar.pass_log import PassLog
 from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.passes.stages.pipeline_messages import pipeline_messages
+from fxpar.planned_stages import planned_stages
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
@@ -176,12 +177,13 @@ def _plan(task: _Task) -> _Planned:
 
 
 def _stages(task: _Task) -> tuple[PlannedStage, ...]:
-    """The stages that `distribute` planned for the same program; planned anew if a dump has to show every pass."""
-    known = task.distribution.planned.get(task.capture.signature())
-    if known is not None and task.with_backward and task.options.dump is None:
-        return known
-    boundaries = task.distribution.final_plan.stages
-    return plan_stages(task.capture, task.distribution, boundaries, with_backward=task.with_backward, log=task.log)
+    """The stages that `distribute` planned for the same program; planned on this rank if a dump has to show it."""
+    capture, distribution, with_backward = task.capture, task.distribution, task.with_backward
+    boundaries = distribution.final_plan.stages
+    if task.options.dump is not None:
+        return plan_stages(capture, distribution, boundaries, with_backward=with_backward, log=task.log)
+    known = distribution.planned.get(capture.signature()) if with_backward else None
+    return known or planned_stages(capture, distribution, boundaries, with_backward=with_backward)
 
 
 def _compile(task: _Task, planned: _Planned) -> tuple[list[CompiledStage], Program]:

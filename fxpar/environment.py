@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+
+def cache_folder() -> Path | None:
+    """FXPAR_CACHE_DIR: folder where plans and graphs are kept for later launches; empty: nothing is kept.
+
+    By default it is `fxpar` in the user's cache folder (XDG_CACHE_HOME, or else ~/.cache).
+    """
+    chosen = os.environ.get("FXPAR_CACHE_DIR")
+    if chosen is None:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fxpar"
+    return Path(chosen) if chosen else None
 
 
 def checks_passes() -> bool:

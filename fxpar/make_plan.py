@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fxpar.compiler import plan_stages
 from fxpar.costs.prices import prices_of
 from fxpar.errors import InvalidStagesError, StageNotFoundError
 from fxpar.ir.hints import Grouped, Spec
@@ -18,6 +17,7 @@ from fxpar.model.buffers import assign_buffers
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.passes.shard_storage import stored
 from fxpar.passes.stages.balance_stages import balance_stages
+from fxpar.planned_stages import planned_stages
 from fxpar.schedule.choose_schedule import choose_placement, num_stages_of
 from fxpar.world.mesh import Mesh
 
@@ -45,7 +45,7 @@ def make_plan(
         capture = distribution.tracer.capture(distribution.mesh.device_type, example_inputs)
         prices = prices_of(distribution.mesh)
         boundaries = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
-        planned = plan_stages(capture, distribution, boundaries)
+        planned = planned_stages(capture, distribution, boundaries)
         assign_buffers(capture, planned, distribution)
         distribution.planned[capture.signature()] = planned
         parameters = _parameters_of(planned, distribution)

@@ -16,6 +16,7 @@ os.environ.update(
     TRANSFORMERS_VERBOSITY="error",
     DIFFUSERS_VERBOSITY="error",
     FXPAR_CHECK="1",
+    FXPAR_CACHE_DIR="",  # every test derives what it tests
 )
 
 from pathlib import Path

@@ -71,6 +71,14 @@ class Capture:
             f"{_describe_call(node)} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
         )
 
+    @property
+    def is_self_contained(self) -> bool:
+        """Whether the signature says all about the program: it has no constant tensors, and calls no ops of users.
+
+        What an op of a user does in a trace, such as its formula for gradients, may change from launch to launch.
+        """
+        return all(node.op != "get_attr" and _is_torchs_own(node) for node in self.module.graph.nodes)
+
     def describe_results(self) -> str:
         """What the forward returns, for messages."""
         shapes = [f"{node.name}: {example(node).dtype} {tuple(example(node).shape)}" for node in self.results]
@@ -82,6 +90,18 @@ def example(node: fx.Node) -> Tensor:
     value = node.meta["example_value"]
     assert isinstance(value, torch.Tensor), f"{node} returns {type(value).__name__}, not a tensor"
     return value
+
+
+_OWN_NAMESPACES = ("aten", "prims", "fxpar", "_c10d_functional", "higher_order")
+_OWN_MODULES = ("torch", "_operator", "builtins", "math")
+
+
+def _is_torchs_own(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return True
+    if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(node.target).partition(".")[0] in _OWN_NAMESPACES
+    return (getattr(node.target, "__module__", None) or "").partition(".")[0] in _OWN_MODULES
 
 
 def _describe_call(node: fx.Node) -> str:

@@ -196,6 +196,19 @@ def kept_outside(node: fx.Node) -> str | None:
     return found
 
 
+_KEPT = (_PLACED, _COMMUNICATION, _FUSED, _GROUP, _SOURCE, "val", "partitioner_tag", "custom", "seq_nr", "stack_trace")
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+
+
+def kept_meta(node: fx.Node) -> dict[str, Any]:
+    """What passes after the trace read of `node.meta`, as data: without the classes of modules."""
+    kept = {key: node.meta[key] for key in _KEPT if key in node.meta}
+    for key in _STACKS:
+        if node.meta.get(key):
+            kept[key] = {name: (path, str(of)) for name, (path, of) in node.meta[key].items()}
+    return kept
+
+
 def take_place(node: fx.Node, of: fx.Node) -> None:
     """Copy the layouts and the source of the value `of` to `node`, which replaces it."""
     node.meta.update({key: of.meta[key] for key in (_PLACED, _SOURCE) if key in of.meta})

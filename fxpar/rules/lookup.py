@@ -45,6 +45,11 @@ def register_rule(target: Callable[..., Any], rule: str | Rule) -> None:
     _registered[target] = rule
 
 
+def registered_rules() -> tuple[str, ...]:
+    """The ops that users have given rules."""
+    return tuple(sorted(map(str, _registered)))
+
+
 def _check_notation(target: Callable[..., Any], notation: str) -> None:
     if not isinstance(target, torch._ops.OpOverload):
         raise InvalidRuleError(

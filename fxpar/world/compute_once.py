@@ -17,7 +17,12 @@ _CLAIMS, _ANSWER = "claims", "answer"
 _NO_ANSWER = b""
 
 
-def compute_once(question: str, derive: Callable[[], T]) -> T:
+def compute_once(
+    question: str,
+    derive: Callable[[], T],
+    encode: Callable[[T], bytes | None] = pickle.dumps,
+    decode: Callable[[bytes], T] = pickle.loads,
+) -> T:
     """The result of `derive`, which only the first rank that asks the same `question` calls, for all ranks.
 
     This is not a collective: ranks may ask in any order, and not all need to ask. If `derive` fails on the first rank,
@@ -25,7 +30,8 @@ def compute_once(question: str, derive: Callable[[], T]) -> T:
 
     Args:
         question: everything that the answer depends on.
-        derive: returns the answer, which must be picklable.
+        derive: returns the answer.
+        encode, decode: the answer as bytes, and back. Without bytes, each rank derives the answer itself.
     """
     store = world_store()
     if store is None:
@@ -33,13 +39,13 @@ def compute_once(question: str, derive: Callable[[], T]) -> T:
     store = PrefixStore(f"fxpar/once/{hashlib.sha256(question.encode()).hexdigest()}", store)
     if store.add(_CLAIMS, 1) > 1:
         found = _answer_of_first(store)
-        return derive() if found == _NO_ANSWER else pickle.loads(found)
-    told = _NO_ANSWER
+        return derive() if found == _NO_ANSWER else decode(found)
+    told: bytes | None = None
     try:
         answer = derive()
-        told = pickle.dumps(answer)
+        told = encode(answer)
     finally:
-        store.set(_ANSWER, told)  # type: ignore[arg-type]  # bytes are as good, and are what `get` returns
+        store.set(_ANSWER, told or _NO_ANSWER)  # type: ignore[arg-type]  # bytes are as good, and are what `get` returns
     return answer
 
 

@@ -1,0 +1,75 @@
+"""The planned stages of a captured forward: known already, or derived by one rank for all ranks and later launches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fxpar.cache.ambient import ambient_state
+from fxpar.cache.derive_once import derive_once
+from fxpar.compiler import plan_stages
+from fxpar.costs.prices import cluster_of
+from fxpar.ir.capture import Capture
+from fxpar.ir.stage import PlannedStage
+from fxpar.model.distribution import Distribution
+from fxpar.rules import registered_rules
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Planned stages, and the texts of the warnings that the planning gave."""
+
+    stages: tuple[PlannedStage, ...]
+    warnings: tuple[str, ...]
+
+
+def planned_stages(
+    capture: Capture, distribution: Distribution, boundaries: Sequence[str], *, with_backward: bool = True
+) -> tuple[PlannedStage, ...]:
+    """The result of `plan_stages`, which one rank calls for all that ask for the same, and its warnings.
+
+    Raises: what the passes raise.
+    """
+    on_disk = capture.is_self_contained and not registered_rules()
+    question = _question(capture, distribution, boundaries, with_backward)
+    answer = derive_once(question, lambda: _derive(capture, distribution, boundaries, with_backward), on_disk=on_disk)
+    for text in answer.warnings:
+        warnings.warn(text, stacklevel=2)
+    return answer.stages
+
+
+def _derive(capture: Capture, distribution: Distribution, boundaries: Sequence[str], with_backward: bool) -> _Answer:
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        stages = plan_stages(capture, distribution, boundaries, with_backward=with_backward)
+    own = [warning for warning in given if warning.filename.startswith(_PACKAGE)]
+    for warning in given:
+        if warning not in own:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return _Answer(stages, tuple(str(warning.message) for warning in own))
+
+
+def _question(capture: Capture, distribution: Distribution, boundaries: Sequence[str], with_backward: bool) -> str:
+    """All that `plan_stages` depends on, as text; the handle of the model stands in markers, but changes nothing."""
+    mesh = distribution.mesh
+    given = (
+        "plan_stages",
+        capture.signature(),
+        mesh,
+        mesh.device_type,
+        mesh.hosts,
+        cluster_of(mesh),
+        distribution.hints,
+        distribution.plan,
+        distribution.placement,
+        distribution.microbatches,
+        tuple(boundaries),
+        with_backward,
+        registered_rules(),
+        ambient_state(),
+    )
+    return "\n".join(map(str, given))
