@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fxpar.build.planned_stages import planned_stages
 from fxpar.costs.prices import prices_of
 from fxpar.errors import InvalidStagesError, StageNotFoundError
 from fxpar.ir.hints import Grouped, Spec
@@ -17,7 +18,6 @@ from fxpar.model.buffers import assign_buffers
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.passes.shard_storage import stored
 from fxpar.passes.stages.balance_stages import balance_stages
-from fxpar.planned_stages import planned_stages
 from fxpar.schedule.choose_schedule import choose_placement, num_stages_of
 from fxpar.world.mesh import Mesh
 

@@ -23,6 +23,7 @@ _SMALL_BYTES = 1 << 20
 _PLAIN = {
     "builtins": {"set", "frozenset", "slice", "complex", "range"},
     "collections": {"OrderedDict", "defaultdict"},
+    "fractions": {"Fraction"},
     "torch": {"device", "Size"},
 }
 """Names that may stand in the bytes, besides fxpar's own data classes and enums, and what `_MAKERS` makes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -33,6 +33,12 @@ def assign_buffers(capture: Capture, stages: Sequence[PlannedStage], distributio
             owner = owners.get(names[port]) if port.kind is PortKind.BUFFER else None
             if owner is not None and owner != stage.joint.index:
                 raise SharedBufferError(names[port], owner, stage.joint.index)
+    _leave_out_others(distribution)
+
+
+def record_buffers(stages: Mapping[str, int], distribution: Distribution) -> None:
+    """Record which stage changes each buffer, as `assign_buffers` found out for an equal model."""
+    distribution.buffer_stages.update(stages)
     _leave_out_others(distribution)
 
 

@@ -8,28 +8,25 @@ from fxpar.lowering import Lowering
 from fxpar.lowering.aten import lower_to_aten
 from fxpar.passes.hoist_storage import Gathers, Reductions
 from fxpar.passes.split_backward import SplitBackward
-from fxpar.passes.stage_graphs import StageGraphs
+from fxpar.passes.stage_graphs import RunGraphs
 
 
-def lower_stage(graphs: StageGraphs, lowering: Lowering) -> CompiledStage:
+def lower_stage(graphs: RunGraphs, lowering: Lowering) -> CompiledStage:
     """Lower the graphs of one stage that the schedule runs to callables."""
-    hoisted, parts, halves = graphs.hoisted, graphs.parts, graphs.halves
-    body = hoisted.body
-    pieces = [tensor(node) for node in body.module.graph.find_nodes(op="placeholder")]
     return CompiledStage(
-        body.index,
-        lowering(parts.forward),
-        lowering(parts.backward) if parts.backward is not None and graphs.runs_whole_backward else None,
-        body.inputs,
-        body.outputs,
-        body.tangents,
-        body.gradients,
-        graphs.planned.border,
-        tuple(pieces[: len(body.inputs)]),
-        tuple(pieces[len(body.inputs) :]),
-        None if halves is None else _lower_split(halves, lowering),
-        None if hoisted.gathers is None else _lower_gathers(hoisted.gathers),
-        None if hoisted.reductions is None else _lower_reductions(hoisted.reductions),
+        graphs.index,
+        lowering(graphs.forward),
+        None if graphs.backward is None else lowering(graphs.backward),
+        graphs.inputs,
+        graphs.outputs,
+        graphs.tangents,
+        graphs.gradients,
+        graphs.border,
+        graphs.input_pieces,
+        graphs.tangent_pieces,
+        None if graphs.halves is None else _lower_split(graphs.halves, lowering),
+        None if graphs.gathers is None else _lower_gathers(graphs.gathers),
+        None if graphs.reductions is None else _lower_reductions(graphs.reductions),
     )
 
 

@@ -5,19 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import fx
+from torch import Tensor, fx
 
 from fxpar.dump import Dump
 from fxpar.graph.invariants import Form
-from fxpar.ir.stage import JointGraph, PlannedStage
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.stage import JointGraph, PlannedStage, Port, StageBorder
 from fxpar.pass_log import PassLog
-from fxpar.passes.hoist_storage import Hoisted
+from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions
 from fxpar.passes.insert_collectives import communicating
 from fxpar.passes.partition import Partitioned
 from fxpar.passes.split_backward import SplitBackward
 from fxpar.schedule.memory import StageMemory
 
 _GATHERS = "gather_weights"
+
+
+@dataclass(frozen=True, slots=True)
+class RunGraphs:
+    """The graphs that the schedule runs for one stage, and what passes its border.
+
+    backward: None if the schedule does not run it whole.
+    input_pieces, tangent_pieces: fake tensors like the inputs and the tangents.
+    """
+
+    index: int
+    border: StageBorder
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tangents: tuple[Port, ...]
+    gradients: tuple[Port, ...]
+    input_pieces: tuple[Tensor, ...]
+    tangent_pieces: tuple[Tensor, ...]
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    halves: SplitBackward | None
+    gathers: Gathers | None
+    reductions: Reductions | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +84,27 @@ class StageGraphs:
         if self.hoisted.reductions is not None:
             graphs["reductions"] = self.hoisted.reductions.start
         return graphs
+
+    @property
+    def run(self) -> RunGraphs:
+        """Those graphs, without what they were made from."""
+        body = self.hoisted.body
+        pieces = [tensor(node) for node in body.module.graph.find_nodes(op="placeholder")]
+        return RunGraphs(
+            self.index,
+            self.planned.border,
+            body.inputs,
+            body.outputs,
+            body.tangents,
+            body.gradients,
+            tuple(pieces[: len(body.inputs)]),
+            tuple(pieces[len(body.inputs) :]),
+            self.parts.forward,
+            self.of_microbatch.get("backward"),
+            self.halves,
+            self.hoisted.gathers,
+            self.hoisted.reductions,
+        )
 
     def with_microbatch(self, graphs: Mapping[str, fx.GraphModule]) -> StageGraphs:
         """The same with other graphs `of_microbatch`."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fxpar.cache.ambient import ambient_state
 from fxpar.cache.derive_once import derive_once
+from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import plan_stages
 from fxpar.costs.prices import cluster_of
 from fxpar.ir.capture import Capture
 from fxpar.ir.stage import PlannedStage
 from fxpar.model.distribution import Distribution
 from fxpar.rules import registered_rules
-
-_PACKAGE = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +31,19 @@ def planned_stages(
 
     Raises: what the passes raise.
     """
+    own: list[_Answer] = []
+
+    def derive() -> _Answer:
+        with recorded_warnings() as texts:
+            stages = plan_stages(capture, distribution, boundaries, with_backward=with_backward)
+        own.append(_Answer(stages, tuple(texts)))
+        return own[0]
+
     on_disk = capture.is_self_contained and not registered_rules()
-    question = _question(capture, distribution, boundaries, with_backward)
-    answer = derive_once(question, lambda: _derive(capture, distribution, boundaries, with_backward), on_disk=on_disk)
-    for text in answer.warnings:
-        warnings.warn(text, stacklevel=2)
+    answer = derive_once(_question(capture, distribution, boundaries, with_backward), derive, on_disk=on_disk)
+    if not own:
+        give(answer.warnings)
     return answer.stages
-
-
-def _derive(capture: Capture, distribution: Distribution, boundaries: Sequence[str], with_backward: bool) -> _Answer:
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        stages = plan_stages(capture, distribution, boundaries, with_backward=with_backward)
-    own = [warning for warning in given if warning.filename.startswith(_PACKAGE)]
-    for warning in given:
-        if warning not in own:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return _Answer(stages, tuple(str(warning.message) for warning in own))
 
 
 def _question(capture: Capture, distribution: Distribution, boundaries: Sequence[str], with_backward: bool) -> str:
