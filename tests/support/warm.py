@@ -51,7 +51,7 @@ def _compile() -> None:
         schedule = build_schedule("1f1b", 1, 2)
         graphs = divide_stage(stage, localize_stage(stage, distribution), distribution, schedule, Storage(False, False))
         (graphs,) = compile_stages([graphs], GraphModel(mesh, prices_of(mesh)), False, Overlap())
-        lower_stage(graphs, lower("aten"))
+        lower_stage(graphs.run, lower("aten"))
     lower("inductor")(traced(lambda x: [x + 1], torch.ones(3)))
     torch.compiler.reset()
 

@@ -57,7 +57,7 @@ def compile_one_rank_of_64() -> tuple[float, float, float]:
         local = localize_stage(stages[0], distribution)
         graphs = divide_stage(stages[0], local, distribution, schedule, Storage(False, False))
         (graphs,) = compile_stages([graphs], GraphModel(mesh, prices_of(mesh)), False, Overlap())
-        stage = lower_stage(graphs, lower("aten"))
+        stage = lower_stage(graphs.run, lower("aten"))
         assert stage.backward is not None
         with fake_mode_of(stages[0].joint.module.graph):
             made = stage.forward(*stage.input_pieces)
