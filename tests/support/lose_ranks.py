@@ -1,0 +1,127 @@
+"""What ranks find when one of them ends, or fails, in the midst of a step over groups that tell nobody of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+import fxpar
+from fxpar._torch import Store, world_store
+from fxpar.runtime.executor import Executor
+from fxpar.world import mesh as mesh_module
+from fxpar.world import peer_watch
+from tests.support.mistakes import batch, compiled
+from tests.support.queued_groups import QueuedGroup, running_ahead, use_queued_groups, wait_for_device
+
+
+class BrokenBatchError(RuntimeError):
+    """The error of a rank whose own step fails."""
+
+
+def be_killed() -> None:
+    """End at once, without a word."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    """Fail as a user's step may, and live on."""
+    raise BrokenBatchError("class 7 of 3")
+
+
+def lose_amid_step(
+    sizes: dict[str, int], lost: int, end: Callable[[], None], is_watched: bool = True, runs_ahead: bool = False
+) -> list[str]:
+    """Rank `lost` ends in the midst of the second step: the errors of this rank in that step and in the next.
+
+    Args:
+        is_watched: whether ranks watch each other.
+        runs_ahead: whether the host waits for the device after the step alone, as where a loss is read.
+    """
+    peer_watch.GRACE_S = 0.2
+    use_queued_groups()
+    with patch.object(mesh_module, "open_lines", mesh_module.open_lines if is_watched else dict):
+        mesh = fxpar.init_mesh(**sizes)
+    before_computations = _calls_before_computations()
+    step = compiled(mesh, fuse=False, check_inputs=False)
+    step(*batch())["loss"].backward()
+
+    def end_when_others_wait() -> None:
+        _store().wait([f"{rank} waits" for rank in range(mesh.num_ranks) if rank != lost])
+        end()
+
+    def tell() -> None:
+        _store().set(f"{mesh.rank} waits", "")
+
+    def read_loss() -> None:
+        with running_ahead():
+            step(*batch())
+        tell()
+        wait_for_device()
+
+    if mesh.rank == lost:
+        before_computations += [end_when_others_wait, lambda: None]
+    elif not runs_ahead:
+        before_computations.append(tell)
+    return [_error_of(read_loss if runs_ahead else lambda: step(*batch())), _error_of(lambda: step(*batch()))]
+
+
+def _store() -> Store:
+    store = world_store()
+    assert store is not None, "there are several ranks"
+    return store
+
+
+def _calls_before_computations() -> list[Callable[[], None]]:
+    """From now on, each computation of a step calls, and takes from this list, its last function."""
+    compute, calls = Executor._compute, list[Callable[[], None]]()
+
+    def call_and_compute(self: Executor, *args: Any) -> None:
+        if calls:
+            calls.pop()()
+        compute(self, *args)
+
+    Executor._compute = call_and_compute  # type: ignore[method-assign]
+    return calls
+
+
+def lose_between_steps() -> tuple[bool, str]:
+    """Rank 2 is killed after a step: whether ranks 0 and 1 go on to add numbers without it, for longer than what is
+    under way may take to end, and the error of their next step."""
+    peer_watch.GRACE_S = 1.0
+    use_queued_groups()
+    mesh, pair = fxpar.init_mesh(data=3), dist.new_group([0, 1])
+    step = compiled(mesh, check_inputs=False)
+    step(*batch())
+    if mesh.rank == 2:
+        be_killed()
+    watch, until = peer_watch.peer_watch(), time.monotonic() + 1.5 * peer_watch.GRACE_S
+    assert watch is not None, "the backend raises no errors"
+    number, both_know = torch.ones(()), torch.zeros(())
+    while both_know < 2:
+        number = torch.ones(())
+        both_know = torch.tensor(float(watch.lost is not None and time.monotonic() > until))
+        dist.all_reduce(number, group=pair)
+        dist.all_reduce(both_know, group=pair)
+    return bool(number == 2), _error_of(lambda: step(*batch()))
+
+
+def be_unable_to_end_a_wait() -> None:
+    """The last rank is killed in the midst of a step, and the abort of the others' groups has no effect."""
+    peer_watch.LAST_RESORT_S = 0.2
+    QueuedGroup.abort = lambda self: None  # type: ignore[method-assign]
+    lose_amid_step({"z": 2}, 1, be_killed)
+
+
+def _error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
