@@ -25,6 +25,9 @@ def naming_lost_peers(value: str, peer: int | None = None) -> Iterator[None]:
     Raises:
         PeerLostError: another rank ended, or took too long.
     """
+    watch = peer_watch()
+    if watch is not None:
+        watch.begin_wait()
     try:
         yield
     except LostRankInterrupt as interrupt:
@@ -32,10 +35,12 @@ def naming_lost_peers(value: str, peer: int | None = None) -> Iterator[None]:
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
-        watch = peer_watch()
         if watch is not None and watch.lost is not None:
             raise watch.lost.while_moving(value) from error
         raise PeerLostError(value, peer, str(error)) from error
+    finally:
+        if watch is not None:
+            watch.end_wait()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import socket
 import time
 import warnings
 from collections.abc import Collection
-from contextlib import closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -53,7 +53,7 @@ def open_lines() -> dict[int, socket.socket]:
             warnings.warn(f"cannot connect to rank 0 at port {place.port} of {place.hosts}: {_UNWATCHED}", stacklevel=2)
         return {} if line is None else {0: line}
     others = range(1, dist.get_world_size())
-    with closing(_listener(len(others))) as listener:
+    with _listener(len(others)) as listener:
         hosts = (first_host(), socket.gethostname(), "localhost")
         place = _Place(hosts, listener.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
         lines = _accept(listener, _told(place), others)
@@ -88,11 +88,12 @@ def _accept(listener: socket.socket, place: _Place, others: Collection[int]) -> 
     deadline = time.monotonic() + _CONNECT_S * (len(place.hosts) + 1)
     while len(lines) < len(others) and (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
-        with suppress(OSError):
-            line, _ = listener.accept()
+        with suppress(OSError), ExitStack() as unless_known:
+            line = unless_known.enter_context(listener.accept()[0])
             rank = _rank_of_caller(line, place)
             if rank is not None and rank in others:
                 lines[rank] = line
+                unless_known.pop_all()
     return lines
 
 
@@ -108,11 +109,12 @@ def _rank_of_caller(line: socket.socket, place: _Place) -> int | None:
 
 def _connect(place: _Place) -> socket.socket | None:
     for host in place.hosts:
-        with suppress(OSError):
-            line = socket.create_connection((host, place.port), _CONNECT_S)
+        with suppress(OSError), ExitStack() as unless_known:
+            line = unless_known.enter_context(socket.create_connection((host, place.port), _CONNECT_S))
             line.sendall(place.token + dist.get_rank().to_bytes(_RANK_BYTES, "big"))
             if _receive(line, _TOKEN_BYTES) == place.answer:
                 _keep_alive(line)
+                unless_known.pop_all()
                 return line
     return None
 

@@ -6,10 +6,11 @@ its own end, in every step. So a thread of each rank watches instead:
 
 1. It sleeps on the rank's lines (`open_lines`), which the kernel closes when the process at the other end is gone. Over
    the same lines a rank tells that its step has failed. Rank 0 passes on what it learns.
-2. What is under way may still end, for `grace_s`: a rank may have ended after all that others need of it.
-3. If collectives are still under way then, results are lost. The thread interrupts the thread that runs steps, and
-   aborts all communicators: their kernels end, and so does every wait for the device. What the wait returns is
-   undefined, but the interrupt, which Python raises before the next line, is a `PeerLostError`: nobody sees the value.
+2. What is under way may still end, for `GRACE_S`: a rank may have ended after all that others need of it.
+3. If collectives are still under way then, or the host itself waits for others, results are lost. The thread interrupts
+   the thread that runs steps, and aborts all communicators: their kernels end, and so does every wait for the device.
+   What the wait returns is undefined, but the interrupt, which Python raises before the next line, is a
+   `PeerLostError`: nobody sees the value.
 
 A step in a world with a lost rank is refused. No step is slower for all this.
 
@@ -25,8 +26,9 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from threading import Event, Lock, Thread, get_ident
 from typing import ClassVar
@@ -85,6 +87,7 @@ class PeerWatch:
         self._world, self._lines, self._rank = ref(world), lines, dist.get_rank()
         self._first = Lock()
         self._is_noticed = Event()
+        self._depth = self._num_waits = 0
         self._runs_steps = get_ident()
         self._woken, self._wake = socket.socketpair()
         finalize(world, self._wake.close).atexit = False
@@ -100,6 +103,15 @@ class PeerWatch:
         if self.lost is not None:
             self._is_noticed.set()
             raise self.lost.while_moving("what a step needs")
+
+    def begin_wait(self) -> None:
+        """To be called by the thread that runs steps where it begins to do what may wait for others; waits may nest."""
+        self._num_waits += self._depth == 0
+        self._depth += 1
+
+    def end_wait(self) -> None:
+        """To be called where such a wait ends, in whatever way."""
+        self._depth -= 1
 
     def tell(self, reason: str) -> None:
         """Tell all ranks that this one has failed."""
@@ -119,16 +131,25 @@ class PeerWatch:
                 line.shutdown(socket.SHUT_WR)  # the end of the message
 
     def _watch(self) -> None:
-        heard = self._next()
-        if heard is not None:
-            self._note(heard)
-        while self.lost is not None and self._world() is dist.group.WORLD:
-            if not _end_within(GRACE_S):
-                self._end_waits(self.lost)
-                return
-            self._woken.settimeout(1.0)
-            with suppress(OSError):
-                self._woken.recv(1)
+        with ExitStack() as opened:
+            for each in (self._woken, self._wake, *self._lines.values()):
+                opened.enter_context(each)
+            heard = self._next()
+            if heard is not None:
+                self._note(heard)
+            while self.lost is not None and self._world() is dist.group.WORLD:
+                if self._waits_on():
+                    self._end_waits(self.lost)
+                    return
+
+    def _waits_on(self) -> bool:
+        """After `GRACE_S`: whether collectives of before are still under way, or the same wait goes on."""
+        number, until = self._num_waits, time.monotonic() + GRACE_S
+        waiting = Thread(target=wait_for_collectives, name="wait for collectives", daemon=True)
+        waiting.start()
+        waiting.join(GRACE_S)
+        time.sleep(max(0.0, until - time.monotonic()))
+        return waiting.is_alive() or (self._depth > 0 and number == self._num_waits)
 
     def _next(self) -> LostRank | None:
         """Sleep until a line says something or is closed, or this rank has failed or left the world (None)."""
@@ -174,14 +195,6 @@ def _interrupt_of(lost: LostRank, is_noticed: Event) -> type[LostRankInterrupt]:
     Interrupt.__name__ = Interrupt.__qualname__ = PeerLostError.__name__
     Interrupt.__module__ = PeerLostError.__module__
     return Interrupt
-
-
-def _end_within(seconds: float) -> bool:
-    """Whether all collectives that are under way on this rank end in time."""
-    waiting = Thread(target=wait_for_collectives, name="wait for collectives", daemon=True)
-    waiting.start()
-    waiting.join(seconds)
-    return not waiting.is_alive()
 
 
 def _read(line: socket.socket) -> bytes:

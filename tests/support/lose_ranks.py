@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +18,9 @@ from fxpar._torch import Store, world_store
 from fxpar.runtime.executor import Executor
 from fxpar.world import mesh as mesh_module
 from fxpar.world import peer_watch
+from fxpar.world.lost_peers import naming_lost_peers
 from tests.support.mistakes import batch, compiled
-from tests.support.queued_groups import QueuedGroup, running_ahead, use_queued_groups, wait_for_device
+from tests.support.queued_groups import PATIENCE_S, QueuedGroup, running_ahead, use_queued_groups, wait_for_device
 
 
 class BrokenBatchError(RuntimeError):
@@ -41,7 +43,7 @@ def lose_amid_step(
     """Rank `lost` ends in the midst of the second step: the errors of this rank in that step and in the next.
 
     Args:
-        is_watched: whether ranks watch each other.
+        is_watched: whether ranks watch each other; if not, a wait in that step is soon said to hang.
         runs_ahead: whether the host waits for the device after the step alone, as where a loss is read.
     """
     peer_watch.GRACE_S = 0.2
@@ -51,6 +53,8 @@ def lose_amid_step(
     before_computations = _calls_before_computations()
     step = compiled(mesh, fuse=False, check_inputs=False)
     step(*batch())["loss"].backward()
+    if not is_watched:
+        os.environ[PATIENCE_S] = "1"
 
     def end_when_others_wait() -> None:
         _store().wait([f"{rank} waits" for rank in range(mesh.num_ranks) if rank != lost])
@@ -94,14 +98,14 @@ def _calls_before_computations() -> list[Callable[[], None]]:
 def lose_between_steps() -> tuple[bool, str]:
     """Rank 2 is killed after a step: whether ranks 0 and 1 go on to add numbers without it, for longer than what is
     under way may take to end, and the error of their next step."""
-    peer_watch.GRACE_S = 1.0
+    peer_watch.GRACE_S = 2.0
     use_queued_groups()
     mesh, pair = fxpar.init_mesh(data=3), dist.new_group([0, 1])
     step = compiled(mesh, check_inputs=False)
     step(*batch())
     if mesh.rank == 2:
         be_killed()
-    watch, until = peer_watch.peer_watch(), time.monotonic() + 1.5 * peer_watch.GRACE_S
+    watch, until = peer_watch.peer_watch(), time.monotonic() + 1.2 * peer_watch.GRACE_S
     assert watch is not None, "the backend raises no errors"
     number, both_know = torch.ones(()), torch.zeros(())
     while both_know < 2:
@@ -110,6 +114,22 @@ def lose_between_steps() -> tuple[bool, str]:
         dist.all_reduce(number, group=pair)
         dist.all_reduce(both_know, group=pair)
     return bool(number == 2), _error_of(lambda: step(*batch()))
+
+
+def wait_on_the_host() -> str:
+    """Rank 1 is killed: the error of a rank whose host waits for it, with no collective under way."""
+    peer_watch.GRACE_S = 0.2
+    use_queued_groups()
+    mesh = fxpar.init_mesh(data=2)
+    if mesh.rank == 1:
+        be_killed()
+
+    def wait() -> None:
+        with naming_lost_peers("what never comes"), naming_lost_peers("a part of it"):
+            while True:
+                Event().wait(0.01)
+
+    return _error_of(wait)
 
 
 def be_unable_to_end_a_wait() -> None:

@@ -8,8 +8,14 @@ from math import prod
 import pytest
 
 from fxpar.world.launch import RankFailedError, run_ranks
-from tests.support.lose_ranks import be_killed, be_unable_to_end_a_wait, fail, lose_amid_step, lose_between_steps
-from tests.support.queued_groups import PATIENCE_S
+from tests.support.lose_ranks import (
+    be_killed,
+    be_unable_to_end_a_wait,
+    fail,
+    lose_amid_step,
+    lose_between_steps,
+    wait_on_the_host,
+)
 
 MESHES = {
     "pipeline of sharded stages": {"pipe": 2, "x": 2},
@@ -23,15 +29,17 @@ HANGS = [
     (MESHES["weights in shards"], fail, False),
     (MESHES["tensor parallelism"], be_killed, True),
 ]
-IMPATIENT = {PATIENCE_S: "1"}
 
 
-def lose(
-    sizes: dict[str, int], lost: int, end: Callable[[], None], *options: bool, environment: dict[str, str] | None = None
-) -> list[list[str]]:
-    """The errors of all ranks but the one that is lost, of the step in which it is and of the next."""
+def lose(sizes: dict[str, int], lost: int, end: Callable[[], None], *options: bool) -> list[list[str]]:
+    """The errors of all ranks but the one that is lost, of the step in which it is and of the next; it has its own."""
     num_ranks = prod(sizes.values())
-    found = run_ranks(num_ranks, lose_amid_step, sizes, lost, end, *options, doomed=[lost], environment=environment)
+    doomed = [lost] if end is be_killed else []
+    found = run_ranks(num_ranks, lose_amid_step, sizes, lost, end, *options, doomed=doomed)
+    if end is fail:
+        own_error, later = found.pop(lost)
+        assert own_error == "BrokenBatchError: class 7 of 3"
+        assert later.startswith(f"BrokenWorldError: an earlier step failed on this rank ({own_error}")
     assert len(found) == num_ranks - 1
     return found
 
@@ -62,7 +70,7 @@ def test_a_wait_for_the_device_after_the_step_ends(end: Callable[[], None]) -> N
 @pytest.mark.parametrize(("sizes", "end", "runs_ahead"), HANGS)
 def test_without_the_watch_all_others_hang(sizes: dict[str, int], end: Callable[[], None], runs_ahead: bool) -> None:
     last = prod(sizes.values()) - 1
-    for error, _ in lose(sizes, last, end, False, runs_ahead, environment=IMPATIENT):
+    for error, _ in lose(sizes, last, end, False, runs_ahead):
         assert error.startswith("HangError: "), error
 
 
@@ -70,6 +78,11 @@ def test_what_needs_no_lost_rank_goes_on() -> None:
     for goes_on, error in run_ranks(3, lose_between_steps, doomed=[2]):
         assert goes_on
         assert error.startswith("PeerLostError: lost rank 2 while moving what a step needs: "), error
+
+
+def test_a_wait_of_the_host_ends() -> None:
+    (error,) = run_ranks(2, wait_on_the_host, doomed=[1])
+    assert error.startswith("PeerLostError: lost rank 1 while moving a part of it: its process has ended"), error
 
 
 def test_a_rank_whose_wait_does_not_end_says_why_it_ends(capfd: pytest.CaptureFixture[str]) -> None:
