@@ -35,7 +35,7 @@ def breaking_its_world() -> Iterator[None]:
     except BaseException as error:  # an interrupt, too
         _failures[world] = f"{type(error).__name__}: {error}"
         if watch is not None and not isinstance(error, PeerLostError):
-            watch.tell(f"its step has failed ({_failures[world]})")
+            watch.report_failure(f"its step has failed ({_failures[world]})")
         raise
 
 

@@ -9,14 +9,15 @@ from threading import Timer
 
 from fxpar._torch import is_connection_error
 from fxpar.errors import PeerLostError
-from fxpar.world.peer_watch import LostRankInterrupt, peer_watch
+from fxpar.world.lost_rank import LostRankInterrupt
+from fxpar.world.peer_watch import peer_watch
 
 
 @contextmanager
 def naming_lost_peers(value: str, peer: int | None = None) -> Iterator[None]:
     """A context in which errors about a lost rank become a PeerLostError that names `value`; others do not change.
 
-    Such errors are c10d's about a broken connection or an aborted communicator, and the interrupt of `peer_watch`.
+    Such errors are c10d's about a broken connection or an aborted communicator, and the interrupt of a `PeerWatch`.
 
     Args:
         value: what is being communicated.

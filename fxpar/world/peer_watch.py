@@ -4,8 +4,8 @@ On NCCL, `Work.wait` makes a stream wait and returns; the CPU waits where the us
 a rank ends, the kernels of the others spin for ever, and no call raises. A step could only notice that by waiting for
 its own end, in every step. So a thread of each rank watches instead:
 
-1. It sleeps on the rank's lines (`open_lines`), which the kernel closes when the process at the other end is gone. Over
-   the same lines a rank tells that its step has failed. Rank 0 passes on what it learns.
+1. It sleeps on the connections of the rank (`open_connections`), which the kernel closes when the process at the other
+   end is gone. Over them a rank also tells that its step has failed. Rank 0 passes on what it learns.
 2. What is under way may still end, for `GRACE_S`: a rank may have ended after all that others need of it.
 3. If collectives are still under way then, or the host itself waits for others, results are lost. The thread interrupts
    the thread that runs steps, and aborts all communicators: their kernels end, and so does every wait for the device.
@@ -21,23 +21,20 @@ fused kernel instead: it ends with a message after `LAST_RESORT_S`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import socket
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from threading import Event, Lock, Thread, get_ident
-from typing import ClassVar
 from weakref import WeakKeyDictionary, finalize, ref
 
 import torch.distributed as dist
 
 from fxpar._torch import abort_all_groups, wait_for_collectives
-from fxpar.errors import PeerLostError
+from fxpar.world.lost_rank import MOST_BYTES, UNKNOWN, LostRank, interrupt
 
 GRACE_S = 10.0
 """How long collectives that are under way when a rank is lost may take to end."""
@@ -45,46 +42,13 @@ GRACE_S = 10.0
 LAST_RESORT_S = 60.0
 """How long the thread that runs steps may take to notice that all communicators were aborted."""
 
-_MOST_BYTES = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class LostRank:
-    """A rank that has ended, or whose step has failed, and what is known of it."""
-
-    rank: int
-    reason: str
-
-    def encode(self) -> bytes:
-        """The message that tells other ranks."""
-        return f"{self.rank}\n{self.reason}".encode()[:_MOST_BYTES]
-
-    @classmethod
-    def heard(cls, from_rank: int, message: bytes) -> LostRank:
-        """The one that `message` tells of; if it is empty, it is the rank at the other end of the line."""
-        rank, _, reason = message.decode(errors="replace").partition("\n")
-        return cls(int(rank), reason) if reason else cls(from_rank, "its process has ended, or has left this world")
-
-    def while_moving(self, value: str) -> PeerLostError:
-        """The error to raise where `value` was awaited."""
-        return PeerLostError(value, self.rank, self.reason)
-
-
-class LostRankInterrupt(PeerLostError):
-    """Raised in the thread that runs steps, wherever it is, after the abort; `naming_lost_peers` names what it awaited.
-
-    `lost` is the lost rank.
-    """
-
-    lost: ClassVar[LostRank]
-
 
 class PeerWatch:
-    """Watches the ranks at the other ends of `lines` in a thread, until the world is no more."""
+    """Watches the ranks at the other ends of `connections` in a thread, until the world is no more."""
 
-    def __init__(self, world: dist.ProcessGroup, lines: Mapping[int, socket.socket]) -> None:
+    def __init__(self, world: dist.ProcessGroup, connections: Mapping[int, socket.socket]) -> None:
         self.lost: LostRank | None = None
-        self._world, self._lines, self._rank = ref(world), lines, dist.get_rank()
+        self._world, self._connections, self._rank = ref(world), connections, dist.get_rank()
         self._first = Lock()
         self._is_noticed = Event()
         self._depth = self._num_waits = 0
@@ -113,7 +77,7 @@ class PeerWatch:
         """To be called where such a wait ends, in whatever way."""
         self._depth -= 1
 
-    def tell(self, reason: str) -> None:
+    def report_failure(self, reason: str) -> None:
         """Tell all ranks that this one has failed."""
         self._note(LostRank(self._rank, reason))
         with suppress(OSError):
@@ -125,22 +89,30 @@ class PeerWatch:
             if self.lost is not None:
                 return
             self.lost = lost
-        for line in self._lines.values():
+        for connection in self._connections.values():
             with suppress(OSError):
-                line.sendall(lost.encode())
-                line.shutdown(socket.SHUT_WR)  # the end of the message
+                connection.sendall(lost.encode())
+                connection.shutdown(socket.SHUT_WR)  # the end of the message
+
+    def close(self) -> None:
+        """Close the connections of this process; those of the process that it was forked from stay open."""
+        for each in (self._woken, self._wake, *self._connections.values()):
+            each.close()
 
     def _watch(self) -> None:
-        with ExitStack() as opened:
-            for each in (self._woken, self._wake, *self._lines.values()):
-                opened.enter_context(each)
-            heard = self._next()
-            if heard is not None:
-                self._note(heard)
-            while self.lost is not None and self._world() is dist.group.WORLD:
-                if self._waits_on():
-                    self._end_waits(self.lost)
-                    return
+        heard = self._next()
+        if heard is not None:
+            self._note(heard)
+        while self.lost is not None and self._is_current():
+            if self._waits_on() and self._is_current():
+                self._end_waits(self.lost)
+                break
+        self.close()
+
+    def _is_current(self) -> bool:
+        """Whether this process is still in the world that is watched."""
+        world = self._world()
+        return world is not None and world is dist.group.WORLD
 
     def _waits_on(self) -> bool:
         """After `GRACE_S`: whether collectives of before are still under way, or the same wait goes on."""
@@ -152,65 +124,41 @@ class PeerWatch:
         return waiting.is_alive() or (self._depth > 0 and number == self._num_waits)
 
     def _next(self) -> LostRank | None:
-        """Sleep until a line says something or is closed, or this rank has failed or left the world (None)."""
+        """Sleep until a connection says something or is closed, or this rank has failed or left the world (None)."""
         poll = select.poll()
-        rank_of = {line.fileno(): rank for rank, line in self._lines.items()}
+        rank_of = {connection.fileno(): rank for rank, connection in self._connections.items()}
         for file in (self._woken.fileno(), *rank_of):
             poll.register(file, select.POLLIN)
         for file, _ in poll.poll():
             if file in rank_of:
-                return LostRank.heard(rank_of[file], _read(self._lines[rank_of[file]]))
+                return LostRank.decode(rank_of[file], _read(self._connections[rank_of[file]]))
         return None
 
     def _end_waits(self, lost: LostRank) -> None:
         """Abort all communicators, and interrupt the thread that runs steps, unless it has its own error already."""
-        is_interrupted = lost.rank != self._rank and self._interrupt(lost)
+        # Before the abort: Python raises the interrupt as soon as the thread is back from its wait.
+        is_interrupted = lost.rank != self._rank and interrupt(self._runs_steps, lost, self._is_noticed)
         Thread(target=abort_all_groups, name="abort of all process groups", daemon=True).start()
         if is_interrupted and not self._is_noticed.wait(LAST_RESORT_S):
-            error = lost.while_moving(_UNKNOWN)
+            error = lost.while_moving(UNKNOWN)
             print(f"PeerLostError: {error}. This wait cannot be ended; the process ends", file=sys.stderr, flush=True)
             os._exit(1)
 
-    def _interrupt(self, lost: LostRank) -> bool:
-        """Let Python raise an interrupt as soon as the thread is back from its wait; False if there is no such thread.
 
-        To be called before the wait is ended.
-        """
-        thread, interrupt = ctypes.c_ulong(self._runs_steps), _interrupt_of(lost, self._is_noticed)
-        return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(interrupt)))
-
-
-_UNKNOWN = "what the device waits for"
-
-
-def _interrupt_of(lost: LostRank, is_noticed: Event) -> type[LostRankInterrupt]:
-    """The class to raise: Python makes the exception itself, without arguments."""
-
-    class Interrupt(LostRankInterrupt):
-        def __init__(self) -> None:
-            super().__init__(_UNKNOWN, lost.rank, lost.reason)
-            is_noticed.set()
-
-    Interrupt.lost = lost
-    Interrupt.__name__ = Interrupt.__qualname__ = PeerLostError.__name__
-    Interrupt.__module__ = PeerLostError.__module__
-    return Interrupt
-
-
-def _read(line: socket.socket) -> bytes:
-    """All that comes before the line is closed."""
+def _read(connection: socket.socket) -> bytes:
+    """All that comes before the connection is closed."""
     message = b""
     with suppress(OSError):  # such as that of a host that does not answer any more
-        while part := line.recv(_MOST_BYTES):
+        while part := connection.recv(MOST_BYTES):
             message += part
     return message
 
 
-def watch_peers(lines: Mapping[int, socket.socket]) -> None:
-    """Watch, in the current world, the ranks at the other ends of `lines`."""
+def watch_peers(connections: Mapping[int, socket.socket]) -> None:
+    """Watch, in the current world, the ranks at the other ends of `connections`."""
     world = dist.group.WORLD
-    assert world is not None, "there are lines in a world alone"
-    _watches[world] = PeerWatch(world, lines)
+    assert world is not None, "there are connections in a world alone"
+    _watches[world] = PeerWatch(world, connections)
 
 
 def peer_watch() -> PeerWatch | None:
@@ -220,3 +168,12 @@ def peer_watch() -> PeerWatch | None:
 
 
 _watches: WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = WeakKeyDictionary()
+
+
+def _close_in_child() -> None:
+    """Close what a forked process has got, such as a worker that loads data: it may outlive this one."""
+    for watch in _watches.values():
+        watch.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

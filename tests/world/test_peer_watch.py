@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import pytest
+import torch
 
 from fxpar.world.launch import RankFailedError, run_ranks
 from tests.support.lose_ranks import (
     be_killed,
     be_unable_to_end_a_wait,
     fail,
+    join_nccl,
+    leave_a_child,
     lose_amid_step,
     lose_between_steps,
+    start_anew,
     wait_on_the_host,
 )
 
@@ -31,10 +36,10 @@ HANGS = [
 ]
 
 
-def lose(sizes: dict[str, int], lost: int, end: Callable[[], None], *options: bool) -> list[list[str]]:
+def lose(sizes: dict[str, int], lost: int, end: Callable[[], None], *options: Any) -> list[list[str]]:
     """The errors of all ranks but the one that is lost, of the step in which it is and of the next; it has its own."""
     num_ranks = prod(sizes.values())
-    doomed = [lost] if end is be_killed else []
+    doomed = [] if end is fail else [lost]
     found = run_ranks(num_ranks, lose_amid_step, sizes, lost, end, *options, doomed=doomed)
     if end is fail:
         own_error, later = found.pop(lost)
@@ -59,12 +64,28 @@ def test_the_first_rank_is_missed_like_others() -> None:
         assert error.startswith("PeerLostError: lost rank 0 while moving "), error
 
 
+def test_a_rank_whose_child_lives_on_is_missed() -> None:
+    for error, _ in lose({"x": 2}, 1, leave_a_child):
+        assert error.startswith("PeerLostError: lost rank 1 while moving "), error
+
+
 @pytest.mark.parametrize("end", ENDINGS)
 def test_a_wait_for_the_device_after_the_step_ends(end: Callable[[], None]) -> None:
     for error, later in lose({"pipe": 2, "x": 2}, 3, end, True, True):
         assert error.startswith("PeerLostError: lost rank 3 while moving what the device waits for: "), error
         assert ENDINGS[end] in error
         assert later.startswith("PeerLostError: lost rank 3 while moving what a step needs: ")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("end", ENDINGS)
+@pytest.mark.parametrize("sizes", [{"pipe": 2}, {"z": 2}, {"x": 2}])
+def test_a_read_of_the_loss_ends_over_nccl(sizes: dict[str, int], end: Callable[[], None]) -> None:
+    for error, later in lose(sizes, 1, end, True, True, join_nccl):
+        assert error.startswith("PeerLostError: lost rank 1 while moving "), error
+        assert ENDINGS[end] in error
+        assert later.startswith(("PeerLostError: ", "BrokenWorldError: ")), later
 
 
 @pytest.mark.parametrize(("sizes", "end", "runs_ahead"), HANGS)
@@ -78,6 +99,13 @@ def test_what_needs_no_lost_rank_goes_on() -> None:
     for goes_on, error in run_ranks(3, lose_between_steps, doomed=[2]):
         assert goes_on
         assert error.startswith("PeerLostError: lost rank 2 while moving what a step needs: "), error
+
+
+def test_ranks_that_form_the_world_anew_go_on() -> None:
+    (before, missing, after), (other_before, own_error, other_after) = run_ranks(2, start_anew)
+    assert missing.startswith("PeerLostError: lost rank 1 while moving ")
+    assert own_error.startswith("BrokenBatchError: ")
+    assert before == after == other_before == other_after
 
 
 def test_a_wait_of_the_host_ends() -> None:

@@ -25,7 +25,7 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPC
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Address:
     """Where rank 0 listens: names of its host, to be tried in order, and a secret that both sides prove to have."""
 
     hosts: tuple[str, ...]
@@ -37,7 +37,7 @@ class _Place:
         return self.token[::-1]
 
 
-def open_lines() -> dict[int, socket.socket]:
+def open_connections() -> dict[int, socket.socket]:
     """Connections by rank: on rank 0 to all others, on these to rank 0. A collective of all ranks of a world.
 
     A star, since all that ranks know of each other's addresses is the host where they meet, which is rank 0's.
@@ -47,30 +47,32 @@ def open_lines() -> dict[int, socket.socket]:
         PeerLostError: another rank has ended.
     """
     if dist.get_rank() > 0:
-        place = _told(None)
-        line = _connect(place)
-        if line is None:
-            warnings.warn(f"cannot connect to rank 0 at port {place.port} of {place.hosts}: {_UNWATCHED}", stacklevel=2)
-        return {} if line is None else {0: line}
+        address = _broadcast(None)
+        connection = _connect(address)
+        if connection is None:
+            warnings.warn(
+                f"cannot connect to rank 0 at port {address.port} of {address.hosts}: {_UNWATCHED}", stacklevel=2
+            )
+        return {} if connection is None else {0: connection}
     others = range(1, dist.get_world_size())
     with _listener(len(others)) as listener:
         hosts = (first_host(), socket.gethostname(), "localhost")
-        place = _Place(hosts, listener.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
-        lines = _accept(listener, _told(place), others)
-    if missing := sorted(set(others) - set(lines)):
-        warnings.warn(f"ranks {missing} did not connect to port {place.port} of {hosts}: {_UNWATCHED}", stacklevel=2)
-    return lines
+        address = _Address(hosts, listener.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
+        connections = _accept(listener, _broadcast(address), others)
+    if missing := sorted(set(others) - set(connections)):
+        warnings.warn(f"ranks {missing} did not connect to port {address.port} of {hosts}: {_UNWATCHED}", stacklevel=2)
+    return connections
 
 
 _UNWATCHED = "if a rank ends there, others may wait for it until the timeouts of their process groups"
 
 
-def _told(place: _Place | None) -> _Place:
-    """Rank 0's `place`, on every rank."""
-    places = [place]
+def _broadcast(address: _Address | None) -> _Address:
+    """Rank 0's `address`, on every rank."""
+    addresses = [address]
     with naming_lost_peers("the address of rank 0"):
-        dist.broadcast_object_list(places, src=0)
-    (found,) = places
+        dist.broadcast_object_list(addresses, src=0)
+    (found,) = addresses
     assert found is not None, "rank 0 sends its address"
     return found
 
@@ -82,54 +84,54 @@ def _listener(num_others: int) -> socket.socket:
         return socket.create_server(("", 0), backlog=num_others)
 
 
-def _accept(listener: socket.socket, place: _Place, others: Collection[int]) -> dict[int, socket.socket]:
-    """The lines of the ranks that come before all addresses must have been tried."""
-    lines: dict[int, socket.socket] = {}
-    deadline = time.monotonic() + _CONNECT_S * (len(place.hosts) + 1)
-    while len(lines) < len(others) and (left := deadline - time.monotonic()) > 0:
+def _accept(listener: socket.socket, address: _Address, others: Collection[int]) -> dict[int, socket.socket]:
+    """The connections of the ranks that come before all addresses must have been tried."""
+    connections: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + _CONNECT_S * (len(address.hosts) + 1)
+    while len(connections) < len(others) and (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
         with suppress(OSError), ExitStack() as unless_known:
-            line = unless_known.enter_context(listener.accept()[0])
-            rank = _rank_of_caller(line, place)
+            connection = unless_known.enter_context(listener.accept()[0])
+            rank = _rank_of_caller(connection, address)
             if rank is not None and rank in others:
-                lines[rank] = line
+                connections[rank] = connection
                 unless_known.pop_all()
-    return lines
+    return connections
 
 
-def _rank_of_caller(line: socket.socket, place: _Place) -> int | None:
-    line.settimeout(_CONNECT_S)  # whoever scans for open ports may say nothing
-    said = _receive(line, _TOKEN_BYTES + _RANK_BYTES)
-    if not secrets.compare_digest(said[:_TOKEN_BYTES], place.token):
+def _rank_of_caller(connection: socket.socket, address: _Address) -> int | None:
+    connection.settimeout(_CONNECT_S)  # whoever scans for open ports may say nothing
+    said = _receive(connection, _TOKEN_BYTES + _RANK_BYTES)
+    if not secrets.compare_digest(said[:_TOKEN_BYTES], address.token):
         return None
-    line.sendall(place.answer)
-    _keep_alive(line)
+    connection.sendall(address.answer)
+    _keep_alive(connection)
     return int.from_bytes(said[_TOKEN_BYTES:], "big")
 
 
-def _connect(place: _Place) -> socket.socket | None:
-    for host in place.hosts:
+def _connect(address: _Address) -> socket.socket | None:
+    for host in address.hosts:
         with suppress(OSError), ExitStack() as unless_known:
-            line = unless_known.enter_context(socket.create_connection((host, place.port), _CONNECT_S))
-            line.sendall(place.token + dist.get_rank().to_bytes(_RANK_BYTES, "big"))
-            if _receive(line, _TOKEN_BYTES) == place.answer:
-                _keep_alive(line)
+            connection = unless_known.enter_context(socket.create_connection((host, address.port), _CONNECT_S))
+            connection.sendall(address.token + dist.get_rank().to_bytes(_RANK_BYTES, "big"))
+            if _receive(connection, _TOKEN_BYTES) == address.answer:
+                _keep_alive(connection)
                 unless_known.pop_all()
-                return line
+                return connection
     return None
 
 
-def _receive(line: socket.socket, num_bytes: int) -> bytes:
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
     """The next `num_bytes`, or fewer if there are no more."""
-    with line.makefile("rb", buffering=0) as file:
+    with connection.makefile("rb", buffering=0) as file:
         parts = b""
         while len(parts) < num_bytes and (part := file.read(num_bytes - len(parts))):
             parts += part
         return parts
 
 
-def _keep_alive(line: socket.socket) -> None:
-    line.settimeout(None)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _keep_alive(connection: socket.socket) -> None:
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
-        line.setsockopt(socket.IPPROTO_TCP, option, value)
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
