@@ -14,9 +14,9 @@ its own end, in every step. So a thread of each rank watches instead:
 
 A step in a world with a lost rank is refused. No step is slower for all this.
 
-A rank that lives but is stuck is left to NCCL's own watchdog, which ends the process some time after the timeout of the
-group. So is a rank that cannot be interrupted, because the abort hangs, or because the device waits for a peer in a
-fused kernel instead: it ends with a message after `LAST_RESORT_S`.
+A rank that cannot be interrupted, because the abort hangs, or because the device waits for a peer in a fused kernel,
+ends with a message after `LAST_RESORT_S`. A peer that lives but is stuck is left to NCCL's own watchdog, which ends the
+process some time after the timeout of the group.
 """
 
 from __future__ import annotations
