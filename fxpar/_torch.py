@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -68,6 +70,7 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "Work",
+    "abort_all_groups",
     "add_to_each",
     "aot_export_joint_with_descriptors",
     "as_dtensor_subclass",
@@ -102,6 +105,7 @@ __all__ = [
     "symmetric_memory",
     "tag_activation_checkpoint",
     "tracing",
+    "wait_for_collectives",
     "with_effects",
     "world_store",
 ]
@@ -217,6 +221,39 @@ def process_group_named(name: str) -> ProcessGroup:
         RuntimeError: there is none.
     """
     return _resolve_process_group(GroupName(name))
+
+
+def wait_for_collectives() -> None:
+    """Wait until all that this rank has queued on NCCL is over, as NCCL's watchdog sees it: without calls of CUDA.
+
+    Queries of events from here could hang while another thread waits for the device.
+    """
+    for group in list(torch.distributed.distributed_c10d._world.pg_names):
+        with suppress(RuntimeError):  # other backends do not know what is under way
+            group._wait_for_pending_works()
+
+
+def abort_all_groups() -> None:
+    """Abort the communicators of all groups: their kernels on the device end, and what they received is undefined.
+
+    Later collectives raise DistBackendError. The groups stay registered, so `destroy_process_group` can follow. Aborts
+    run side by side: an abort may wait for the whole device, and so for the kernels of groups that are still to be
+    aborted (pytorch #119797, nccl #1013). `_abort_process_group` of torch 2.13 runs them one after another, each in a
+    thread of its own, where its NCCL group call has no effect.
+    """
+
+    def abort(group: ProcessGroup) -> None:
+        with suppress(RuntimeError):  # it took longer than the group's timeout
+            group.abort()
+
+    threads = [
+        Thread(target=abort, args=[group], name="abort of a process group", daemon=True)
+        for group in list(torch.distributed.distributed_c10d._world.pg_names)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def register_work(result: Tensor, work: Work) -> None:

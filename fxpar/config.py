@@ -83,7 +83,8 @@ class Options:
     check_inputs: whether ranks that must be given the same inputs (those that differ only along pipe, y and x) compare
         checksums of them, in steps 1, 2, 4, 8 and so on of every compiled shape, and in every 1024th.
     transfer_timeout_s: how many seconds a rank waits for a value from another stage, including the time to compute it,
-        before it raises PeerLostError. The death of a rank is noticed at once.
+        before it raises PeerLostError. The death of a rank is noticed at once. Over NCCL, PyTorch's watchdog ends the
+        process instead, some time after that; the death of a rank is a PeerLostError within seconds.
     """
 
     dump: Path | None = None

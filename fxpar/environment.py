@@ -38,3 +38,8 @@ def host_name() -> str | None:
 def is_first_rank() -> bool:
     """RANK: set by the launcher; rank 0, or a process without it, prints what all ranks know, such as warnings."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def first_host() -> str:
+    """MASTER_ADDR: set by the launcher; the host of rank 0, as other hosts know it. By default it is this host."""
+    return os.environ.get("MASTER_ADDR") or "localhost"

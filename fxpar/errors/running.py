@@ -52,7 +52,7 @@ class ReshardError(FxparError):
 
 
 class PeerLostError(FxparError):
-    """A rank died, or its connection broke, while a value was on its way."""
+    """A rank died or failed, or its connection broke, while a value was on its way."""
 
     def __init__(self, value: str, peer: int | None, reason: str) -> None:
         lost = "another rank" if peer is None else f"rank {peer}"

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.errors import PeerLostError
+from fxpar.world.lost_peers import naming_lost_peers
 
 TAG_KINDS = 5
 """Tags per microbatch: for sends, for forwarded chunks, for the answers to each of these, and for the send order."""
@@ -28,7 +29,8 @@ def complete(work: dist.Work, name: str, peer: int | None = None, timeout: timed
         PeerLostError: a rank that takes part has died, or took longer than `timeout`.
     """
     try:
-        work.wait() if timeout is None else work.wait(timeout)
+        with naming_lost_peers(name, peer):
+            work.wait() if timeout is None else work.wait(timeout)
     except RuntimeError as error:
         raise PeerLostError(name, peer, str(error)) from error
 

@@ -9,24 +9,39 @@ from threading import Timer
 
 from fxpar._torch import is_connection_error
 from fxpar.errors import PeerLostError
+from fxpar.world.lost_rank import LostRankInterrupt
+from fxpar.world.peer_watch import peer_watch
 
 
 @contextmanager
-def naming_lost_peers(value: str) -> Iterator[None]:
-    """A context in which c10d's errors about a broken connection become a PeerLostError; other errors do not change.
+def naming_lost_peers(value: str, peer: int | None = None) -> Iterator[None]:
+    """A context in which errors about a lost rank become a PeerLostError that names `value`; others do not change.
+
+    Such errors are c10d's about a broken connection or an aborted communicator, and the interrupt of a `PeerWatch`.
 
     Args:
         value: what is being communicated.
+        peer: the rank at the other end, if there is one.
 
     Raises:
         PeerLostError: another rank ended, or took too long.
     """
+    watch = peer_watch()
+    if watch is not None:
+        watch.begin_wait()
     try:
         yield
+    except LostRankInterrupt as interrupt:
+        raise interrupt.lost.while_moving(value) from None
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
-        raise PeerLostError(value, None, str(error)) from error
+        if watch is not None and watch.lost is not None:
+            raise watch.lost.while_moving(value) from error
+        raise PeerLostError(value, peer, str(error)) from error
+    finally:
+        if watch is not None:
+            watch.end_wait()
 
 
 @contextmanager

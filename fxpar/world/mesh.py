@@ -19,6 +19,8 @@ from fxpar.hardware.cluster import Cluster, read_cluster
 from fxpar.ir.layout import AXES
 from fxpar.world.hosts import discover_hosts
 from fxpar.world.lost_peers import naming_lost_peers
+from fxpar.world.peer_connections import open_connections
+from fxpar.world.peer_watch import peer_watch, watch_peers
 
 STAGE_AXES = ("data", "y", "x", "z")
 """Axes of a stage's parameter mesh. z comes last, so that an all-gather over it concatenates contiguous pieces."""
@@ -178,6 +180,8 @@ def init_mesh(
     device_mesh = make_device_mesh(shape, device_type)
     if moves_in_groups(device_type):
         _connect_axes(device_mesh)
+        if shape.num_ranks > 1 and peer_watch() is None:
+            watch_peers(open_connections())
     with naming_lost_peers("the hosts of all ranks"):
         hosts = discover_hosts()
     mesh = Mesh(pipe, data, z, y, x, dist.get_rank(), device_type, device_mesh, hosts, known)

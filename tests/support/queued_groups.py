@@ -5,24 +5,32 @@ on each rank, which runs one collective after another, and each of these is over
 rank has a limited number of hardware queues, which its groups share: what stands behind a collective that waits for
 others waits, too.
 
+When a rank ends, what others wait for does not come, and nothing raises: a collective is over when its group is
+aborted, with anything in its buffers.
+
 Unlike NCCL's, `Work.wait` keeps the caller, where NCCL makes its stream wait. That is the same to other ranks: whatever
-a rank issues later comes after what it has waited for, there as here.
+a rank issues later comes after what it has waited for, there as here. In `running_ahead` it returns at once, as NCCL's:
+values are meaningless there, and `wait_for_device` keeps the caller, as reading a value does on GPUs.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for_all
+from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fxpar._torch import is_connection_error
 from tests.support.no_host_wait import forbid_host_waits
 
 BACKEND = "queued"
@@ -35,8 +43,11 @@ PATIENCE_S = "FXPAR_TEST_PATIENCE_S"
 
 _MOST = 32
 
+_LOOK_EVERY = timedelta(milliseconds=20)
+"""How long a collective that waits for others goes on after an abort, at most."""
 
-class HangError(RuntimeError):
+
+class HangError(Exception):
     """On NCCL, nobody would have told."""
 
 
@@ -64,6 +75,32 @@ def _queues_of_this_rank() -> _Queues:
     return _queues[0]
 
 
+_under_way: set[Future[None]] = set()
+"""What this rank's queues have not done yet."""
+
+_runs_ahead = Event()
+
+
+@contextmanager
+def running_ahead() -> Iterator[None]:
+    """Inside, `Work.wait` returns at once."""
+    _runs_ahead.set()
+    try:
+        yield
+    finally:
+        _runs_ahead.clear()
+
+
+def wait_for_device() -> None:
+    """Wait until the queues of this rank have done all.
+
+    Raises:
+        HangError: they never would.
+    """
+    if wait_for_all(tuple(_under_way), _patience().total_seconds()).not_done:
+        raise HangError("the device does not end")
+
+
 class _QueuedWork(dist._Work):
     """A collective in its queue."""
 
@@ -73,7 +110,8 @@ class _QueuedWork(dist._Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
-            self._done.result(_patience().total_seconds())
+            if not _runs_ahead.is_set():
+                self._done.result(_patience().total_seconds())
         except FutureTimeoutError:
             raise HangError(f"{self._what} does not end") from None
         return True
@@ -90,7 +128,7 @@ class QueuedGroup(dist.ProcessGroup):
         self._rank, self._size = rank, size
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._queue = _queues_of_this_rank().next()
-        self._is_connected = False
+        self._is_connected, self._is_aborted = False, Event()
         self._name = ""
 
     def getBackendName(self) -> str:
@@ -103,11 +141,32 @@ class QueuedGroup(dist.ProcessGroup):
     def group_name(self) -> str:
         return self._name
 
+    def abort(self) -> None:
+        self._is_aborted.set()
+
+    def _wait_for_pending_works(self) -> None:
+        wait_for_all(tuple(_under_way))
+
     def _put(self, what: str, begin: Callable[[], Any]) -> _QueuedWork:
+        if self._is_aborted.is_set():
+            raise dist.DistBackendError(f"the communicator of group {self._name} was aborted")
         if not self._is_connected:
             self._connect(what)
-        done = self._queue.submit(lambda: begin().wait() and None)
+        done = self._queue.submit(self._run, begin)
+        _under_way.add(done)
+        done.add_done_callback(_under_way.discard)
         return _QueuedWork(f"{what} of group {self._name}", done)
+
+    def _run(self, begin: Callable[[], Any]) -> None:
+        """Returns when the collective is over, or is aborted."""
+        try:
+            work = None if self._is_aborted.is_set() else begin()
+            while not (work is None or self._is_aborted.is_set() or _is_over(work)):
+                pass
+        except RuntimeError as error:
+            if not is_connection_error(error):
+                raise
+            self._is_aborted.wait()  # a rank has ended, of which NCCL would tell nobody
 
     def _connect(self, what: str) -> None:
         try:
@@ -152,6 +211,17 @@ class QueuedGroup(dist.ProcessGroup):
 
     def barrier(self, opts: dist.BarrierOptions | None = None) -> _QueuedWork:
         return self._put("barrier", lambda: self._gloo.barrier(dist.BarrierOptions()))
+
+
+def _is_over(work: dist.Work) -> bool:
+    """Whether it is over within a short time."""
+    try:
+        work.wait(_LOOK_EVERY)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # raises, unless it was over just then
+    return True
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> QueuedGroup:

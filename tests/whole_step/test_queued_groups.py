@@ -86,7 +86,7 @@ def send_to_each_other_in(*group_of_sender: int) -> bool:
         dist.broadcast(torch.zeros(1), rank, groups[group_of_sender[rank]], async_op=True)
         assert received is not None
         received.wait()
-    except RuntimeError:
+    except HangError:
         return False
     return True
 
