@@ -9,12 +9,17 @@ from pathlib import Path
 def cache_folder() -> Path | None:
     """FXPAR_CACHE_DIR: folder where plans and graphs are kept for later launches; empty: nothing is kept.
 
-    By default it is `fxpar` in the user's cache folder (XDG_CACHE_HOME, or else ~/.cache).
+    By default it is `fxpar` in the user's cache folder.
     """
     chosen = os.environ.get("FXPAR_CACHE_DIR")
     if chosen is None:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fxpar"
+        return user_cache() / "fxpar"
     return Path(chosen) if chosen else None
+
+
+def user_cache() -> Path:
+    """XDG_CACHE_HOME: the user's cache folder, which is otherwise ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def checks_passes() -> bool:
