@@ -93,7 +93,7 @@ def example(node: fx.Node) -> Tensor:
 
 
 _OWN_NAMESPACES = ("aten", "prims", "fxpar", "_c10d_functional", "higher_order")
-_OWN_MODULES = ("torch", "_operator", "builtins", "math")
+_OWN_MODULES = ("torch", "fxpar", "_operator", "builtins", "math")
 
 
 def _is_torchs_own(node: fx.Node) -> bool:
