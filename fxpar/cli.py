@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fxpar.bench import BENCHMARKS
+from fxpar.cache import command as keeping
 from fxpar.calibrate import command as calibration
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError
@@ -75,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     planned = commands.add_parser("plan", help=what, description=f"{what[0].upper()}{what[1:]}.")
     planning.add_flags(planned)
     planned.set_defaults(command=_plan)
+
+    what = "show how much is kept of earlier launches, or clear it"
+    kept = commands.add_parser("cache", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    keeping.add_flags(kept)
+    kept.set_defaults(command=_cache)
     return parser
 
 
@@ -119,6 +125,10 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     with Console(stderr=True).status("plan") as status:
         return planning.run(options, _console(), status.update)
+
+
+def _cache(options: argparse.Namespace) -> int:
+    return keeping.run(options, _console())
 
 
 def _console(*, quiet: bool = False) -> Console:

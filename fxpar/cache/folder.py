@@ -57,6 +57,11 @@ class CacheFolder:
         """Remove all entries, and what was left of interrupted writes; returns how many files these were."""
         return sum(map(_removed, self._files()))
 
+    def size(self) -> tuple[int, int]:
+        """The number of files, and their bytes."""
+        sizes = [size for _, size, _ in self._known()]
+        return len(sizes), sum(sizes)
+
     def _file(self, key: str) -> Path:
         return self.path / hashlib.sha256(f"{_version()}\n{key}".encode()).hexdigest()
 
@@ -67,13 +72,18 @@ class CacheFolder:
                 if file.suffix == _PARTIAL or (len(file.name) == 2 * _DIGEST_BYTES and file.name.isalnum()):
                     yield file
 
-    def _trim(self) -> None:
-        """Remove the least recently used entries until the others are within the limit."""
-        known = []
+    def _known(self) -> list[tuple[float, int, Path]]:
+        """When each file was last used, its size, and its path."""
+        found = []
         for file in self._files():
             with contextlib.suppress(OSError):  # another process removed it
                 status = file.stat()
-                known.append((status.st_mtime, status.st_size, file))
+                found.append((status.st_mtime, status.st_size, file))
+        return found
+
+    def _trim(self) -> None:
+        """Remove the least recently used entries until the others are within the limit."""
+        known = self._known()
         total = sum(size for _, size, _ in known)
         for _, size, file in sorted(known):
             if total <= self.limit_bytes:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fxpar.cache import folder as module
 from fxpar.cache.folder import CacheFolder, own_cache
+from fxpar.cli import main
 
 
 def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -97,3 +98,18 @@ def test_the_folder_is_the_users_choice(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("FXPAR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert own_cache() == CacheFolder(tmp_path / "xdg" / "fxpar")
+
+
+def test_the_command_shows_and_clears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FXPAR_CACHE_DIR", str(tmp_path))
+    CacheFolder(tmp_path).put("key", os.urandom(100_000))
+    assert main(["cache"]) == 0
+    assert "1 entries, 0.1 MB of at most 1074 MB" in capsys.readouterr().out
+    assert main(["cache", "--clear"]) == 0
+    assert "removed 1 files" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("FXPAR_CACHE_DIR", "")
+    assert main(["cache"]) == 0
+    assert "nothing is kept" in capsys.readouterr().out
