@@ -64,7 +64,6 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         check_agreement(task.facts)
     own, program = _found(task) or _derived(task)
     executor = _connect(task, program, own)
-    distribution.num_compiles += 1
     return Step(
         capture,
         task.loss,

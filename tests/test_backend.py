@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import fxpar
+from fxpar.model import logical
+from fxpar.runtime.step import Step
 from tests.support.one_process import ATEN, Net, alone, batch, distributed, mesh_of_one_process
 
 mesh = pytest.fixture(mesh_of_one_process)
@@ -25,6 +28,32 @@ def test_many_steps_compile_once_and_a_new_shape_compiles_once_more(mesh: fxpar.
         torch.testing.assert_close(step(*inputs)["loss"], reference(*inputs)["loss"])
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert compiled == [1, 1, 2, 2, 2]
+
+
+def test_shapes_never_exhaust_torchs_recompile_limit(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)
+    limit = torch._dynamo.config.recompile_limit
+    for rows in [*range(2, limit + 4), 2]:
+        step(*batch(rows))
+
+
+def test_shapes_that_were_not_used_for_long_are_dropped(mesh: fxpar.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logical, "SHAPES_KEPT", 2)
+    step = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)
+    torch._dynamo.utils.counters.clear()
+    compiled, steps = [], [_num_steps()]
+    for rows in (4, 6, 4, 8, 4, 6):
+        step(*batch(rows))
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        steps.append(_num_steps())
+    assert compiled == [1, 2, 2, 3, 3, 4]
+    assert [found - steps[0] for found in steps] == [0, 1, 2, 2, 2, 2, 2]
+
+
+def _num_steps() -> int:
+    """How many steps this process keeps."""
+    gc.collect()
+    return sum(isinstance(found, Step) for found in gc.get_objects())
 
 
 def test_gradients_buffers_and_other_results_are_those_of_the_model(mesh: fxpar.Mesh) -> None:

@@ -95,13 +95,15 @@ def test_another_backend_is_refused_with_the_right_one(mesh: fxpar.Mesh, backend
     assert isinstance(getattr(raised.value, "inner_exception", raised.value), WrongBackendError)
 
 
-def test_shapes_beyond_the_recompile_limit_are_an_error_that_names_it(mesh: fxpar.Mesh) -> None:
+def test_values_beyond_the_recompile_limit_are_an_error_that_names_it(mesh: fxpar.Mesh) -> None:
     step = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)
+    inputs = batch(4)
     with torch._dynamo.config.patch(recompile_limit=2):
-        step(*batch(4))
-        step(*batch(6))
-        with pytest.raises(RecompileLimitError, match=r"compiled 2 times.*limit is 2.*_dynamo.config.recompile_limit"):
-            step(*batch(8))
+        step(*inputs, scale=1.0)
+        step(*inputs, scale=2.0)
+        with pytest.raises(RecompileLimitError, match=r"compiled 2 times.*_dynamo.config.recompile_limit"):
+            step(*inputs, scale=3.0)
+        step(*inputs, scale=2.0)
 
 
 def test_training_a_model_that_is_not_distributed_is_refused_where_a_mesh_divides_models() -> None:

@@ -72,16 +72,17 @@ class NotCompiledError(FxparError):
 
 
 class RecompileLimitError(NotCompiledError):
-    """torch stopped compiling the distributed model for further shapes of its arguments."""
+    """torch stopped compiling the distributed model for further values that its forward depends on."""
 
-    def __init__(self, num_compiles: int, limit: int) -> None:
+    def __init__(self, limit: int) -> None:
         FxparError.__init__(
             self,
-            f"the distributed model was compiled {num_compiles} times, once for each combination of argument shapes "
-            f"and modes (train or eval, with or without grad), and torch's recompile limit is {limit}: expected fewer "
-            "combinations, or a higher limit. Set torch._dynamo.config.recompile_limit (and, beyond 256, "
-            "torch._dynamo.config.accumulated_recompile_limit) before the first step, or pad batches and sequences to "
-            "a few sizes",
+            "torch's recompile limit is reached: for arguments of these shapes the distributed model was compiled "
+            f"{limit} times, for values that its forward reads, such as numbers among its arguments or attributes, and "
+            "modes (train or eval, with or without grad); expected fewer. Pass what changes from step to step as a "
+            "tensor, or set torch._dynamo.config.recompile_limit (and, beyond 256, "
+            "torch._dynamo.config.accumulated_recompile_limit) before the first step. TORCH_LOGS=recompiles tells what "
+            "changed",
         )
 
 

@@ -48,6 +48,11 @@ class ForwardTracer:
         """The options of the `torch.compile` with this tracer's backend that Python runs under; None without it."""
         return None if self._backend is None else compile_options(self._backend)
 
+    @property
+    def is_called(self) -> bool:
+        """Whether `run` is under way: a forward that then runs as plain Python was given up by Dynamo."""
+        return self._options is not None
+
     def capture(self, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
         """The forward for these arguments, which does not run; meta tensors are replaced by empty ones.
 

@@ -74,7 +74,6 @@ class Distribution:
     foreign_buffers: all names of those that stages of other pipe ranks change.
     unset: the names of this rank's tensors that have no values yet, for a model that was built on the meta device.
     seed, num_steps: decide which random numbers a step draws; `num_steps` counts the steps with grad.
-    num_compiles: counts the steps that were compiled.
     arguments: the pytree structure of the latest call's arguments.
     has_warned_of_mixing: whether `fxpar.passes.decompose.batch_mixing` has given its warning.
     """
@@ -104,7 +103,6 @@ class Distribution:
         self.unset: list[str] = []
         self.seed = common_seed()
         self.num_steps = 0
-        self.num_compiles = 0
         self.arguments: pytree.TreeSpec | None = None
         self.has_warned_of_mixing = False
         self.handle = next(_handles)

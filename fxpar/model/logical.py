@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -21,6 +23,9 @@ from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
 
 _MARK = "_fxpar_distributed"
+
+SHAPES_KEPT = 64
+"""For how many combinations of argument shapes a model stays compiled: some batch sizes times some lengths."""
 
 _TRAINED, _FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
 """Two tensors that stand in for all parameters: Dynamo wraps and guards each tensor that it meets, which is slow."""
@@ -50,7 +55,7 @@ def install(distribution: Distribution) -> None:
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {
-        "forward": _own_code(_logical_forward(inner, distribution), f"forward_{distribution.handle}"),
+        "forward": _forward_by_shapes(_logical_forward(inner, distribution), f"forward_{distribution.handle}"),
         "__call__": _checked_call(distribution),
     }
     for module, namespace in members.items():
@@ -91,7 +96,7 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            raise _not_compiled(distribution)
+            raise RecompileLimitError(recompile_limit()) if distribution.tracer.is_called else NotCompiledError
         leaves, structure = pytree.tree_flatten((args, kwargs))
         dims = split_dim(args, kwargs, batch_dims)
         entered = [
@@ -111,23 +116,31 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
     return forward
 
 
-def _not_compiled(distribution: Distribution) -> NotCompiledError:
-    """The error to raise where the forward runs as plain Python."""
-    num_compiles, limit = distribution.num_compiles, recompile_limit()
-    return NotCompiledError() if num_compiles < limit else RecompileLimitError(num_compiles, limit)
+def _forward_by_shapes(traced: FunctionType, name: str) -> Callable[..., Any]:
+    """A forward that calls a copy of `traced` for each combination of argument shapes.
+
+    Dynamo keeps traces by code object, and gives up on one that it has traced some times: here, shapes never end a
+    training. Those that were not used for longest are dropped, with all that was compiled for them.
+    """
+    copies: OrderedDict[Hashable, FunctionType] = OrderedDict()
+    numbers = itertools.count()
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        shapes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        if shapes not in copies:
+            copies[shapes] = _with_own_code(traced, f"{name}_{next(numbers)}")
+        copies.move_to_end(shapes)
+        if len(copies) > SHAPES_KEPT:
+            copies.popitem(last=False)
+        return copies[shapes](self, *args, **kwargs)
+
+    return skip_frame(forward)
 
 
-def _own_code(function: FunctionType, name: str) -> FunctionType:
-    """A copy of the function with a code object and name of its own: Dynamo caches graphs by code object."""
-    copy = FunctionType(
-        function.__code__.replace(co_name=name),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
+def _with_own_code(function: FunctionType, name: str) -> FunctionType:
+    """A copy of the function with a code object of its own, which equals no other: code objects equal by content."""
+    code = function.__code__.replace(co_name=name)
+    return FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
 
 
 def _checked_call(distribution: Distribution) -> Callable[..., Any]:
