@@ -1,0 +1,51 @@
+"""Fused ops on simulated GPUs: run by test_simulated.py in a process of its own, which interprets kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from fxpar.world.launch import PRELOADED, run_ranks
+from tests.lowering.triton import mutations
+from tests.lowering.triton.fused_on_simulated import Case, GatherCase, ReduceCase, ScatterCase, cases, run_fused_ops
+
+PRELOADED.append("tests.lowering.triton.mutations")
+
+PULLED = GatherCase("rows", (16, 8), [16], segment_rows=4)
+PUSHED = GatherCase("columns", (16, 8), [16], segment_rows=8, pushes=True)
+BATCH = GatherCase("matrices", (2, 8, 8), [16])
+SCATTERED = ScatterCase("matrices", (4, 8, 8), (4, 8, 16))
+REDUCED = ReduceCase((16, 8), (8, 16))
+SMALLEST = GatherCase("columns", (8, 8), [8], pushes=True)
+
+
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 0), (3, 1)])
+def test_calls_one_after_another_give_what_they_are_by_definition(ranks: int, seed: int, tmp_path: Path) -> None:
+    problems = run_ranks(ranks, run_fused_ops, tmp_path, seed, cases(ranks))
+    assert problems == [[]] * ranks
+
+
+@pytest.mark.parametrize(
+    ("mutation", "calls"),
+    [
+        (mutations.tiles_do_not_wait_for_rows, [PULLED, PUSHED, BATCH]),
+        (mutations.tiles_wait_for_their_first_segment_only, [PULLED, PUSHED]),
+        (mutations.sums_do_not_wait_for_pieces, [SCATTERED, REDUCED]),
+        (mutations.shards_are_read_before_they_are_ready, [PULLED, REDUCED]),
+        (mutations.copies_do_not_wait_for_the_kernels_before, [PULLED, PUSHED, REDUCED]),
+        (mutations.results_do_not_wait_for_copies, [REDUCED]),
+        (mutations.signals_overtake_copies, [PULLED, PUSHED]),
+        (mutations.a_signal_is_left_out, [BATCH]),
+        (mutations.signals_of_an_earlier_call_count, [PULLED, PULLED, PULLED, PULLED]),
+        (mutations.all_calls_use_one_half, 4 * [SMALLEST]),
+        (mutations.halves_overlap, 4 * [SMALLEST]),
+    ],
+)
+def test_a_mistake_is_found(
+    mutation: Callable[[], AbstractContextManager[None]], calls: list[Case], tmp_path: Path
+) -> None:
+    problems = run_ranks(2, run_fused_ops, tmp_path, 0, 3 * calls, mutation, 1.0)
+    assert any(problems)
