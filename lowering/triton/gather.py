@@ -71,7 +71,7 @@ def multiply(gathered: Tensor, other: Tensor, bias: Tensor | None, form: str, ar
 def _pull(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Tensor, Arrival]:
     """Every rank shares its shard, and copies those of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
-    half = workspace.begin(segments.count, shard.nbytes)
+    half = workspace.begin(shard.nbytes, signals=segments.count)
     signals = half.signals(workspace.rank)
     gathered = shard.new_empty(len(shard) * workspace.parts, shard.shape[1])
 
@@ -84,14 +84,14 @@ def _pull(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Ten
     shared(workspace.rank).copy_(shard)
     place_own(shard, gathered, signals, segments, workspace.rank, half.epoch)
     on_copy_stream(workspace, lambda: pull(workspace, half, shared, take))
-    return gathered, Arrival(signals, half.epoch, segments, workspace.rank)
+    return gathered, Arrival(signals, half.epoch, segments, workspace.rank, workspace.tickets)
 
 
 def _push(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Tensor, Arrival]:
     """Every rank copies its shard into the memory of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
     shape = (len(shard) * workspace.parts, shard.shape[1])
-    half = workspace.begin(segments.count, shard.nbytes * workspace.parts)
+    half = workspace.begin(shard.nbytes * workspace.parts, signals=segments.count)
     own, signals = workspace.rank, half.signals(workspace.rank)
     gathered = half.data(own, shard.dtype, *shape)
     place_own(shard, gathered, signals, segments, own, half.epoch)
@@ -105,4 +105,4 @@ def _push(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Ten
                 set_signal(their_signals[segment : segment + 1], half.epoch)
 
     on_copy_stream(workspace, send)
-    return gathered, Arrival(signals, half.epoch, segments, own)
+    return gathered, Arrival(signals, half.epoch, segments, own, workspace.tickets)

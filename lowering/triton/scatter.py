@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fxpar.lowering.triton.copies import on_copy_stream, pull
 from fxpar.lowering.triton.factors import as_matrices, dense
-from fxpar.lowering.triton.launch import Destinations, places_of, scattered_call, sum_call, sum_programs
-from fxpar.lowering.triton.pieces import Pieces, row_tiles, signals_of_owner
+from fxpar.lowering.triton.launch import Destinations, Sum, counters_of, places_of, scattered_call
+from fxpar.lowering.triton.pieces import Pieces
 from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.workspace import Half, Workspace
 
@@ -66,9 +66,8 @@ class Product:
 
 def multiply_and_scatter(product: Product, how: Fused, workspace: Workspace) -> Tensor:
     """This rank's piece of the sum over ranks."""
-    half = _multiply(product, how, workspace, 0)
     out = product.left.new_empty(product.piece_shape)
-    _sum(product, out, half, workspace)
+    _multiply(product, how, _begin(product, how, workspace, 0), workspace, out)
     return out
 
 
@@ -77,7 +76,7 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
     columns, dtype = product.right.shape[-1], product.left.dtype
     out = product.left.new_empty(product.left.shape[0] * product.left.shape[1], columns)
     slots_bytes = workspace.parts * _piece_bytes(product)
-    half = _multiply(product, how, workspace, _piece_bytes(product))
+    half = _begin(product, how, workspace, _piece_bytes(product))
 
     def shared(rank: int) -> Tensor:
         return half.data(rank, dtype, *product.piece_shape, start_bytes=slots_bytes)
@@ -87,39 +86,32 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
         rows.copy_(piece[: len(rows)])
 
     own = shared(workspace.rank)
-    _sum(product, own, half, workspace)
+    _multiply(product, how, half, workspace, own)
     take(workspace.rank, own)
     on_copy_stream(workspace, lambda: pull(workspace, half, shared, take))
     torch.cuda.current_stream().wait_stream(workspace.copies)
     return out
 
 
-def _multiply(product: Product, how: Fused, workspace: Workspace, more_bytes: int) -> Half:
-    """Launch the kernel that stores each piece of this rank's product on its owner.
+def _begin(product: Product, how: Fused, workspace: Workspace, more_bytes: int) -> Half:
+    """The half of the call, which has `more_bytes` after the pieces of all ranks."""
+    counters = counters_of(product.pieces, product.right.shape[-1], how.tiling)
+    return workspace.begin(workspace.parts * _piece_bytes(product) + more_bytes, counters=counters)
 
-    Returns the half of the call, which has `more_bytes` after all pieces.
-    """
+
+def _multiply(product: Product, how: Fused, half: Half, workspace: Workspace, out: Tensor) -> None:
+    """Launch the kernel that stores each piece of this rank's product on its owner, and sums its own piece to `out`."""
     piece_bytes, own = _piece_bytes(product), workspace.rank
-    tiles = list(row_tiles(product.left.shape[0], product.left.shape[1], how.tiling.m))
-    counted = signals_of_owner(tiles, product.pieces, own) * -(-product.right.shape[-1] // how.tiling.n)
-    half = workspace.begin(1, workspace.parts * piece_bytes + more_bytes, counted)
-    ranks = range(workspace.parts)
+    dtype, device, ranks = product.left.dtype, product.left.device, range(workspace.parts)
     places = tuple(half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
-    counters = tuple(half.counters(rank)[own:].data_ptr() for rank in ranks)
-    device = product.left.device
-    origin = half.data(own, product.left.dtype, 1)
+    counters = tuple(half.counters(rank).data_ptr() for rank in ranks)
+    origin = half.data(own, dtype, 1)
     where = _ints(places_of(places, origin), device)
-    to = Destinations(origin, where, _ints(counters, device), product.pieces, own, product.strides)
-    call = scattered_call(product.left, product.right, product.bias, to, how.tiling)
+    counted = _ints(counters, device)
+    to = Destinations(origin, where, counted, product.pieces, own, product.strides, workspace.tickets)
+    total = Sum(half.data(own, dtype, workspace.parts, piece_bytes // dtype.itemsize), out)
+    call = scattered_call(product.left, product.right, product.bias, to, how.tiling, total)
     call.run(how.programs(device))
-    return half
-
-
-def _sum(product: Product, out: Tensor, half: Half, workspace: Workspace) -> None:
-    """Launch the kernel that waits for the pieces of all ranks, and writes their sum to `out`."""
-    elements = _piece_bytes(product) // out.element_size()
-    pieces = half.data(workspace.rank, out.dtype, workspace.parts, elements)
-    sum_call(pieces, out, half.counters(workspace.rank), half.counted).run(sum_programs(out))
 
 
 def _piece_bytes(product: Product) -> int:

@@ -30,6 +30,7 @@ class GatherOnOneGpu:
     gathered: Tensor = field(init=False)
     out: Tensor = field(init=False)
     signals: Tensor = field(init=False)
+    tickets: Tensor = field(init=False)
 
     @classmethod
     def random(cls, m: int, n: int, k: int, parts: int, dtype: torch.dtype) -> GatherOnOneGpu:
@@ -43,6 +44,7 @@ class GatherOnOneGpu:
         self.gathered = self.own.new_empty((1 + len(self.remote)) * rows, k)
         self.out = self.own.new_empty(len(self.gathered), self.right.shape[1])
         self.signals = torch.zeros(len(self.gathered), dtype=torch.int32, device=self.own.device)
+        self.tickets = torch.zeros(1, dtype=torch.int32, device=self.own.device)
 
     def segments(self, rows: int) -> Segments:
         """Segments of up to `rows` rows."""
@@ -64,7 +66,7 @@ class GatherOnOneGpu:
 
     def multiply(self, how: Fused) -> None:
         """Launch the kernel, which waits for the rows of the latest `copy` (of the same segments) as it needs them."""
-        arrival = Arrival(self.signals, self.epoch, self.segments(how.segment_rows), 0)
+        arrival = Arrival(self.signals, self.epoch, self.segments(how.segment_rows), 0, self.tickets)
         call = gathered_call(self.gathered[None], self.right[None], None, self.out[None], arrival, how.tiling)
         call.run(how.programs(self.out.device))
 
@@ -90,6 +92,7 @@ class ScatterOnOneGpu:
     staging: Tensor = field(init=False)
     remote: Tensor = field(init=False)
     counters: Tensor = field(init=False)
+    tickets: Tensor = field(init=False)
     pieces: Pieces = field(init=False)
 
     @classmethod
@@ -104,6 +107,7 @@ class ScatterOnOneGpu:
         self.staging = self.left.new_empty(self.parts, self.pieces.rows, n)
         self.remote = torch.empty(self.staging.shape, dtype=self.staging.dtype, pin_memory=True)
         self.counters = torch.zeros(self.parts, dtype=torch.int32, device=self.left.device)
+        self.tickets = torch.zeros(1, dtype=torch.int32, device=self.left.device)
         self.counted = [0] * self.parts
 
     def product(self) -> Tensor:
@@ -115,7 +119,8 @@ class ScatterOnOneGpu:
         places = places_of((piece.data_ptr() for piece in self.staging), self.staging)
         counters = [counter.data_ptr() for counter in self.counters]
         where, addresses = (torch.tensor(found, device=self.left.device) for found in (places, counters))
-        to = Destinations(self.staging, where, addresses, self.pieces, 0, (self.right.shape[1], 1))
+        strides = self.right.shape[1], 1
+        to = Destinations(self.staging, where, addresses, self.pieces, 0, strides, self.tickets, one_counter=True)
         return scattered_call(self.left[None], self.right[None], None, to, how.tiling)
 
     def multiply(self, call: Call, how: Fused) -> None:
@@ -124,7 +129,7 @@ class ScatterOnOneGpu:
         tiles = list(row_tiles(1, self.left.shape[0], how.tiling.m))
         columns = -(-self.right.shape[1] // how.tiling.n)
         for owner in range(self.parts):
-            self.counted[owner] += signals_of_owner(tiles, self.pieces, owner) * columns
+            self.counted[owner] += sum(signals_of_owner(tiles, self.pieces, owner, how.tiling.m)) * columns
 
     def copy(self) -> None:
         """Let the stream for copies copy the rows of each owner once they are signalled, in the order of tiles."""

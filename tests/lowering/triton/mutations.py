@@ -101,9 +101,9 @@ def all_calls_use_one_half() -> Any:
     """A call writes to the half that the call before it may still be read from."""
     begin = Workspace.begin
 
-    def begin_two(workspace: Workspace, *sizes: int) -> Half:
+    def begin_two(workspace: Workspace, num_bytes: int, **counts: int) -> Half:
         workspace._epoch += 1
-        return begin(workspace, *sizes)
+        return begin(workspace, num_bytes, **counts)
 
     return _replaced((Workspace, "begin", begin_two))
 
@@ -112,8 +112,8 @@ def halves_overlap() -> Any:
     """The second half begins before the first ends."""
     begin = Workspace.begin
 
-    def begin_early(workspace: Workspace, *sizes: int) -> Half:
-        half = begin(workspace, *sizes)
+    def begin_early(workspace: Workspace, num_bytes: int, **counts: int) -> Half:
+        half = begin(workspace, num_bytes, **counts)
         return replace(half, offset=half.offset and half.offset - 256)
 
     return _replaced((Workspace, "begin", begin_early))
