@@ -94,6 +94,7 @@ __all__ = [
     "recompile_limit",
     "register_work",
     "rename_placeholder",
+    "reserved_processors",
     "schema",
     "sharable_memory",
     "skip_frame",
@@ -233,6 +234,11 @@ def sharable_memory(num_bytes: int, device: torch.device) -> Tensor:
     from torch.distributed import _symmetric_memory
 
     return _symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def reserved_processors() -> int:
+    """How many multiprocessors matmuls leave to communication: what `torch._C._set_sm_carveout_experimental` set."""
+    return torch._C._get_sm_carveout_experimental() or 0
 
 
 def symmetric_memory(memory: Tensor, group: ProcessGroup) -> "SymmetricMemory":
