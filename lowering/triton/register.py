@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 
 import torch
@@ -24,6 +24,9 @@ from fxpar.world.hosts import discover_hosts
 
 _decided: dict[tuple[str, TuningProblem], How] = {}
 """By group: the ranks of a group may have decided differently on the same problem in other groups."""
+
+_chosen: dict[Hashable, How] = {}
+"""What was decided for calls with such arguments; the problem that they are is not worked out again."""
 
 
 @fused_ops.all_gather_matmul.register_kernel("cuda")
@@ -56,11 +59,14 @@ def all_gather_matmul(
         kept = [gathered.clone() if how.pushes else gathered] if keeps_gathered else []
         return products + kept
 
-    left = torch.empty(gather.shape, dtype=shard.dtype, device="meta")
-    rights = [as_matrices(other.mT if form == "columns" else other) for other in others]
-    problem = _problem(f"gather {form}", as_matrices(left), rights, outer, workspace)
-    possible = _tilings("gather", as_matrices(left), rights, shard.device)
-    return run(_decide(problem, possible, gather_variants(possible[0], gather.pieces.rows), run, workspace))
+    def choose() -> How:
+        left = as_matrices(torch.empty(gather.shape, dtype=shard.dtype, device="meta"))
+        rights = [as_matrices(other.mT if form == "columns" else other) for other in others]
+        problem = _problem(f"gather {form}", left, rights, outer, workspace)
+        possible = _tilings("gather", left, rights, shard.device)
+        return _decide(problem, possible, gather_variants(possible[0], gather.pieces.rows), run, workspace)
+
+    return run(_choice((f"gather {form}", outer), [shard, *others], workspace, choose))
 
 
 @fused_ops.matmul_reduce_scatter.register_kernel("cuda")
@@ -81,9 +87,12 @@ def matmul_reduce_scatter(
     def run(how: How) -> Tensor:
         return unfused() if isinstance(how, Unfused) else multiply_and_scatter(product, how, workspace)
 
-    problem = _problem(f"scatter {form}", product.left, [product.right], outer, workspace)
-    possible = _tilings("scatter", product.left, [product.right], left.device)
-    return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
+    def choose() -> How:
+        problem = _problem(f"scatter {form}", product.left, [product.right], outer, workspace)
+        possible = _tilings("scatter", product.left, [product.right], left.device)
+        return _decide(problem, possible, [Fused(possible[0])], run, workspace)
+
+    return run(_choice((f"scatter {form}", outer), [left, right], workspace, choose))
 
 
 @fused_ops.matmul_all_reduce.register_kernel("cuda")
@@ -103,9 +112,12 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
             return unfused()
         return multiply_and_reduce(product, how, workspace).view(*left.shape[:-1], right.shape[-1])
 
-    problem = _problem("all-reduce", product.left, [product.right], 1, workspace)
-    possible = _tilings("scatter", product.left, [product.right], left.device)
-    return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
+    def choose() -> How:
+        problem = _problem("all-reduce", product.left, [product.right], 1, workspace)
+        possible = _tilings("scatter", product.left, [product.right], left.device)
+        return _decide(problem, possible, [Fused(possible[0])], run, workspace)
+
+    return run(_choice("all-reduce", [left, right], workspace, choose))
 
 
 @random.uniform.register_kernel("cuda")
@@ -160,6 +172,15 @@ def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, worksp
         workspace.link(),
         versions(),
     )
+
+
+def _choice(op: Hashable, factors: Sequence[Tensor], workspace: Workspace, choose: Callable[[], How]) -> How:
+    """What `choose` returns: called once for factors of these shapes, strides, dtypes and alignments."""
+    kinds = tuple((each.shape, each.stride(), each.dtype, each.data_ptr() % 16) for each in factors)
+    key = op, workspace.group.group_name, workspace.device, kinds
+    if key not in _chosen:
+        _chosen[key] = choose()
+    return _chosen[key]
 
 
 def _decide(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from fxpar.lowering.triton.copies import on_copy_stream, pull
+from fxpar.lowering.triton.copies import Shared, on_copy_stream, pull
 from fxpar.lowering.triton.factors import as_matrices, dense
 from fxpar.lowering.triton.launch import Destinations, Sum, counters_of, places_of, scattered_call
 from fxpar.lowering.triton.pieces import Pieces
@@ -85,10 +84,10 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
         rows = out[rank * product.pieces.rows : (rank + 1) * product.pieces.rows]
         rows.copy_(piece[: len(rows)])
 
-    own = shared(workspace.rank)
-    _multiply(product, how, half, workspace, own)
-    take(workspace.rank, own)
-    on_copy_stream(workspace, lambda: pull(workspace, half, shared, take))
+    prepared = workspace.prepared(half, product.left, product.piece_shape, lambda: Shared.of(workspace, half, shared))
+    _multiply(product, how, half, workspace, prepared.own)
+    take(workspace.rank, prepared.own)
+    on_copy_stream(workspace, lambda: pull(prepared, half.epoch, take))
     torch.cuda.current_stream().wait_stream(workspace.copies)
     return out
 
@@ -101,25 +100,24 @@ def _begin(product: Product, how: Fused, workspace: Workspace, more_bytes: int) 
 
 def _multiply(product: Product, how: Fused, half: Half, workspace: Workspace, out: Tensor) -> None:
     """Launch the kernel that stores each piece of this rank's product on its owner, and sums its own piece to `out`."""
+    layout = product.pieces, product.strides, _piece_bytes(product)
+    to, arrived = workspace.prepared(half, product.left, layout, lambda: _destinations(product, half, workspace))
+    call = scattered_call(product.left, product.right, product.bias, to, how.tiling, Sum(arrived, out))
+    call.run(how.programs(workspace.device))
+
+
+def _destinations(product: Product, half: Half, workspace: Workspace) -> tuple[Destinations, Tensor]:
+    """Where this rank stores pieces of such a product in this half, and where the pieces of all ranks arrive for it."""
     piece_bytes, own = _piece_bytes(product), workspace.rank
-    dtype, device, ranks = product.left.dtype, product.left.device, range(workspace.parts)
-    places = tuple(half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
-    counters = tuple(half.counters(rank).data_ptr() for rank in ranks)
+    dtype, device, ranks = product.left.dtype, workspace.device, range(workspace.parts)
+    addresses = (half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
     origin = half.data(own, dtype, 1)
-    where = _ints(places_of(places, origin), device)
-    counted = _ints(counters, device)
-    to = Destinations(origin, where, counted, product.pieces, own, product.strides, workspace.tickets)
-    total = Sum(half.data(own, dtype, workspace.parts, piece_bytes // dtype.itemsize), out)
-    call = scattered_call(product.left, product.right, product.bias, to, how.tiling, total)
-    call.run(how.programs(device))
+    places = torch.tensor(places_of(addresses, origin), dtype=torch.int64, device=device)
+    counters = torch.tensor([half.counters(rank).data_ptr() for rank in ranks], dtype=torch.int64, device=device)
+    to = Destinations(origin, places, counters, product.pieces, own, product.strides, workspace.tickets)
+    return to, half.data(own, dtype, workspace.parts, piece_bytes // dtype.itemsize)
 
 
 def _piece_bytes(product: Product) -> int:
     num_bytes = torch.Size(product.piece_shape).numel() * product.left.element_size()
     return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-@lru_cache(maxsize=1024)
-def _ints(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """A tensor of addresses, copied to the device once: later calls use the same halves again."""
-    return torch.tensor(addresses, dtype=torch.int64, device=device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from fxpar._torch import process_group_named, sharable_memory, symmetric_memory
 
 if TYPE_CHECKING:
     from fxpar._torch import SymmetricMemory
+
+T = TypeVar("T")
 
 _ALIGNMENT_BYTES = 128
 _INT_BYTES = 4
@@ -101,6 +104,14 @@ class Workspace:
         offset = self._epoch % 2 * room.half_bytes(self.parts)
         return Half(self._memory, self._epoch, room, offset)
 
+    def prepared(self, half: Half, like: Tensor, how: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns for this half, and for tensors like `like`: made once, for a call costs the CPU time."""
+        key = half.offset, like.shape, like.dtype, how
+        if key not in self._prepared:
+            self._prepared[key] = make()
+        found: T = self._prepared[key]
+        return found
+
     def link(self) -> str:
         """How the GPUs access each other's memory: "multicast" or "peer to peer"."""
         return "multicast" if self._memory.multicast_ptr else "peer to peer"
@@ -116,6 +127,7 @@ class Workspace:
         self._room, size = room, 2 * room.half_bytes(self.parts)
         self._memory = symmetric_memory(self._allocated(size), self.group)
         self._memory.get_buffer(self.rank, (size,), torch.uint8).zero_()
+        self._prepared: dict[Hashable, Any] = {}
         self.tickets = torch.zeros(1, dtype=torch.int32, device=self.device)
         torch.cuda.synchronize(self.device)
         dist.barrier(self.group)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fxpar.lowering.triton.copies import copy_segments, place_own
+from fxpar.lowering.triton.copies import copy_segments, place_own, segments_of_piece
 from fxpar.lowering.triton.launch import Arrival, Call, Destinations, gathered_call, places_of, scattered_call
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
 from fxpar.lowering.triton.plan import Fused
@@ -57,8 +57,13 @@ class GatherOnOneGpu:
         place_own(self.own, self.gathered, self.signals, segments, 0, self.epoch)
         with torch.cuda.stream(self.copies):
             for rank in ring_from(0, segments.pieces.parts):
-                numbers, piece = segments.of_rank(rank), self.remote[rank - 1]
-                copy_segments(numbers, segments, piece, self.gathered, self.signals, self.epoch)
+                numbers, sources = (
+                    list(segments.of_rank(rank)),
+                    segments_of_piece(self.remote[rank - 1], segments, rank),
+                )
+                rows = [segments.row_range(segment) for segment in numbers]
+                to = [self.gathered[each.start : each.stop] for each in rows]
+                copy_segments(to, sources, [self.signals[number : number + 1] for number in numbers], self.epoch)
 
     def await_copies(self) -> None:
         """Let the current stream wait until all rows are there."""

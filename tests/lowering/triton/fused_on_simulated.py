@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
 from fxpar.lowering.triton.tiling import Tiling
 from fxpar.lowering.triton.workspace import Workspace
-from tests.lowering.triton.simulated_gpu import simulated_gpu
+from tests.lowering.triton.simulated_gpu import SymmetricMemory, simulated_gpu
 
 TILING = Tiling(16, 16, 16, warps=4, stages=2, band=1)
 
@@ -156,6 +157,24 @@ def run_fused_ops(
             if not torch.allclose(one, other, atol=1e-4):
                 problems.append(f"call {call}, {case}, result {result}: off by {(one - other).abs().max()}")
     return problems
+
+
+def buffers_asked_for(folder: Path, chosen: Sequence[Case], rounds: int) -> list[int]:
+    """How often symmetric memory is asked for a buffer in each round of calls."""
+    counts, get_buffer = [0], SymmetricMemory.get_buffer
+
+    def count(*arguments: Any) -> Tensor:
+        counts[-1] += 1
+        return get_buffer(*arguments)
+
+    with simulated_gpu(folder, 0, 60.0) as gpu, patch.object(SymmetricMemory, "get_buffer", count):
+        workspace = Workspace(_world(), torch.device("cpu"))
+        for turn in range(rounds):
+            for case in chosen:
+                case(Draw.seeded(turn), workspace)
+            counts.append(0)
+        gpu.synchronize()
+    return counts[:-1]
 
 
 def _world() -> str:

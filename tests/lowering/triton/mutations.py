@@ -76,15 +76,15 @@ def signals_overtake_copies() -> Any:
     def at_once(signal: Tensor, value: int) -> None:
         signal.numpy()[0] = launch.wrapped(value)
 
-    return _replaced((copies, "set_signal", at_once), (gather, "set_signal", at_once))
+    return _replaced((copies, "set_signal", at_once))
 
 
 def a_signal_is_left_out() -> Any:
-    """The last segment of a rank is copied, but not signalled."""
+    """The last segment of a rank is neither copied nor signalled."""
     copy = copies.copy_segments
 
-    def copy_all_but_last(numbers: Any, *rest: Any) -> None:
-        copy(list(numbers)[:-1], *rest)
+    def copy_all_but_last(to: Any, sources: Any, signals: Any, epoch: int) -> None:
+        copy(to[:-1], sources[:-1], signals[:-1], epoch)
 
     return _replaced((gather, "copy_segments", copy_all_but_last))
 

@@ -10,7 +10,15 @@ import pytest
 
 from fxpar.world.launch import PRELOADED, run_ranks
 from tests.lowering.triton import mutations
-from tests.lowering.triton.fused_on_simulated import Case, GatherCase, ReduceCase, ScatterCase, cases, run_fused_ops
+from tests.lowering.triton.fused_on_simulated import (
+    Case,
+    GatherCase,
+    ReduceCase,
+    ScatterCase,
+    buffers_asked_for,
+    cases,
+    run_fused_ops,
+)
 
 PRELOADED.append("tests.lowering.triton.mutations")
 
@@ -26,6 +34,13 @@ SMALLEST = GatherCase("columns", (8, 8), [8], pushes=True)
 def test_calls_one_after_another_give_what_they_are_by_definition(ranks: int, seed: int, tmp_path: Path) -> None:
     problems = run_ranks(ranks, run_fused_ops, tmp_path, seed, cases(ranks))
     assert problems == [[]] * ranks
+
+
+def test_what_a_call_needs_is_prepared_once_for_each_half(tmp_path: Path) -> None:
+    calls = [PULLED, PUSHED, SCATTERED, REDUCED]
+    for first, second, third in run_ranks(2, buffers_asked_for, tmp_path, calls, 3):
+        assert first > 0 and second > 0, "memory grows in the first round, and what was prepared is lost"
+        assert third == 0
 
 
 @pytest.mark.parametrize(

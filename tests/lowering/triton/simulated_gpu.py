@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import interpreter_builder
 
-from fxpar.lowering.triton import copies, gather, launch, plan, scatter, workspace
+from fxpar.lowering.triton import copies, launch, plan, scatter, workspace
 
 aten = torch.ops.aten
 
@@ -256,7 +256,6 @@ def simulated_gpu(folder: Path, seed: int, patience_s: float) -> Iterator[Gpu]:
         (plan.Fused, "programs", lambda self, device: PROGRAMS),
         (copies, "set_signal", gpu.set_signal),
         (copies, "await_signal", gpu.await_signal),
-        (gather, "set_signal", gpu.set_signal),
         (interpreter_builder, "create_atomic_rmw", _Looks(patience_s)),
     ]
     assert vars(scatter)["on_copy_stream"] is copies.on_copy_stream, "what is pretended for one holds for the other"
