@@ -1,4 +1,4 @@
-"""The variants of a fused op on a GPU: one kernel, or a collective and a matmul."""
+"""The variants of a fused op on a GPU: one kernel, several beside copies, or a collective and a matmul."""
 
 from __future__ import annotations
 
@@ -35,8 +35,13 @@ class Fused:
 
 
 @dataclass(frozen=True, slots=True)
+class Pipelined:
+    """PyTorch's own fused op: the library's matmul in as many parts as there are ranks, each beside other copies."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unfused:
     """The collective and the library's matmul, one after the other."""
 
 
-How = Fused | Unfused
+How = Fused | Pipelined | Unfused
