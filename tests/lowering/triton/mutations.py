@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from fxpar.lowering.triton import copies, gather, gather_kernel, launch, scatter, scatter_kernel
@@ -42,6 +43,17 @@ def tiles_wait_for_their_first_segment_only() -> Any:
 def sums_do_not_wait_for_pieces() -> Any:
     """Pieces are summed before all ranks have stored theirs."""
     return _replaced((scatter_kernel, "wait_until", lambda signal, at_least: 0))
+
+
+def counters_are_not_reset() -> Any:
+    """A sum leaves its counter as it is, so that one of a later call in the same half need not wait for all pieces."""
+    sum_tile = scatter_kernel.sum_tile
+
+    def sum_and_count_again(pieces: Any, out: Any, counter: Any, target: Any, *rest: Any) -> None:
+        sum_tile(pieces, out, counter, target, *rest)
+        tl.atomic_add(counter, target)
+
+    return _replaced((scatter_kernel, "sum_tile", sum_and_count_again))
 
 
 def shards_are_read_before_they_are_ready() -> Any:
