@@ -97,7 +97,7 @@ def _pull(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Ten
     """Every rank shares its shard, and copies those of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
     half = workspace.begin(shard.nbytes, signals=segments.count)
-    prepared = workspace.prepared(half, shard, segments, lambda: _Pull.of(shard, segments, workspace, half))
+    prepared = workspace.prepared(half, _Pull, shard, segments, lambda: _Pull.of(shard, segments, workspace, half))
     gathered = shard.new_empty(len(shard) * workspace.parts, shard.shape[1])
     to = gathered.split(_sizes(segments))
 
@@ -142,7 +142,7 @@ def _push(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Ten
     """Every rank copies its shard into the memory of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
     half = workspace.begin(shard.nbytes * workspace.parts, signals=segments.count)
-    prepared = workspace.prepared(half, shard, segments, lambda: _Push.of(shard, segments, workspace, half))
+    prepared = workspace.prepared(half, _Push, shard, segments, lambda: _Push.of(shard, segments, workspace, half))
     place_own(shard, prepared.gathered, prepared.own_signals, segments, workspace.rank, half.epoch)
 
     def send() -> None:

@@ -84,7 +84,8 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
         rows = out[rank * product.pieces.rows : (rank + 1) * product.pieces.rows]
         rows.copy_(piece[: len(rows)])
 
-    prepared = workspace.prepared(half, product.left, product.piece_shape, lambda: Shared.of(workspace, half, shared))
+    like = product.left
+    prepared = workspace.prepared(half, Shared, like, product.piece_shape, lambda: Shared.of(workspace, half, shared))
     _multiply(product, how, half, workspace, prepared.own)
     take(workspace.rank, prepared.own)
     on_copy_stream(workspace, lambda: pull(prepared, half.epoch, take))
@@ -101,21 +102,29 @@ def _begin(product: Product, how: Fused, workspace: Workspace, more_bytes: int) 
 def _multiply(product: Product, how: Fused, half: Half, workspace: Workspace, out: Tensor) -> None:
     """Launch the kernel that stores each piece of this rank's product on its owner, and sums its own piece to `out`."""
     layout = product.pieces, product.strides, _piece_bytes(product)
-    to, arrived = workspace.prepared(half, product.left, layout, lambda: _destinations(product, half, workspace))
-    call = scattered_call(product.left, product.right, product.bias, to, how.tiling, Sum(arrived, out))
+    at = workspace.prepared(half, _Places, product.left, layout, lambda: _Places.of(product, half, workspace))
+    call = scattered_call(product.left, product.right, product.bias, at.to, how.tiling, Sum(at.arrived, out))
     call.run(how.programs(workspace.device))
 
 
-def _destinations(product: Product, half: Half, workspace: Workspace) -> tuple[Destinations, Tensor]:
-    """Where this rank stores pieces of such a product in this half, and where the pieces of all ranks arrive for it."""
-    piece_bytes, own = _piece_bytes(product), workspace.rank
-    dtype, device, ranks = product.left.dtype, workspace.device, range(workspace.parts)
-    addresses = (half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
-    origin = half.data(own, dtype, 1)
-    places = torch.tensor(places_of(addresses, origin), dtype=torch.int64, device=device)
-    counters = torch.tensor([half.counters(rank).data_ptr() for rank in ranks], dtype=torch.int64, device=device)
-    to = Destinations(origin, places, counters, product.pieces, own, product.strides, workspace.tickets)
-    return to, half.data(own, dtype, workspace.parts, piece_bytes // dtype.itemsize)
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where this rank stores pieces of a product in half of a workspace, and where those of all ranks arrive for it."""
+
+    to: Destinations
+    arrived: Tensor
+
+    @classmethod
+    def of(cls, product: Product, half: Half, workspace: Workspace) -> _Places:
+        """For products of these shapes."""
+        piece_bytes, own = _piece_bytes(product), workspace.rank
+        dtype, device, ranks = product.left.dtype, workspace.device, range(workspace.parts)
+        addresses = (half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
+        origin = half.data(own, dtype, 1)
+        places = torch.tensor(places_of(addresses, origin), dtype=torch.int64, device=device)
+        counters = torch.tensor([half.counters(rank).data_ptr() for rank in ranks], dtype=torch.int64, device=device)
+        to = Destinations(origin, places, counters, product.pieces, own, product.strides, workspace.tickets)
+        return cls(to, half.data(own, dtype, workspace.parts, piece_bytes // dtype.itemsize))
 
 
 def _piece_bytes(product: Product) -> int:

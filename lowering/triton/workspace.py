@@ -104,12 +104,13 @@ class Workspace:
         offset = self._epoch % 2 * room.half_bytes(self.parts)
         return Half(self._memory, self._epoch, room, offset)
 
-    def prepared(self, half: Half, like: Tensor, how: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns for this half, and for tensors like `like`: made once, for a call costs the CPU time."""
-        key = half.offset, like.shape, like.dtype, how
+    def prepared(self, half: Half, kind: type[T], like: Tensor, how: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns for this half, and for tensors like `like`: made once, since it takes the CPU time."""
+        key = half.offset, kind, like.shape, like.dtype, how
         if key not in self._prepared:
             self._prepared[key] = make()
-        found: T = self._prepared[key]
+        found = self._prepared[key]
+        assert isinstance(found, kind), f"expected {kind}, found {type(found)}"
         return found
 
     def link(self) -> str:

@@ -121,6 +121,8 @@ def cases(parts: int) -> list[Case]:
     return [
         GatherCase("rows", (16, 16), [16], pushes=True),
         ScatterCase("rows", (16 * parts, 16), (16, 16)),
+        GatherCase("rows", (16, 16), [16]),  # the other direction, the same shapes
+        ScatterCase("rows", (16 * parts, 16), (16, 16)),
         ReduceCase((5, 7), (7, 33)),
         GatherCase("columns", (20, 16), [24], segment_rows=7),
         ScatterCase("columns", (20, 8), (8, 12 * parts)),

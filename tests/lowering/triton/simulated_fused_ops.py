@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_calls_one_after_another_give_what_they_are_by_definition(ranks: int, se
 
 
 def test_what_a_call_needs_is_prepared_once_for_each_half(tmp_path: Path) -> None:
-    calls = [PULLED, PUSHED, SCATTERED, REDUCED]
+    calls = [PULLED, PUSHED, SCATTERED, REDUCED, replace(PULLED, pushes=True), replace(PUSHED, pushes=False)]
     for first, second, third in run_ranks(2, buffers_asked_for, tmp_path, calls, 3):
         assert first > 0 and second > 0, "memory grows in the first round, and what was prepared is lost"
         assert third == 0
