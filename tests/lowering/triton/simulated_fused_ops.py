@@ -51,7 +51,7 @@ def test_what_a_call_needs_is_prepared_once_for_each_half(tmp_path: Path) -> Non
         (mutations.tiles_do_not_wait_for_rows, [PULLED, PUSHED, BATCH]),
         (mutations.tiles_wait_for_their_first_segment_only, [PULLED, PUSHED]),
         (mutations.sums_do_not_wait_for_pieces, [SCATTERED, REDUCED]),
-        (mutations.counters_are_not_reset, 6 * [SMALLEST_SCATTER]),
+        (mutations.counters_are_not_reset, 4 * [SMALLEST_SCATTER]),
         (mutations.shards_are_read_before_they_are_ready, [PULLED, REDUCED]),
         (mutations.copies_do_not_wait_for_the_kernels_before, [PULLED, PUSHED, REDUCED]),
         (mutations.results_do_not_wait_for_copies, [REDUCED]),
