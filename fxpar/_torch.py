@@ -94,10 +94,13 @@ __all__ = [
     "mark_static",
     "never_compiled",
     "pipeline_schedule_of_csv",
+    "pipelined_all_gather_matmul",
+    "pipelined_matmul_reduce_scatter",
     "process_group_named",
     "recompile_limit",
     "register_work",
     "rename_placeholder",
+    "reserved_processors",
     "schema",
     "sharable_memory",
     "skip_frame",
@@ -286,6 +289,11 @@ def sharable_memory(num_bytes: int, device: torch.device) -> Tensor:
     return _symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
+def reserved_processors() -> int:
+    """How many multiprocessors matmuls leave to communication: what `torch._C._set_sm_carveout_experimental` set."""
+    return torch._C._get_sm_carveout_experimental() or 0
+
+
 def symmetric_memory(memory: Tensor, group: ProcessGroup) -> "SymmetricMemory":
     """Share the `memory` of every rank of `group`, GPUs of one host, so that all can read and write it. A collective.
 
@@ -294,6 +302,25 @@ def symmetric_memory(memory: Tensor, group: ProcessGroup) -> "SymmetricMemory":
     from torch.distributed import _symmetric_memory
 
     return _symmetric_memory.rendezvous(memory, group)
+
+
+def pipelined_all_gather_matmul(
+    shard: Tensor, others: Sequence[Tensor], group_name: str, *, keeps_gathered: bool
+) -> tuple[Tensor | None, list[Tensor]]:
+    """The rows of all ranks' `shard`, if wanted, and their products with each of `others`, overlapped with copies."""
+    import torch.distributed._symmetric_memory
+
+    op = torch.ops.symm_mem.fused_all_gather_matmul
+    gathered, products = op(shard, list(others), 0, group_name, return_A=keeps_gathered)
+    return gathered if keeps_gathered else None, products
+
+
+def pipelined_matmul_reduce_scatter(left: Tensor, right: Tensor, group_name: str) -> Tensor:
+    """This rank's rows of the sum of all ranks' `left @ right`, overlapped with copies."""
+    import torch.distributed._symmetric_memory
+
+    found: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(left, right, "sum", 0, group_name)
+    return found
 
 
 def pipeline_schedule_of_csv(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,18 +13,20 @@ from fxpar.lowering.triton.stream_signals import await_signal, set_signal
 from fxpar.lowering.triton.workspace import Half, Workspace
 
 
-def copy_segments(
-    numbers: Iterable[int], segments: Segments, piece: Tensor, gathered: Tensor, signals: Tensor, epoch: int
-) -> None:
-    """Copy segments of a rank's `piece`, (outer * rows, columns), to their rows of `gathered`, (all rows, columns).
+def copy_segments(to: Sequence[Tensor], sources: Sequence[Tensor], signals: Sequence[Tensor], epoch: int) -> None:
+    """Copy each of `sources` to its place, and then set its signal, on the current stream.
 
-    Each copy is contiguous, so that a copy engine runs it. The current stream runs it, then sets its signal.
+    Each copy is contiguous, so that a copy engine runs it.
     """
-    for segment in numbers:
-        rows, rows_of_piece = segments.row_range(segment), segments.row_range_of_piece(segment)
-        source = piece[rows_of_piece.start : rows_of_piece.stop]
-        gathered[rows.start : rows.stop].copy_(source, non_blocking=True)
-        set_signal(signals[segment : segment + 1], epoch)
+    for place, source, signal in zip(to, sources, signals, strict=True):
+        place.copy_(source, non_blocking=True)
+        set_signal(signal, epoch)
+
+
+def segments_of_piece(piece: Tensor, segments: Segments, rank: int) -> tuple[Tensor, ...]:
+    """The segments of the piece of `rank`, (outer * rows, columns), in order."""
+    found: tuple[Tensor, ...] = piece.split([len(segments.row_range(segment)) for segment in segments.of_rank(rank)])
+    return found
 
 
 def place_own(piece: Tensor, gathered: Tensor, signals: Tensor, segments: Segments, rank: int, epoch: int) -> None:
@@ -40,16 +43,37 @@ def on_copy_stream(workspace: Workspace, work: Callable[[], None]) -> None:
         work()
 
 
-def pull(
-    workspace: Workspace, half: Half, shared: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
-) -> None:
-    """Signal to all ranks that this rank's shared tensor is ready, and copy those of the others in ring order.
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the ranks share in half of a workspace.
 
-    shared: maps a rank to its shared tensor. take: copies that. All on the current stream.
+    announced: this rank's signal on each of the others. awaited: each other rank with its signal on this one, and with
+    what it shares. In ring order. own: what this rank shares.
     """
-    own = workspace.rank
-    for rank in ring_towards(own, workspace.parts):
-        set_signal(half.ready(rank)[own : own + 1], half.epoch)
-    for rank in ring_from(own, workspace.parts):
-        await_signal(half.ready(own)[rank : rank + 1], half.epoch)
-        take(rank, shared(rank))
+
+    announced: tuple[Tensor, ...]
+    awaited: tuple[tuple[int, Tensor, Tensor], ...]
+    own: Tensor
+
+    @classmethod
+    def of(cls, workspace: Workspace, half: Half, shared: Callable[[int], Tensor]) -> Shared:
+        """shared: maps a rank to its shared tensor."""
+        own, parts = workspace.rank, workspace.parts
+        ready = half.ready(own)
+        return cls(
+            tuple(half.ready(rank)[own : own + 1] for rank in ring_towards(own, parts)),
+            tuple((rank, ready[rank : rank + 1], shared(rank)) for rank in ring_from(own, parts)),
+            shared(own),
+        )
+
+
+def pull(shared: Shared, epoch: int, take: Callable[[int, Tensor], None]) -> None:
+    """Signal to all ranks that this rank's shared tensor is ready, and copy those of the others with `take`.
+
+    All on the current stream.
+    """
+    for signal in shared.announced:
+        set_signal(signal, epoch)
+    for rank, signal, theirs in shared.awaited:
+        await_signal(signal, epoch)
+        take(rank, theirs)

@@ -85,7 +85,7 @@ def decide(
             reset()
         return float(found)
 
-    how, best_us = fastest(possible, ways, slowest_us)
+    how, best_us = fastest(possible, ways, slowest_us, has_pipelined=problem.has_pipelined)
     memory().keep(problem, how, best_us)
     return how
 

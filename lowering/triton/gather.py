@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor
 
-from fxpar.lowering.triton.copies import copy_segments, on_copy_stream, place_own, pull
+from fxpar.lowering.triton.copies import Shared, copy_segments, on_copy_stream, place_own, pull, segments_of_piece
 from fxpar.lowering.triton.factors import as_matrices, dense
 from fxpar.lowering.triton.launch import Arrival, gathered_call
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_towards
 from fxpar.lowering.triton.plan import Fused
-from fxpar.lowering.triton.stream_signals import set_signal
-from fxpar.lowering.triton.workspace import Workspace
+from fxpar.lowering.triton.workspace import Half, Workspace
 
 FORMS = ("rows", "columns", "matrices")
 """The forms whose products are computed row by row as rows arrive; a sum over the gathered dim needs all of it."""
@@ -68,41 +68,95 @@ def multiply(gathered: Tensor, other: Tensor, bias: Tensor | None, form: str, ar
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """How shards are pulled in half of a workspace. sources, signals: by rank, of its segments."""
+
+    shared: Shared
+    sources: Sequence[Sequence[Tensor]]
+    signals: Sequence[Sequence[Tensor]]
+    own_signals: Tensor
+
+    @classmethod
+    def of(cls, shard: Tensor, segments: Segments, workspace: Workspace, half: Half) -> _Pull:
+        """For shards of the shape of `shard`, (rows, columns)."""
+
+        def shared(rank: int) -> Tensor:
+            return half.data(rank, shard.dtype, *shard.shape)
+
+        ranks, signals = range(workspace.parts), half.signals(workspace.rank)
+        return cls(
+            Shared.of(workspace, half, shared),
+            [segments_of_piece(shared(rank), segments, rank) for rank in ranks],
+            [_signals_of(rank, segments, signals) for rank in ranks],
+            signals,
+        )
+
+
 def _pull(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Tensor, Arrival]:
     """Every rank shares its shard, and copies those of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
-    half = workspace.begin(segments.count, shard.nbytes)
-    signals = half.signals(workspace.rank)
+    half = workspace.begin(shard.nbytes, signals=segments.count)
+    prepared = workspace.prepared(half, _Pull, shard, segments, lambda: _Pull.of(shard, segments, workspace, half))
     gathered = shard.new_empty(len(shard) * workspace.parts, shard.shape[1])
-
-    def shared(rank: int) -> Tensor:
-        return half.data(rank, shard.dtype, *shard.shape)
+    to = gathered.split(_sizes(segments))
 
     def take(rank: int, piece: Tensor) -> None:
-        copy_segments(segments.of_rank(rank), segments, piece, gathered, signals, half.epoch)
+        places = [to[segment] for segment in segments.of_rank(rank)]
+        copy_segments(places, prepared.sources[rank], prepared.signals[rank], half.epoch)
 
-    shared(workspace.rank).copy_(shard)
-    place_own(shard, gathered, signals, segments, workspace.rank, half.epoch)
-    on_copy_stream(workspace, lambda: pull(workspace, half, shared, take))
-    return gathered, Arrival(signals, half.epoch, segments, workspace.rank)
+    prepared.shared.own.copy_(shard)
+    place_own(shard, gathered, prepared.own_signals, segments, workspace.rank, half.epoch)
+    on_copy_stream(workspace, lambda: pull(prepared.shared, half.epoch, take))
+    return gathered, Arrival(prepared.own_signals, half.epoch, segments, workspace.rank, workspace.tickets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """How shards are pushed in half of a workspace: the places of this rank's segments on all others, in ring order."""
+
+    gathered: Tensor
+    own_signals: Tensor
+    sources: Sequence[Tensor]
+    to: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]
+    """Places and their signals."""
+
+    @classmethod
+    def of(cls, shard: Tensor, segments: Segments, workspace: Workspace, half: Half) -> _Push:
+        """For shards of the shape of `shard`, (rows, columns)."""
+        own, parts, numbers = workspace.rank, workspace.parts, list(segments.of_rank(workspace.rank))
+
+        def places(rank: int) -> list[Tensor]:
+            gathered = half.data(rank, shard.dtype, len(shard) * parts, shard.shape[1]).split(_sizes(segments))
+            return [gathered[segment] for segment in numbers]
+
+        return cls(
+            half.data(own, shard.dtype, len(shard) * parts, shard.shape[1]),
+            half.signals(own),
+            places(own),
+            [(places(rank), _signals_of(own, segments, half.signals(rank))) for rank in ring_towards(own, parts)],
+        )
 
 
 def _push(gather: Gather, segments: Segments, workspace: Workspace) -> tuple[Tensor, Arrival]:
     """Every rank copies its shard into the memory of the others."""
     shard = gather.shard.reshape(-1, gather.shard.shape[-1])
-    shape = (len(shard) * workspace.parts, shard.shape[1])
-    half = workspace.begin(segments.count, shard.nbytes * workspace.parts)
-    own, signals = workspace.rank, half.signals(workspace.rank)
-    gathered = half.data(own, shard.dtype, *shape)
-    place_own(shard, gathered, signals, segments, own, half.epoch)
+    half = workspace.begin(shard.nbytes * workspace.parts, signals=segments.count)
+    prepared = workspace.prepared(half, _Push, shard, segments, lambda: _Push.of(shard, segments, workspace, half))
+    place_own(shard, prepared.gathered, prepared.own_signals, segments, workspace.rank, half.epoch)
 
     def send() -> None:
-        for rank in ring_towards(own, workspace.parts):
-            there, their_signals = half.data(rank, shard.dtype, *shape), half.signals(rank)
-            for segment in segments.of_rank(own):
-                rows = segments.row_range(segment)
-                there[rows.start : rows.stop].copy_(gathered[rows.start : rows.stop])
-                set_signal(their_signals[segment : segment + 1], half.epoch)
+        for places, signals in prepared.to:
+            copy_segments(places, prepared.sources, signals, half.epoch)
 
     on_copy_stream(workspace, send)
-    return gathered, Arrival(signals, half.epoch, segments, own)
+    return prepared.gathered, Arrival(prepared.own_signals, half.epoch, segments, workspace.rank, workspace.tickets)
+
+
+@lru_cache(maxsize=1024)
+def _sizes(segments: Segments) -> list[int]:
+    return [len(segments.row_range(segment)) for segment in range(segments.count)]
+
+
+def _signals_of(rank: int, segments: Segments, signals: Tensor) -> list[Tensor]:
+    return [signals[segment : segment + 1] for segment in segments.of_rank(rank)]

@@ -13,6 +13,8 @@ from fxpar.lowering.triton.tile import (
     plus_bias,
     product_by_descriptors,
     product_by_pointers,
+    return_tickets,
+    take_ticket,
     wait_until,
 )
 
@@ -58,7 +60,7 @@ def store(
 ) -> None:
     """Store a tile, plus its bias if there is one; its first element goes to `at`.
 
-    height, width: the rows and columns of the tile that exist. WHOLE: all of them do.
+    height, width: the rows and columns from here on that exist. WHOLE: the tile has no others.
     """
     if BLOCK_N > STORED_COLUMNS:
         HALF: tl.constexpr = BLOCK_N // 2
@@ -118,6 +120,7 @@ def multiply_gathered(
     out: tl.tensor,
     signals: tl.tensor,
     order: tl.tensor,
+    tickets: tl.tensor,
     epoch: tl.tensor,
     matrices: tl.tensor,
     M: tl.tensor,
@@ -150,24 +153,27 @@ def multiply_gathered(
 ) -> None:
     """out[b] = left[b] @ right[b] + bias[b], (M, N) each, for every matrix b; left, (matrices, M, K), is contiguous.
 
-    A persistent kernel: with P programs, each computes every P-th tile. Row tiles are computed in the `order` in which
-    they arrive; a segment of rows (see `Segments`) has arrived when its element of `signals` is `epoch`.
+    A persistent kernel, whose programs take tiles by `tickets`, a counter that is 0 before and after. Row tiles are
+    computed in the `order` in which they arrive; a segment of rows (see `Segments`) has arrived when its element of
+    `signals` is `epoch`.
 
     DESCRIPTORS: `left` and `right` are tensor descriptors of one matrix each (`right` is N x K if TRANSPOSED).
     """
     tiles_of_matrix = tl.cdiv(M, BLOCK_M)
     row_tiles = matrices * tiles_of_matrix
     column_tiles = tl.cdiv(N, BLOCK_N)
-    for tile in range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0)):
+    tile = take_ticket(tickets)
+    while tile < row_tiles * column_tiles:
         position, column_tile = place_of_tile(tile, row_tiles, column_tiles, BAND)
         row_tile = tl.load(order + position)
         matrix = (row_tile // tiles_of_matrix).to(tl.int64)
         row = row_tile % tiles_of_matrix * BLOCK_M
         column = column_tile * BLOCK_N
-        height = min(M - row, BLOCK_M)
-        width = min(N - column, BLOCK_N)
-        start = matrix * M + row
-        arrived = wait_for_rows(signals, start, start + height - 1, epoch, block_rows, segment_rows, segments_per_block)
+        height = M - row
+        width = N - column
+        start = row_tile // tiles_of_matrix * M + row
+        last = start + min(height, BLOCK_M) - 1
+        arrived = wait_for_rows(signals, start, last, epoch, block_rows, segment_rows, segments_per_block)
         if DESCRIPTORS:
             if FENCED:
                 arrived = fence(arrived)
@@ -187,7 +193,7 @@ def multiply_gathered(
             )
         else:
             total = product_by_pointers(
-                left + (start + arrived) * K,
+                left + (start + arrived).to(tl.int64) * K,
                 right + matrix * stride_rb + column.to(tl.int64) * stride_rn,
                 height,
                 width,
@@ -223,3 +229,5 @@ def multiply_gathered(
             SAME_ROWS,
             SAME_COLUMNS,
         )
+        tile = take_ticket(tickets)
+    return_tickets(tickets, tile, row_tiles * column_tiles)

@@ -15,32 +15,50 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fxpar.ir.tiles import LogicalBox
 from fxpar.lowering.triton.factors import is_transposed, is_whole
 from fxpar.lowering.triton.gather_kernel import multiply_gathered
-from fxpar.lowering.triton.pieces import Pieces, Segments, order_of_arrival, order_of_owners, row_tiles
-from fxpar.lowering.triton.scatter_kernel import multiply_scattered, sum_pieces
+from fxpar.lowering.triton.pieces import (
+    Pieces,
+    Segments,
+    band_of_a_piece,
+    order_of_arrival,
+    order_of_owners,
+    row_tiles,
+    signals_of_owner,
+)
+from fxpar.lowering.triton.scatter_kernel import multiply_scattered
 from fxpar.lowering.triton.tiling import Tiling
 from fxpar.lowering.triton.uniform_kernel import draw_uniform
 
 PLACE_ELEMENTS = 16
-_SUM_BLOCK, _UNIFORM_BLOCK = 1024, 1024
+_VECTOR_BYTES = 16  # the most that one instruction loads
+_UNIFORM_BLOCK = 1024
+# Of a thread. Without a limit, ptxas spills registers to make room for programs that no tiling asks for. Of the limits
+# that were tried, these let no kernel spill (`tests/lowering/triton/test_compiled.py`).
+_GATHER_REGISTERS, _SCATTER_REGISTERS = 255, 232
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The arrival of rows at `rank`: `signals` (segments.count,), int32, become `epoch`, those of own rows first."""
+    """The arrival of rows at `rank`: `signals` (segments.count,), int32, become `epoch`, those of own rows first.
+
+    tickets: int32 (1,), 0 before and after each kernel; of the stream that runs the kernels.
+    """
 
     signals: Tensor
     epoch: int
     segments: Segments
     rank: int
+    tickets: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """Where `rank` stores the rows of each owner, and its counters.
+    """Where `rank` stores the rows of each owner, and the owners' counters.
 
     origin, places: the piece of each owner begins `places` times `PLACE_ELEMENTS` elements after (or before) `origin`,
     which has the dtype of the product. places and counters, which are addresses, are int64 (parts,) on its device.
     strides: of a piece, between its rows and between its columns, in elements.
+    tickets: see `Arrival`.
+    one_counter: whether an owner has one counter for all of its piece, and not one for each tile.
     """
 
     origin: Tensor
@@ -49,6 +67,19 @@ class Destinations:
     pieces: Pieces
     rank: int
     strides: tuple[int, int]
+    tickets: Tensor
+    one_counter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """out = the sum of the `pieces` of all ranks, (parts, at least out.numel()), as they arrive.
+
+    out, of the shape of a piece, and each piece have the strides of `Destinations`.
+    """
+
+    pieces: Tensor
+    out: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +114,7 @@ def gathered_call(
         out,
         arrival.signals,
         _arrival_table(matrices, rows, tiling.m, segments, arrival.rank, out.device),
+        arrival.tickets,
         wrapped(arrival.epoch),
         matrices,
         rows,
@@ -96,19 +128,24 @@ def gathered_call(
         *out.stride(),
     )
     constants = _constants(gathered.dtype, rows, columns, terms, bias, tiling)
+    constants["BAND"] = band_of_a_piece(tiling.band, matrices * -(-rows // tiling.m), segments.pieces.parts)
+    constants["maxnreg"] = _GATHER_REGISTERS
     constants["TRANSPOSED"] = is_transposed(right)
     constants["FENCED"] = tiling.descriptors and not triton.knobs.runtime.interpret
     return Call(multiply_gathered, arguments, constants)
 
 
-def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destinations, tiling: Tiling) -> Call:
-    """left @ right + bias, each row stored in the memory of its owner; all are (matrices, rows, columns).
+def scattered_call(
+    left: Tensor, right: Tensor, bias: Tensor | None, to: Destinations, tiling: Tiling, total: Sum | None = None
+) -> Call:
+    """left @ right + bias, each row stored in the memory of its owner; all are (matrices, rows, columns). Then `total`.
 
     bias: expanded to the shape of the product. Any number of programs may share the tiles.
     """
     matrices, rows, terms = left.shape
-    columns = right.shape[-1]
+    columns, pieces = right.shape[-1], to.pieces
     left_argument, right_argument = _factors(left, right, tiling)
+    places = matrices, rows, tiling.m, pieces, to.rank, left.device
     arguments = (
         left_argument,
         right_argument,
@@ -116,22 +153,48 @@ def scattered_call(left: Tensor, right: Tensor, bias: Tensor | None, to: Destina
         to.origin,
         to.places,
         to.counters,
-        _owners_table(matrices, rows, tiling.m, to.pieces, to.rank, left.device),
+        _owners_table(*places),
+        to.tickets,
+        *_sum_arguments(to, total, _arrivals_table(*places)),
         matrices,
         rows,
         columns,
         terms,
-        to.pieces.rows,
-        to.pieces.parts,
+        pieces.rows,
+        pieces.parts,
+        to.rank,
         *left.stride(),
         *right.stride(),
         *_bias_strides(bias),
         *to.strides,
+        *((0, 0) if to.one_counter else (-(-columns // tiling.n), 1)),
     )
     constants = _constants(left.dtype, rows, columns, terms, bias, tiling)
+    constants["BAND"] = band_of_a_piece(tiling.band, matrices * -(-rows // tiling.m), pieces.parts)
+    constants["maxnreg"] = _SCATTER_REGISTERS
     constants["LEFT_TRANSPOSED"] = is_transposed(left)
     constants["RIGHT_TRANSPOSED"] = is_transposed(right)
+    constants["SUM_M"], constants["SUM_N"] = _summed_at_a_time(tiling, left.dtype, by_columns=to.strides[1] != 1)
     return Call(multiply_scattered, arguments, constants)
+
+
+def counters_of(pieces: Pieces, columns: int, tiling: Tiling) -> int:
+    """How many counters an owner has for the tiles of its piece."""
+    return -(-pieces.outer * pieces.rows // tiling.m) * -(-columns // tiling.n)
+
+
+def _sum_arguments(to: Destinations, total: Sum | None, arrivals: Tensor) -> tuple[Any, ...]:
+    if total is None:
+        return to.origin, to.origin, arrivals, 0, 0
+    return total.pieces, total.out, arrivals, to.pieces.outer * to.pieces.rows, total.pieces.stride(0)
+
+
+def _summed_at_a_time(tiling: Tiling, dtype: torch.dtype, *, by_columns: bool) -> tuple[int, int]:
+    """The rows and columns of a tile that its program sums up at a time; what is contiguous in memory is not cut."""
+    elements = 32 * tiling.warps * _VECTOR_BYTES // dtype.itemsize
+    if by_columns:
+        return tiling.m, min(tiling.n, max(1, elements // tiling.m))
+    return min(tiling.m, max(1, elements // tiling.n)), tiling.n
 
 
 def places_of(addresses: Iterable[int], origin: Tensor) -> tuple[int, ...]:
@@ -140,20 +203,6 @@ def places_of(addresses: Iterable[int], origin: Tensor) -> tuple[int, ...]:
     distances = [address - origin.data_ptr() for address in addresses]
     assert all(distance % unit == 0 for distance in distances), "pieces are aligned for vectors"
     return tuple(distance // unit for distance in distances)
-
-
-def sum_call(pieces: Tensor, out: Tensor, counters: Tensor, target: int) -> Call:
-    """out = the sum of `pieces`, (parts, at least out.numel()), each of which has arrived when its counter is `target`.
-
-    It takes `sum_programs(out)` programs.
-    """
-    arguments = (pieces, out, counters, wrapped(target), out.numel(), pieces.stride(0), pieces.shape[0])
-    return Call(sum_pieces, arguments, {"BLOCK": _SUM_BLOCK})
-
-
-def sum_programs(out: Tensor) -> int:
-    """The number of programs for `sum_call`."""
-    return -(-out.numel() // _SUM_BLOCK)
 
 
 def uniform_call(out: Tensor, stream: Tensor, box: LogicalBox, span: int) -> Call:
@@ -201,7 +250,6 @@ def _constants(
         "BLOCK_M": tiling.m,
         "BLOCK_N": tiling.n,
         "BLOCK_K": tiling.k,
-        "BAND": tiling.band,
         "WHOLE": is_whole(rows, columns, terms, tiling),
         "SAME_ROWS": bias is not None and bias.stride(1) == 0,
         "SAME_COLUMNS": bias is not None and bias.stride(2) == 0,
@@ -223,6 +271,13 @@ def _arrival_table(
 @lru_cache(maxsize=1024)
 def _owners_table(matrices: int, rows: int, tile_rows: int, pieces: Pieces, rank: int, device: torch.device) -> Tensor:
     return _table(order_of_owners(list(row_tiles(matrices, rows, tile_rows)), pieces, rank), device)
+
+
+@lru_cache(maxsize=1024)
+def _arrivals_table(
+    matrices: int, rows: int, tile_rows: int, pieces: Pieces, owner: int, device: torch.device
+) -> Tensor:
+    return _table(signals_of_owner(list(row_tiles(matrices, rows, tile_rows)), pieces, owner, tile_rows), device)
 
 
 @lru_cache(maxsize=1024)

@@ -110,7 +110,29 @@ def order_of_owners(tiles: Sequence[range], pieces: Pieces, rank: int) -> list[i
     return sorted(range(len(tiles)), key=lambda tile: turn[pieces.owner(tiles[tile][0])])
 
 
-def signals_of_owner(tiles: Sequence[range], pieces: Pieces, owner: int) -> int:
-    """How many signals `owner` receives from a rank that computes these tiles: one per tile and block of its rows."""
-    blocks = (range(tile[0] // pieces.rows, tile[-1] // pieces.rows + 1) for tile in tiles)
-    return sum(block % pieces.parts == owner for touched in blocks for block in touched)
+def signals_of_owner(tiles: Sequence[range], pieces: Pieces, owner: int, tile_rows: int) -> list[int]:
+    """How many signals a rank that computes these tiles sends for each row of tiles of the piece of `owner`.
+
+    The rows of a piece, (outer, rows), are divided into tiles of `tile_rows` rows, as those of the product are. A rank
+    that has stored a tile of the product sends one signal for each block of rows in it, and each tile of the block's
+    piece that these rows are in.
+    """
+    found = [0] * -(-pieces.outer * pieces.rows // tile_rows)
+    for tile in tiles:
+        for block in range(tile[0] // pieces.rows, tile[-1] // pieces.rows + 1):
+            if block % pieces.parts == owner:
+                before = (block - block // pieces.parts) * pieces.rows
+                first = max(tile[0], block * pieces.rows) - before
+                last = min(tile[-1], (block + 1) * pieces.rows - 1) - before
+                for touched in range(first // tile_rows, last // tile_rows + 1):
+                    found[touched] += 1
+    return found
+
+
+def band_of_a_piece(band: int, num_tiles: int, parts: int) -> int:
+    """The number of row tiles, up to `band`, that are traversed together, for cache hits; `num_tiles` in all.
+
+    A band is a part of one rank's tiles: else it would wait for rows of several ranks before it is done with any.
+    """
+    of_rank = max(1, num_tiles // parts)
+    return -(-of_rank // -(-of_rank // band))

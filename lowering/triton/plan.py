@@ -1,4 +1,4 @@
-"""The variants of a fused op on a GPU: one kernel, or a collective and a matmul."""
+"""The variants of a fused op on a GPU: one kernel, several beside copies, or a collective and a matmul."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fxpar._torch import reserved_processors
 from fxpar.lowering.triton.tiling import Tiling
 
 
@@ -22,11 +23,20 @@ class Fused:
     pushes: bool = False
 
     def programs(self, device: torch.device) -> int:
-        """The number of programs that run concurrently; on CPUs, Triton's interpreter runs them one after another."""
+        """The number of programs that run concurrently; on CPUs, Triton's interpreter runs them one after another.
+
+        A program holds its multiprocessor until no tiles are left. So a kernel of NCCL that sends to another stage
+        would start late, unless PyTorch was told how many multiprocessors to leave to such kernels.
+        """
         if device.type == "cpu":
             return self.tiling.programs
         processors: int = torch.cuda.get_device_properties(device).multi_processor_count
-        return processors * self.tiling.programs
+        return max(1, processors - reserved_processors()) * self.tiling.programs
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """PyTorch's own fused op: the library's matmul in as many parts as there are ranks, each beside other copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +44,4 @@ class Unfused:
     """The collective and the library's matmul, one after the other."""
 
 
-How = Fused | Unfused
+How = Fused | Pipelined | Unfused

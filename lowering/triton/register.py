@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 
 import torch
@@ -15,7 +15,13 @@ from fxpar.lowering.triton.decide import decide, possible_tilings, versions
 from fxpar.lowering.triton.factors import as_matrices, come_in_vectors, dense, is_transposed
 from fxpar.lowering.triton.gather import FORMS, Gather, gather_and_multiply
 from fxpar.lowering.triton.launch import uniform_call, uniform_programs
-from fxpar.lowering.triton.plan import Fused, How, Unfused
+from fxpar.lowering.triton.pipelined import (
+    gather_pipelined,
+    has_pipelined_gather,
+    has_pipelined_scatter,
+    scatter_pipelined,
+)
+from fxpar.lowering.triton.plan import Fused, How, Pipelined, Unfused
 from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling
 from fxpar.lowering.triton.tuner import TuningProblem, gather_variants
@@ -24,6 +30,9 @@ from fxpar.world.hosts import discover_hosts
 
 _decided: dict[tuple[str, TuningProblem], How] = {}
 """By group: the ranks of a group may have decided differently on the same problem in other groups."""
+
+_chosen: dict[Hashable, How] = {}
+"""What was decided for calls with such arguments; the problem that they are is not worked out again."""
 
 
 @fused_ops.all_gather_matmul.register_kernel("cuda")
@@ -52,15 +61,22 @@ def all_gather_matmul(
     def run(how: How) -> list[Tensor]:
         if isinstance(how, Unfused):
             return unfused()
+        if isinstance(how, Pipelined):
+            return gather_pipelined(shard, others, biases, keeps_gathered, group_name)
         products, gathered = gather_and_multiply(gather, others, biases, form, how, workspace)
         kept = [gathered.clone() if how.pushes else gathered] if keeps_gathered else []
         return products + kept
 
-    left = torch.empty(gather.shape, dtype=shard.dtype, device="meta")
-    rights = [as_matrices(other.mT if form == "columns" else other) for other in others]
-    problem = _problem(f"gather {form}", as_matrices(left), rights, outer, workspace)
-    possible = _tilings("gather", as_matrices(left), rights, shard.device)
-    return run(_decide(problem, possible, gather_variants(possible[0], gather.pieces.rows), run, workspace))
+    def choose() -> How:
+        left = as_matrices(torch.empty(gather.shape, dtype=shard.dtype, device="meta"))
+        rights = [as_matrices(other.mT if form == "columns" else other) for other in others]
+        pipelined = has_pipelined_gather(form, outer, shard)
+        problem = _problem(f"gather {form}", left, rights, outer, workspace, has_pipelined=pipelined)
+        possible = _tilings("gather", left, rights, shard.device)
+        ways = gather_variants(possible[0], gather.pieces.rows)
+        return _decide(problem, possible, ways, run, workspace)
+
+    return run(_choice((f"gather {form}", outer), [shard, *others], workspace, choose))
 
 
 @fused_ops.matmul_reduce_scatter.register_kernel("cuda")
@@ -79,11 +95,19 @@ def matmul_reduce_scatter(
     product = Product.of(left, right, bias, form, outer, parts)
 
     def run(how: How) -> Tensor:
-        return unfused() if isinstance(how, Unfused) else multiply_and_scatter(product, how, workspace)
+        if isinstance(how, Unfused):
+            return unfused()
+        if isinstance(how, Pipelined):
+            return scatter_pipelined(left, right, group_name)
+        return multiply_and_scatter(product, how, workspace)
 
-    problem = _problem(f"scatter {form}", product.left, [product.right], outer, workspace)
-    possible = _tilings("scatter", product.left, [product.right], left.device)
-    return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
+    def choose() -> How:
+        pipelined = has_pipelined_scatter(form, outer, left, bias)
+        problem = _problem(f"scatter {form}", product.left, [product.right], outer, workspace, has_pipelined=pipelined)
+        possible = _tilings("scatter", product.left, [product.right], left.device)
+        return _decide(problem, possible, [Fused(possible[0])], run, workspace)
+
+    return run(_choice((f"scatter {form}", outer, bias is None), [left, right], workspace, choose))
 
 
 @fused_ops.matmul_all_reduce.register_kernel("cuda")
@@ -99,13 +123,16 @@ def matmul_all_reduce(left: Tensor, right: Tensor, bias: Tensor | None, parts: i
     product = Product.of_all(left, right, bias, parts)
 
     def run(how: How) -> Tensor:
-        if isinstance(how, Unfused):
+        if not isinstance(how, Fused):
             return unfused()
         return multiply_and_reduce(product, how, workspace).view(*left.shape[:-1], right.shape[-1])
 
-    problem = _problem("all-reduce", product.left, [product.right], 1, workspace)
-    possible = _tilings("scatter", product.left, [product.right], left.device)
-    return run(_decide(problem, possible, [Fused(possible[0])], run, workspace))
+    def choose() -> How:
+        problem = _problem("all-reduce", product.left, [product.right], 1, workspace)
+        possible = _tilings("scatter", product.left, [product.right], left.device)
+        return _decide(problem, possible, [Fused(possible[0])], run, workspace)
+
+    return run(_choice("all-reduce", [left, right], workspace, choose))
 
 
 @random.uniform.register_kernel("cuda")
@@ -147,7 +174,15 @@ def _tilings(op: Op, left: Tensor, rights: Sequence[Tensor], device: torch.devic
     return possible_tilings(op, left.dtype, device, vectors=vectors, matrices=left.shape[0])
 
 
-def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, workspace: Workspace) -> TuningProblem:
+def _problem(
+    op: str,
+    left: Tensor,
+    rights: Sequence[Tensor],
+    outer: int,
+    workspace: Workspace,
+    *,
+    has_pipelined: bool = False,
+) -> TuningProblem:
     columns = sum(right.shape[-1] for right in rights)
     return TuningProblem(
         op,
@@ -159,7 +194,17 @@ def _problem(op: str, left: Tensor, rights: Sequence[Tensor], outer: int, worksp
         torch.cuda.get_device_name(workspace.device),
         workspace.link(),
         versions(),
+        has_pipelined,
     )
+
+
+def _choice(op: Hashable, factors: Sequence[Tensor], workspace: Workspace, choose: Callable[[], How]) -> How:
+    """What `choose` returns: called once for factors of these shapes, strides, dtypes and alignments."""
+    kinds = tuple((each.shape, each.stride(), each.dtype, each.data_ptr() % 16) for each in factors)
+    key = op, workspace.group.group_name, workspace.device, kinds
+    if key not in _chosen:
+        _chosen[key] = choose()
+    return _chosen[key]
 
 
 def _decide(

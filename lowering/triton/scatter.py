@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from fxpar.lowering.triton.copies import on_copy_stream, pull
+from fxpar.lowering.triton.copies import Shared, on_copy_stream, pull
 from fxpar.lowering.triton.factors import as_matrices, dense
-from fxpar.lowering.triton.launch import Destinations, places_of, scattered_call, sum_call, sum_programs
-from fxpar.lowering.triton.pieces import Pieces, row_tiles, signals_of_owner
+from fxpar.lowering.triton.launch import Destinations, Sum, counters_of, places_of, scattered_call
+from fxpar.lowering.triton.pieces import Pieces
 from fxpar.lowering.triton.plan import Fused
 from fxpar.lowering.triton.workspace import Half, Workspace
 
@@ -66,9 +65,8 @@ class Product:
 
 def multiply_and_scatter(product: Product, how: Fused, workspace: Workspace) -> Tensor:
     """This rank's piece of the sum over ranks."""
-    half = _multiply(product, how, workspace, 0)
     out = product.left.new_empty(product.piece_shape)
-    _sum(product, out, half, workspace)
+    _multiply(product, how, _begin(product, how, workspace, 0), workspace, out)
     return out
 
 
@@ -77,7 +75,7 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
     columns, dtype = product.right.shape[-1], product.left.dtype
     out = product.left.new_empty(product.left.shape[0] * product.left.shape[1], columns)
     slots_bytes = workspace.parts * _piece_bytes(product)
-    half = _multiply(product, how, workspace, _piece_bytes(product))
+    half = _begin(product, how, workspace, _piece_bytes(product))
 
     def shared(rank: int) -> Tensor:
         return half.data(rank, dtype, *product.piece_shape, start_bytes=slots_bytes)
@@ -86,48 +84,49 @@ def multiply_and_reduce(product: Product, how: Fused, workspace: Workspace) -> T
         rows = out[rank * product.pieces.rows : (rank + 1) * product.pieces.rows]
         rows.copy_(piece[: len(rows)])
 
-    own = shared(workspace.rank)
-    _sum(product, own, half, workspace)
-    take(workspace.rank, own)
-    on_copy_stream(workspace, lambda: pull(workspace, half, shared, take))
+    like = product.left
+    prepared = workspace.prepared(half, Shared, like, product.piece_shape, lambda: Shared.of(workspace, half, shared))
+    _multiply(product, how, half, workspace, prepared.own)
+    take(workspace.rank, prepared.own)
+    on_copy_stream(workspace, lambda: pull(prepared, half.epoch, take))
     torch.cuda.current_stream().wait_stream(workspace.copies)
     return out
 
 
-def _multiply(product: Product, how: Fused, workspace: Workspace, more_bytes: int) -> Half:
-    """Launch the kernel that stores each piece of this rank's product on its owner.
-
-    Returns the half of the call, which has `more_bytes` after all pieces.
-    """
-    piece_bytes, own = _piece_bytes(product), workspace.rank
-    tiles = list(row_tiles(product.left.shape[0], product.left.shape[1], how.tiling.m))
-    counted = signals_of_owner(tiles, product.pieces, own) * -(-product.right.shape[-1] // how.tiling.n)
-    half = workspace.begin(1, workspace.parts * piece_bytes + more_bytes, counted)
-    ranks = range(workspace.parts)
-    places = tuple(half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
-    counters = tuple(half.counters(rank)[own:].data_ptr() for rank in ranks)
-    device = product.left.device
-    origin = half.data(own, product.left.dtype, 1)
-    where = _ints(places_of(places, origin), device)
-    to = Destinations(origin, where, _ints(counters, device), product.pieces, own, product.strides)
-    call = scattered_call(product.left, product.right, product.bias, to, how.tiling)
-    call.run(how.programs(device))
-    return half
+def _begin(product: Product, how: Fused, workspace: Workspace, more_bytes: int) -> Half:
+    """The half of the call, which has `more_bytes` after the pieces of all ranks."""
+    counters = counters_of(product.pieces, product.right.shape[-1], how.tiling)
+    return workspace.begin(workspace.parts * _piece_bytes(product) + more_bytes, counters=counters)
 
 
-def _sum(product: Product, out: Tensor, half: Half, workspace: Workspace) -> None:
-    """Launch the kernel that waits for the pieces of all ranks, and writes their sum to `out`."""
-    elements = _piece_bytes(product) // out.element_size()
-    pieces = half.data(workspace.rank, out.dtype, workspace.parts, elements)
-    sum_call(pieces, out, half.counters(workspace.rank), half.counted).run(sum_programs(out))
+def _multiply(product: Product, how: Fused, half: Half, workspace: Workspace, out: Tensor) -> None:
+    """Launch the kernel that stores each piece of this rank's product on its owner, and sums its own piece to `out`."""
+    layout = product.pieces, product.strides, _piece_bytes(product)
+    at = workspace.prepared(half, _Places, product.left, layout, lambda: _Places.of(product, half, workspace))
+    call = scattered_call(product.left, product.right, product.bias, at.to, how.tiling, Sum(at.arrived, out))
+    call.run(how.programs(workspace.device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where this rank stores pieces of a product in half of a workspace, and where those of all ranks arrive for it."""
+
+    to: Destinations
+    arrived: Tensor
+
+    @classmethod
+    def of(cls, product: Product, half: Half, workspace: Workspace) -> _Places:
+        """For products of these shapes."""
+        piece_bytes, own = _piece_bytes(product), workspace.rank
+        dtype, device, ranks = product.left.dtype, workspace.device, range(workspace.parts)
+        addresses = (half.data(rank, torch.uint8, 1, start_bytes=own * piece_bytes).data_ptr() for rank in ranks)
+        origin = half.data(own, dtype, 1)
+        places = torch.tensor(places_of(addresses, origin), dtype=torch.int64, device=device)
+        counters = torch.tensor([half.counters(rank).data_ptr() for rank in ranks], dtype=torch.int64, device=device)
+        to = Destinations(origin, places, counters, product.pieces, own, product.strides, workspace.tickets)
+        return cls(to, half.data(own, dtype, workspace.parts, piece_bytes // dtype.itemsize))
 
 
 def _piece_bytes(product: Product) -> int:
     num_bytes = torch.Size(product.piece_shape).numel() * product.left.element_size()
     return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-@lru_cache(maxsize=1024)
-def _ints(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """A tensor of addresses, copied to the device once: later calls use the same halves again."""
-    return torch.tensor(addresses, dtype=torch.int64, device=device)

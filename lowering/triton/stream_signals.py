@@ -6,7 +6,9 @@ A kernel would need a multiprocessor, and none is free while a grid that fills t
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,23 +21,35 @@ def set_signal(signal: Tensor, value: int) -> None:
 
     signal: one int32, on this device or on one that it can write to.
     """
-    _check("cuStreamWriteValue32_v2", *_operands(signal, value), ctypes.c_uint(0))
+    _check("cuStreamWriteValue32_v2", _writer(), signal, value, 0)
 
 
 def await_signal(signal: Tensor, value: int) -> None:
     """Let the current stream wait until `signal`, one int32 on this device, is `value` or later, modulo 2^32."""
-    _check("cuStreamWaitValue32_v2", *_operands(signal, value), ctypes.c_uint(_AT_LEAST))
+    _check("cuStreamWaitValue32_v2", _waiter(), signal, value, _AT_LEAST)
 
 
-def _operands(signal: Tensor, value: int) -> tuple[ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32]:
+def _check(name: str, function: Callable[..., int], signal: Tensor, value: int, flags: int) -> None:
     assert signal.dtype == torch.int32 and signal.numel() == 1, "a signal is one int32"
-    stream = torch.cuda.current_stream(signal.device)
-    return ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(signal.data_ptr()), ctypes.c_uint32(value % (1 << 32))
+    stream: int = torch.cuda.current_stream().cuda_stream
+    status = function(stream, signal.data_ptr(), value % (1 << 32), flags)
+    assert status == 0, f"{name} failed with CUresult {status}"
 
 
-def _check(function: str, *arguments: ctypes._SimpleCData[int] | ctypes.c_void_p) -> None:
-    status = getattr(_driver(), function)(*arguments)
-    assert status == 0, f"{function} failed with CUresult {status}"
+@cache
+def _writer() -> Callable[..., int]:
+    return _with_types(_driver().cuStreamWriteValue32_v2)
+
+
+@cache
+def _waiter() -> Callable[..., int]:
+    return _with_types(_driver().cuStreamWaitValue32_v2)
+
+
+def _with_types(function: Any) -> Callable[..., int]:
+    function.argtypes = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint
+    typed: Callable[..., int] = function
+    return typed
 
 
 @cache

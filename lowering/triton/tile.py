@@ -1,4 +1,4 @@
-"""Functions that the kernels share: the position of a tile, waiting for signals, and the product of a tile.
+"""Functions that the kernels share: the next tile and its position, waiting for signals, and the product of a tile.
 
 Letters: a product of M x K by K x N, in tiles of BLOCK_M x BLOCK_N, whose sums take BLOCK_K terms at a time.
 """
@@ -9,6 +9,23 @@ import triton
 import triton.language as tl
 
 STORED_COLUMNS = tl.constexpr(64)
+
+
+@triton.jit
+def take_ticket(tickets: tl.tensor) -> tl.tensor:
+    """The number of the next piece of work, which no other program has taken.
+
+    So a program that starts late, or whose tile waits, leaves work to the others. Tiles are taken in order: a program
+    never waits for work that nobody has begun.
+    """
+    return tl.atomic_add(tickets, 1, sem="relaxed")
+
+
+@triton.jit
+def return_tickets(tickets: tl.tensor, ticket: tl.tensor, count: tl.tensor) -> None:
+    """Reset the counter for the next kernel, if this is the last ticket of all: each program takes one too many."""
+    if ticket == count + tl.num_programs(0) - 1:
+        tl.store(tickets, 0)
 
 
 @triton.jit
@@ -55,8 +72,8 @@ def product_by_pointers(
 ) -> tl.tensor:
     """The product of a tile in float32, of the rows at `left` and the columns at `right`.
 
-    height, width: the rows and columns of the tile that exist; the others are zero. WHOLE: all exist, and K is a
-    multiple of BLOCK_K. WIDEN: whether factors are converted to float32, which Triton's interpreter needs.
+    height, width: the rows and columns from here on that exist; others are zero. WHOLE: the tile has no others, and K
+    is a multiple of BLOCK_K. WIDEN: whether factors are converted to float32, which Triton's interpreter needs.
     """
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from fxpar.lowering.triton.plan import Fused, How, Unfused
+from fxpar.lowering.triton.plan import Fused, How, Pipelined, Unfused
 from fxpar.lowering.triton.tiling import Tiling
 
 
@@ -22,6 +22,7 @@ class TuningProblem:
 
     sizes: matrices, rows, columns and terms of the product. layouts: whether each factor is transposed in memory.
     link: how the GPUs are connected. versions: of the packages that determine the code.
+    has_pipelined: whether PyTorch has an op for it.
     """
 
     op: str
@@ -33,6 +34,7 @@ class TuningProblem:
     device: str
     link: str
     versions: str
+    has_pipelined: bool = False
 
     def to_json(self) -> str:
         """A canonical text: equal problems have equal texts."""
@@ -43,12 +45,14 @@ Time = Callable[[How], float]
 """The microseconds that a variant takes; infinity if it is impossible."""
 
 
-def fastest(tilings: Sequence[Tiling], ways: Sequence[Fused], time_us: Time) -> tuple[How, float]:
+def fastest(
+    tilings: Sequence[Tiling], ways: Sequence[Fused], time_us: Time, *, has_pipelined: bool = False
+) -> tuple[How, float]:
     """The fastest variant, and its time in microseconds.
 
     Tilings are compared with the first of `ways` to communicate, then the other ways with the best tiling: the two
     choices hardly depend on each other, since the kernels communicate in segments, not in tiles. `Unfused` is always
-    tried.
+    tried, and `Pipelined` if there is such an op.
     """
     times: dict[How, float] = {how: time_us(how) for how in (replace(ways[0], tiling=tiling) for tiling in tilings)}
     if times:
@@ -56,6 +60,8 @@ def fastest(tilings: Sequence[Tiling], ways: Sequence[Fused], time_us: Time) -> 
         assert isinstance(best, Fused)
         others = [replace(way, tiling=best.tiling) for way in ways[1:]]
         times.update({how: time_us(how) for how in others})
+    if has_pipelined:
+        times[Pipelined()] = time_us(Pipelined())
     times[Unfused()] = time_us(Unfused())
     chosen = min(times, key=lambda how: times[how])
     return chosen, times[chosen]
@@ -84,8 +90,8 @@ class Memory:
     def keep(self, problem: TuningProblem, how: How, time_us: float) -> None:
         """Store a result, atomically: a concurrent reader finds the old file or the new one."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        fused = asdict(how) if isinstance(how, Fused) else None
-        text = json.dumps({"problem": problem.to_json(), "how": fused, "time_us": time_us}, indent=1)
+        stored = asdict(how) if isinstance(how, Fused) else _NAMES[how]
+        text = json.dumps({"problem": problem.to_json(), "how": stored, "time_us": time_us}, indent=1)
         with NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
             file.write(text)
         os.replace(file.name, self._path(problem))
@@ -94,9 +100,15 @@ class Memory:
         return self._folder / f"{sha256(problem.to_json().encode()).hexdigest()}.json"
 
 
-def _how(found: dict[str, Any] | None) -> How:
-    if found is None:
-        return Unfused()
+_NAMES: dict[How, str | None] = {Unfused(): None, Pipelined(): "pipelined"}
+
+
+def _how(found: dict[str, Any] | str | None) -> How:
+    for how, name in _NAMES.items():
+        if found == name:
+            return how
+    if not isinstance(found, dict):
+        raise TypeError(f"expected the fields of a fused variant, found {found!r}")
     how = Fused(**{**found, "tiling": Tiling(**found["tiling"])})
     given = (*asdict(how.tiling).values(), how.segment_rows, how.pushes)
     if not all(isinstance(value, int) for value in given):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fxpar.lowering.triton.copies import copy_segments, place_own
+from fxpar.lowering.triton.copies import copy_segments, place_own, segments_of_piece
 from fxpar.lowering.triton.launch import Arrival, Call, Destinations, gathered_call, places_of, scattered_call
 from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
 from fxpar.lowering.triton.plan import Fused
@@ -30,6 +30,7 @@ class GatherOnOneGpu:
     gathered: Tensor = field(init=False)
     out: Tensor = field(init=False)
     signals: Tensor = field(init=False)
+    tickets: Tensor = field(init=False)
 
     @classmethod
     def random(cls, m: int, n: int, k: int, parts: int, dtype: torch.dtype) -> GatherOnOneGpu:
@@ -43,6 +44,7 @@ class GatherOnOneGpu:
         self.gathered = self.own.new_empty((1 + len(self.remote)) * rows, k)
         self.out = self.own.new_empty(len(self.gathered), self.right.shape[1])
         self.signals = torch.zeros(len(self.gathered), dtype=torch.int32, device=self.own.device)
+        self.tickets = torch.zeros(1, dtype=torch.int32, device=self.own.device)
 
     def segments(self, rows: int) -> Segments:
         """Segments of up to `rows` rows."""
@@ -55,8 +57,13 @@ class GatherOnOneGpu:
         place_own(self.own, self.gathered, self.signals, segments, 0, self.epoch)
         with torch.cuda.stream(self.copies):
             for rank in ring_from(0, segments.pieces.parts):
-                numbers, piece = segments.of_rank(rank), self.remote[rank - 1]
-                copy_segments(numbers, segments, piece, self.gathered, self.signals, self.epoch)
+                numbers, sources = (
+                    list(segments.of_rank(rank)),
+                    segments_of_piece(self.remote[rank - 1], segments, rank),
+                )
+                rows = [segments.row_range(segment) for segment in numbers]
+                to = [self.gathered[each.start : each.stop] for each in rows]
+                copy_segments(to, sources, [self.signals[number : number + 1] for number in numbers], self.epoch)
 
     def await_copies(self) -> None:
         """Let the current stream wait until all rows are there."""
@@ -64,7 +71,7 @@ class GatherOnOneGpu:
 
     def multiply(self, how: Fused) -> None:
         """Launch the kernel, which waits for the rows of the latest `copy` (of the same segments) as it needs them."""
-        arrival = Arrival(self.signals, self.epoch, self.segments(how.segment_rows), 0)
+        arrival = Arrival(self.signals, self.epoch, self.segments(how.segment_rows), 0, self.tickets)
         call = gathered_call(self.gathered[None], self.right[None], None, self.out[None], arrival, how.tiling)
         call.run(how.programs(self.out.device))
 
@@ -90,6 +97,7 @@ class ScatterOnOneGpu:
     staging: Tensor = field(init=False)
     remote: Tensor = field(init=False)
     counters: Tensor = field(init=False)
+    tickets: Tensor = field(init=False)
     pieces: Pieces = field(init=False)
 
     @classmethod
@@ -104,6 +112,7 @@ class ScatterOnOneGpu:
         self.staging = self.left.new_empty(self.parts, self.pieces.rows, n)
         self.remote = torch.empty(self.staging.shape, dtype=self.staging.dtype, pin_memory=True)
         self.counters = torch.zeros(self.parts, dtype=torch.int32, device=self.left.device)
+        self.tickets = torch.zeros(1, dtype=torch.int32, device=self.left.device)
         self.counted = [0] * self.parts
 
     def product(self) -> Tensor:
@@ -115,7 +124,8 @@ class ScatterOnOneGpu:
         places = places_of((piece.data_ptr() for piece in self.staging), self.staging)
         counters = [counter.data_ptr() for counter in self.counters]
         where, addresses = (torch.tensor(found, device=self.left.device) for found in (places, counters))
-        to = Destinations(self.staging, where, addresses, self.pieces, 0, (self.right.shape[1], 1))
+        strides = self.right.shape[1], 1
+        to = Destinations(self.staging, where, addresses, self.pieces, 0, strides, self.tickets, one_counter=True)
         return scattered_call(self.left[None], self.right[None], None, to, how.tiling)
 
     def multiply(self, call: Call, how: Fused) -> None:
@@ -124,7 +134,7 @@ class ScatterOnOneGpu:
         tiles = list(row_tiles(1, self.left.shape[0], how.tiling.m))
         columns = -(-self.right.shape[1] // how.tiling.n)
         for owner in range(self.parts):
-            self.counted[owner] += signals_of_owner(tiles, self.pieces, owner) * columns
+            self.counted[owner] += sum(signals_of_owner(tiles, self.pieces, owner, how.tiling.m)) * columns
 
     def copy(self) -> None:
         """Let the stream for copies copy the rows of each owner once they are signalled, in the order of tiles."""

@@ -15,10 +15,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from fxpar.lowering.triton.launch import Arrival, Call, Destinations, gathered_call, scattered_call
+from fxpar.lowering.triton.launch import Arrival, Call, Destinations, Sum, gathered_call, scattered_call
 from fxpar.lowering.triton.pieces import Pieces, Segments
 from fxpar.lowering.triton.tiling import Tiling
 
+_TICKETS = torch.empty(1, dtype=torch.int32)
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -63,16 +64,28 @@ def gathered(dtype: torch.dtype, tiling: Tiling, rows: int = 8192, columns: int 
     """A gathered product with a bias of so many rows over 8 ranks."""
     left, right, bias, out = _product(dtype, rows, columns, terms)
     segments = Segments(Pieces(1, 8, rows // 8), 512)
-    arrival = Arrival(torch.empty(segments.count, dtype=torch.int32), 1, segments, 3)
+    arrival = Arrival(torch.empty(segments.count, dtype=torch.int32), 1, segments, 3, _TICKETS)
     return gathered_call(left, right, bias, out, arrival, tiling)
 
 
-def scattered(dtype: torch.dtype, tiling: Tiling, rows: int = 8192, columns: int = 12288, terms: int = 6144) -> Call:
-    """A scattered product with a bias of so many rows over 8 ranks."""
+def scattered(
+    dtype: torch.dtype,
+    tiling: Tiling,
+    rows: int = 8192,
+    columns: int = 12288,
+    terms: int = 6144,
+    *,
+    by_columns: bool = False,
+    has_bias: bool = True,
+) -> Call:
+    """A scattered product of so many rows over 8 ranks, and its sum. by_columns: pieces are transposed."""
     left, right, bias, _ = _product(dtype, rows, columns, terms)
     addresses = torch.empty(8, dtype=torch.int64)
-    to = Destinations(left, addresses, addresses, Pieces(1, 8, -(-rows // 8)), 3, (columns, 1))
-    return scattered_call(left, right, bias, to, tiling)
+    pieces = Pieces(1, 8, -(-rows // 8))
+    strides = (1, pieces.rows) if by_columns else (columns, 1)
+    room = torch.empty(9, -(-pieces.rows * columns // 64) * 64, dtype=dtype)
+    to = Destinations(left, addresses, addresses, pieces, 3, strides, _TICKETS)
+    return scattered_call(left, right, bias if has_bias else None, to, tiling, Sum(room[:8], room[8]))
 
 
 def _product(dtype: torch.dtype, rows: int, columns: int, terms: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

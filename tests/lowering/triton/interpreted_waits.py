@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
-from fxpar.lowering.triton.launch import Arrival, gathered_call, sum_call, wrapped
-from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from
-from tests.lowering.triton.kernel_inputs import SMALL
+from fxpar.lowering.triton.launch import Arrival, Sum, gathered_call, scattered_call, wrapped
+from fxpar.lowering.triton.pieces import Pieces, Segments, ring_from, row_tiles, signals_of_owner
+from tests.lowering.triton.kernel_inputs import SMALL, no_tickets
+from tests.lowering.triton.owners import Owners
 from tests.lowering.triton.products import assert_product, factor
 
 OnLook: TypeAlias = Callable[[Tensor, Collection[int], Callable[[int], None]], list[int]]
@@ -86,20 +87,27 @@ def multiply_what_arrives(
     for segment in own:
         send(segment)
     sent = on_second_look(signals, set(range(segments.count)) - own, send)
-    gathered_call(buffer, right, None, out, Arrival(signals, epoch, segments, rank), SMALL).run(2)
+    tickets = no_tickets()
+    gathered_call(buffer, right, None, out, Arrival(signals, epoch, segments, rank, tickets), SMALL).run(2)
+    assert tickets.item() == 0
     return out, gathered, right, sent
 
 
-def test_sums_wait_for_every_rank(on_second_look: OnLook) -> None:
-    pieces = torch.full((3, 5), torch.nan)
-    counters = torch.tensor([4, 4, 4], dtype=torch.int32)
-    out = torch.zeros(5)
+def test_each_tile_of_a_sum_waits_for_every_rank_and_resets_its_counter(on_second_look: OnLook) -> None:
+    owners = Owners(Pieces(1, 3, 20), 20, 32, torch.float32)
+    left, right = factor(1, 60, 8), factor(1, 8, 32, seed=1)
+    counters, signals = owners.counters[1], signals_of_owner(list(row_tiles(1, 60, SMALL.m)), owners.pieces, 1, SMALL.m)
 
-    def send(source: int) -> None:
-        pieces[source] = 10.0**source
-        counters[source] += 2
+    def send(tile: int) -> None:
+        rows, columns = (slice(16 * place, 16 * (place + 1)) for place in divmod(tile, 2))
+        for source in (0, 2):
+            owners.memory[1, source, :20][rows, columns] = 10.0**source
+            counters[tile] += signals[tile // 2]
 
-    sent = on_second_look(counters, range(3), send)
-    sum_call(pieces, out, counters, 6).run(1)
-    assert out.tolist() == [111.0] * 5
-    assert sent == [0, 1, 2]
+    sent = on_second_look(counters, range(4), send)
+    out = torch.full((20, 32), torch.nan)
+    to = owners.destinations(1, (32, 1))
+    scattered_call(left, right, None, to, SMALL, Sum(owners.memory[1].flatten(1), out)).run(2)
+    assert_product(out, left[0, 20:40], right[0], torch.tensor([101.0]), terms=3)
+    assert sorted(sent) == [0, 1, 2, 3]
+    assert not counters.any() and not to.tickets.any()

@@ -16,7 +16,12 @@ BY_DESCRIPTORS = Tiling(16, 16, 16, warps=4, stages=2, descriptors=True)
 
 def there_at(segments: Segments, rank: int, epoch: int = 1) -> Arrival:
     """All rows have arrived."""
-    return Arrival(torch.full((segments.count,), epoch, dtype=torch.int32), epoch, segments, rank)
+    return Arrival(torch.full((segments.count,), epoch, dtype=torch.int32), epoch, segments, rank, no_tickets())
+
+
+def no_tickets() -> Tensor:
+    """A counter of which no program has taken tickets."""
+    return torch.zeros(1, dtype=torch.int32)
 
 
 def joined(pieces: Tensor, dim: int, outer: int) -> Tensor:

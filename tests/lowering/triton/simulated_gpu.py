@@ -2,7 +2,8 @@
 
 What the host tells a stream is done later, by a thread of the stream, after a pause of any length. Only copies of
 memory in one piece are done beside a kernel, as by a copy engine: all else needs multiprocessors, which a kernel that
-waits may fill. Memory that nothing was written to is not a number.
+waits may fill. Memory that nothing was written to is not a number. What waits in vain times out, and nothing runs on a
+GPU after a failure.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import interpreter_builder
 
-from fxpar.lowering.triton import copies, gather, launch, plan, scatter, workspace
+from fxpar.lowering.triton import copies, launch, plan, scatter, workspace
 
 aten = torch.ops.aten
 
 PROGRAMS = 3
 """How many of a kernel run at a time; the interpreter runs one after another."""
 
-PATIENCE_S = 60.0
-_LONGEST_PAUSE_S = 0.003
-_POLL_S = 0.0005
+_LONGEST_PAUSES_S = (0.0, 0.001, 0.008)
+"""A stream keeps to one of these for some time, so that at times one is far behind another."""
 
-_AT_ONCE = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided, aten._unsafe_view)
+_KEPT = 8
+_POLL_S = 0.0002
+
+_NEW_MEMORY = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
 """What the host does itself, besides views: memory is allocated as it is asked for."""
 
 
 class Gpu:
     """This rank's: its streams, and what happened that must not."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, patience_s: float) -> None:
         self.random = random.Random(seed)
+        self.patience_s = patience_s
         self.failures: list[BaseException] = []
         self.kernels = threading.Lock()
         self.streams: list[Stream] = []
@@ -75,7 +80,7 @@ class Gpu:
         """Let the current stream wait until `signal` is `value` or later."""
 
         def wait() -> None:
-            deadline, found = time.monotonic() + PATIENCE_S, signal.numpy()
+            deadline, found = time.monotonic() + self.patience_s, signal.numpy()
             while launch.wrapped(int(found[0]) - value) < 0:
                 _expect(time.monotonic() < deadline, "a signal")
                 time.sleep(_POLL_S)
@@ -89,6 +94,7 @@ class Stream:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.is_main = not gpu.streams
         gpu.streams.append(self)
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -105,21 +111,26 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         done = threading.Event()
         other.tell(done.set, needs_processors=False)
-        self.tell(lambda: _expect(done.wait(PATIENCE_S), "another stream"), needs_processors=False)
+        self.tell(lambda: _expect(done.wait(self._gpu.patience_s), "another stream"), needs_processors=False)
 
     def drain(self) -> None:
         done = threading.Event()
         self.tell(done.set, needs_processors=False)
-        _expect(done.wait(PATIENCE_S), "the device")
+        while not done.wait(10 * _POLL_S) and not self._gpu.failures:
+            pass
         if self._gpu.failures:
             raise self._gpu.failures[0]
 
     def _run(self) -> None:
-        while True:
+        longest_s = 0.0
+        for count in itertools.count():
             work = self._work.get()
-            time.sleep(self._gpu.random.uniform(0, _LONGEST_PAUSE_S))
+            if count % _KEPT == 0:
+                longest_s = self._gpu.random.choice(_LONGEST_PAUSES_S)
+            time.sleep(self._gpu.random.uniform(0, longest_s))
             try:
-                work()
+                if not self._gpu.failures:
+                    work()
             except BaseException as error:
                 self._gpu.failures.append(error)
 
@@ -143,7 +154,9 @@ class _Deferred(TorchDispatchMode):
         if func is aten._local_scalar_dense.default or func.namespace == "c10d":
             self._gpu.synchronize()
             return func(*args, **kwargs)
-        if func.is_view or func.overloadpacket in _AT_ONCE or not any(_tensors(args)):
+        if func.overloadpacket in _NEW_MEMORY:
+            return _of_no_numbers(func(*args, **kwargs))
+        if func.is_view or func is aten._unsafe_view.default or not any(_tensors(args)):
             return func(*args, **kwargs)
         if func._schema.arguments[0].is_write:
             self._tell(lambda: func(*args, **kwargs), func, args)
@@ -160,6 +173,10 @@ class _Deferred(TorchDispatchMode):
 
 def _tensors(args: Any) -> Iterator[bool]:
     yield from (isinstance(each, Tensor) for each in pytree.tree_leaves(args))
+
+
+def _of_no_numbers(memory: Tensor) -> Tensor:
+    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
 
 
 def _on_meta(value: Tensor) -> Tensor:
@@ -203,10 +220,31 @@ class SharedFiles:
         return SymmetricMemory(found)
 
 
+class _Looks:
+    """A kernel that waits sleeps between its looks at a signal, so that the CPU is free for others, and times out."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._look, self._patience_s = interpreter_builder.create_atomic_rmw, patience_s
+        self._pointer, self._deadline = 0, 0.0
+
+    def __call__(self, op: Any, pointer: Any, value: Any, *rest: Any) -> Any:
+        is_look = not value.data.any()
+        if is_look and pointer.data.item() == self._pointer:
+            _expect(time.monotonic() < self._deadline, "a signal in a kernel")
+            time.sleep(_POLL_S)
+        else:
+            self._pointer = pointer.data.item() if is_look else 0
+            self._deadline = time.monotonic() + self._patience_s
+        return self._look(op, pointer, value, *rest)
+
+
 @contextmanager
-def simulated_gpu(folder: Path, seed: int) -> Iterator[Gpu]:
-    """Inside, the fused ops of `lowering/triton` run on this rank's GPU; `folder` is the same on all ranks."""
-    gpu, files = Gpu(seed), SharedFiles(folder)
+def simulated_gpu(folder: Path, seed: int, patience_s: float) -> Iterator[Gpu]:
+    """Inside, the fused ops of `lowering/triton` run on this rank's GPU; `folder` is the same on all ranks.
+
+    patience_s: how long anything waits before that counts as a deadlock.
+    """
+    gpu, files = Gpu(seed, patience_s), SharedFiles(folder)
     pretended = [
         (torch.cuda, "Stream", lambda device, priority=0: Stream(gpu)),
         (torch.cuda, "current_stream", lambda device=None: gpu.current),
@@ -218,7 +256,7 @@ def simulated_gpu(folder: Path, seed: int) -> Iterator[Gpu]:
         (plan.Fused, "programs", lambda self, device: PROGRAMS),
         (copies, "set_signal", gpu.set_signal),
         (copies, "await_signal", gpu.await_signal),
-        (gather, "set_signal", gpu.set_signal),
+        (interpreter_builder, "create_atomic_rmw", _Looks(patience_s)),
     ]
     assert vars(scatter)["on_copy_stream"] is copies.on_copy_stream, "what is pretended for one holds for the other"
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from fxpar.ir.tiles import LogicalBox
-from fxpar.lowering.triton.launch import sum_call, uniform_call
+from fxpar.lowering.triton.launch import uniform_call
 from fxpar.lowering.triton.tiling import DTYPES, Op, Tiling, tilings
 from tests.lowering.triton.compiled import Compiled, compile_call, gathered, scattered
 
@@ -51,9 +51,17 @@ def test_tiles_by_pointers_of_all_dtypes_fit_into_registers(op: Op) -> None:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_sums_fit_into_registers(capability: int) -> None:
-    pieces = torch.empty(8, 1 << 20, dtype=torch.bfloat16)
-    check(compile_call(sum_call(pieces, pieces[0], torch.empty(8, dtype=torch.int32), 1), capability), capability)
+@pytest.mark.parametrize(("sizes", "by_columns"), [(WHOLE, False), (WHOLE, True), (CUT, False)])
+def test_pieces_are_loaded_and_sums_stored_in_vectors(
+    sizes: tuple[int, int, int], by_columns: bool, capability: int
+) -> None:
+    tiling = tilings("scatter", torch.bfloat16, capability, vectors=True, matrices=1)[0]
+    call = scattered(torch.bfloat16, tiling, *sizes, by_columns=by_columns, has_bias=False)
+    compiled = compile_call(call, capability)
+    check(compiled, capability)
+    of_a_loop, of_its_remainder = 8, 1  # so that loads from eight pieces are under way at a time
+    assert compiled.ptx.count("ld.global.v4.b32") == of_a_loop + of_its_remainder, "factors are loaded otherwise"
+    assert not re.search(r"(ld|st)\.global\.b16", compiled.ptx)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

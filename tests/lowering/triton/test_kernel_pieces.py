@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpar.lowering.triton.pieces import (
     Pieces,
     Segments,
+    band_of_a_piece,
     order_of_arrival,
     order_of_owners,
     ring_from,
@@ -80,8 +84,33 @@ def test_ranks_begin_with_different_owners() -> None:
 
 
 @given(pieces, st.integers(1, 40))
-def test_owners_get_one_signal_for_each_tile_and_block(pieces: Pieces, tile_rows: int) -> None:
+def test_owners_get_one_signal_for_each_tile_and_block_and_tile_of_their_piece(pieces: Pieces, tile_rows: int) -> None:
     tiles = list(row_tiles(1, pieces.blocks * pieces.rows, tile_rows))
     for owner in range(pieces.parts):
-        touched = {(tile[0], row // pieces.rows) for tile in tiles for row in tile if pieces.owner(row) == owner}
-        assert signals_of_owner(tiles, pieces, owner) == len(touched)
+        owned = [row for row in range(pieces.blocks * pieces.rows) if pieces.owner(row) == owner]
+        touched = {
+            (tile[0], row // pieces.rows, place // tile_rows)
+            for tile in tiles
+            for place, row in enumerate(owned)
+            if row in tile
+        }
+        counted = Counter(tile_of_piece for _, _, tile_of_piece in touched)
+        found = signals_of_owner(tiles, pieces, owner, tile_rows)
+        assert found == [counted[tile] for tile in range(-(-len(owned) // tile_rows))]
+
+
+def test_whole_tiles_send_one_signal_each() -> None:
+    assert signals_of_owner(list(row_tiles(1, 1024, 64)), Pieces(1, 4, 256), 2, 64) == [1, 1, 1, 1]
+
+
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 8))
+def test_bands_divide_the_tiles_of_a_rank_evenly(band: int, of_rank: int, parts: int) -> None:
+    found = band_of_a_piece(band, of_rank * parts, parts)
+    bands = -(-of_rank // band)
+    assert 1 <= found <= band and bands == -(-of_rank // found)
+    assert found * bands - of_rank < bands, "the last band is hardly smaller"
+
+
+@pytest.mark.parametrize(("of_rank", "bands"), [(1, [1]), (4, [4]), (8, [8]), (12, [6, 6]), (16, [8, 8])])
+def test_a_band_has_tiles_of_one_rank(of_rank: int, bands: list[int]) -> None:
+    assert [band_of_a_piece(8, of_rank * 8, 8)] * len(bands) == bands

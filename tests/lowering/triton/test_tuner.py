@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from fxpar.lowering.triton.plan import Fused, How, Unfused
+from fxpar.lowering.triton.plan import Fused, How, Pipelined, Unfused
 from fxpar.lowering.triton.tiling import Tiling
 from fxpar.lowering.triton.tuner import Memory, TuningProblem, fastest, gather_variants
 
@@ -22,8 +22,8 @@ def times(tiling_us: Callable[[Tiling], float], segment_us: float, unfused_us: f
     """Ways whose time is that of their tiling, and something for every row of a segment; pushing saves 1."""
 
     def time_us(how: How) -> float:
-        if isinstance(how, Unfused):
-            return unfused_us
+        if not isinstance(how, Fused):
+            return unfused_us - isinstance(how, Pipelined)
         return tiling_us(how.tiling) + segment_us * how.segment_rows - how.pushes
 
     return time_us
@@ -39,6 +39,12 @@ def test_the_plain_way_is_taken_where_it_is_faster() -> None:
     assert fastest([SMALL], gather_variants(SMALL, 64), times(lambda _: 20.0, 0, 12.0)) == (Unfused(), 12.0)
 
 
+def test_the_op_of_pytorch_is_taken_where_there_is_one_and_it_is_the_fastest() -> None:
+    time_us = times(lambda _: 20.0, 0, 12.0)
+    assert fastest([SMALL], gather_variants(SMALL, 64), time_us, has_pipelined=True) == (Pipelined(), 11.0)
+    assert fastest([SMALL], gather_variants(SMALL, 64), time_us) == (Unfused(), 12.0)
+
+
 def test_what_is_impossible_is_not_taken() -> None:
     only_small = times(lambda tiling: 5.0 if tiling == SMALL else math.inf, 0, 9.0)
     how, _ = fastest([LARGE, SMALL], gather_variants(SMALL, 1), only_small)
@@ -52,7 +58,7 @@ def test_segments_are_no_larger_than_blocks_and_none_is_tried_twice() -> None:
     assert [way.segment_rows for way in gather_variants(SMALL, 10) if way.pushes] == [10, 5, 3]
 
 
-@pytest.mark.parametrize("how", [Unfused(), Fused(replace(LARGE, descriptors=True), 512, pushes=True)])
+@pytest.mark.parametrize("how", [Unfused(), Pipelined(), Fused(replace(LARGE, descriptors=True), 512, pushes=True)])
 def test_what_was_found_is_remembered_for_that_problem_alone(tmp_path: Path, how: How) -> None:
     memory = Memory(tmp_path / "tuned")
     assert memory.recall(PROBLEM) is None
@@ -64,11 +70,14 @@ def test_what_was_found_is_remembered_for_that_problem_alone(tmp_path: Path, how
         replace(PROBLEM, link="PCIe"),
         replace(PROBLEM, versions="3.6.0"),
         replace(PROBLEM, sizes=(1, 64, 6144, 12288)),
+        replace(PROBLEM, has_pipelined=True),
     ):
         assert memory.recall(other) is None
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "null", "cut", '{"how": null}', '"descriptors": "yes"', "another"])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", "null", "cut", '{"how": "fast"}', '{"how": null}', '"descriptors": "yes"', "another"]
+)
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
     memory = Memory(tmp_path)
     memory.keep(PROBLEM, Fused(LARGE, 512), 12.5)
