@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,6 +14,9 @@ from torch.utils import _pytree as pytree
 from fxpar._torch import compile_options, graph_arguments
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, note_kept_outside, read_capture
+
+TRACES_KEPT = 64
+"""For how many traces a model keeps steps: some batch sizes times some lengths, for training and evaluation."""
 
 Step: TypeAlias = Callable[..., Any]
 """What runs instead of a captured graph, on the same arguments."""
@@ -33,6 +37,7 @@ class ForwardTracer:
         self._backend: Callable[..., Any] | None = None
         self._build: BuildStep | None = None
         self._options: Mapping[str, Any] | None = None
+        self._used: OrderedDict[_Steps, None] = OrderedDict()  # the latest last
 
     def serve(self, backend: Callable[..., Any], build: BuildStep) -> None:
         """Take the place of `backend`, which users name to `torch.compile`: `build` makes the steps."""
@@ -92,9 +97,18 @@ class ForwardTracer:
         def run(*given: Any) -> Any:
             if self._build is None or self._options is None:
                 raise _Captured(capture)
+            self._note_use(steps)
             return steps.of(self._options, self._build)(*given)
 
         return run
+
+    def _note_use(self, steps: _Steps) -> None:
+        """Drop the steps of the trace that was not used for longest, if there are more than are kept."""
+        self._used[steps] = None
+        self._used.move_to_end(steps)
+        if len(self._used) > TRACES_KEPT:
+            oldest, _ = self._used.popitem(last=False)
+            oldest.drop()
 
 
 class _Steps:
@@ -111,6 +125,10 @@ class _Steps:
         step = build(self._capture, options)
         self._built.append((options, step))
         return step
+
+    def drop(self) -> None:
+        """Free what was built; the next call builds it anew."""
+        self._built.clear()
 
 
 def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:

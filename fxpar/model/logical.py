@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
 from typing import Any
@@ -23,9 +21,6 @@ from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
 
 _MARK = "_fxpar_distributed"
-
-SHAPES_KEPT = 64
-"""For how many combinations of argument shapes a model stays compiled: some batch sizes times some lengths."""
 
 _TRAINED, _FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
 """Two tensors that stand in for all parameters: Dynamo wraps and guards each tensor that it meets, which is slow."""
@@ -119,19 +114,15 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
 def _forward_by_shapes(traced: FunctionType, name: str) -> Callable[..., Any]:
     """A forward that calls a copy of `traced` for each combination of argument shapes.
 
-    Dynamo keeps traces by code object, and gives up on one that it has traced some times: here, shapes never end a
-    training. Those that were not used for longest are dropped, with all that was compiled for them.
+    Dynamo keeps traces by code object, and gives up on one that it has traced some times: so shapes never end a
+    training.
     """
-    copies: OrderedDict[Hashable, FunctionType] = OrderedDict()
-    numbers = itertools.count()
+    copies: dict[Hashable, FunctionType] = {}
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         shapes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         if shapes not in copies:
-            copies[shapes] = _with_own_code(traced, f"{name}_{next(numbers)}")
-        copies.move_to_end(shapes)
-        if len(copies) > SHAPES_KEPT:
-            copies.popitem(last=False)
+            copies[shapes] = _with_own_code(traced, f"{name}_{len(copies)}")
         return copies[shapes](self, *args, **kwargs)
 
     return skip_frame(forward)
