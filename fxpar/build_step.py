@@ -21,6 +21,8 @@ from fxpar.ir.remat import Remat
 from fxpar.ir.stage import CompiledStage, PlannedStage, PortKind
 from fxpar.ir.storage_options import storage_choices
 from fxpar.lowering import lower as lowering_named
+from fxpar.lowering.joint_compilation import joint_compilation
+from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.buffers import assign_buffers
 from fxpar.model.distribution import Distribution, distribution_of
 from fxpar.pass_log import PassLog
@@ -75,6 +77,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     _warn_of_meaningless_results(options)
+    if options.lowering == INDUCTOR and distribution.mesh.device_type == "cpu":
+        find_vector_isa()  # while the passes run
     log = PassLog(Dump(options.dump, distribution.mesh.rank))
     task = _Task(capture, options, distribution, log, with_backward)
     planned = _plan(task)
@@ -195,7 +199,8 @@ def _compile(task: _Task, planned: _Planned) -> tuple[list[CompiledStage], Progr
     graphs = compile_stages(graphs, model, fuse, overlap, task.log, gather_costs=of_all_ranks, tries_fused_ops=tries)
     check_collectives({name: started for each in graphs for name, started in each.started.items()})
     lowering = lowering_named(options.lowering, model.compute_us)
-    own = [lower_stage(each, lowering) for each in graphs]
+    with joint_compilation(mesh.hosts.count(mesh.hosts[mesh.rank])):
+        own = [lower_stage(each, lowering) for each in graphs]
     if options.profile:
         costs = gather_costs(replace(planned.costs, compute_us={stage.index: profile_stage(stage) for stage in own}))
         planned = replace(planned, costs=costs)
