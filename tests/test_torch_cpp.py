@@ -11,7 +11,7 @@ from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.world.launch import run_ranks
 
 
-class Tested:
+class Item:
     """Notes that it is tested."""
 
     def __init__(self, log: list[int], number: int) -> None:
@@ -24,7 +24,7 @@ class Tested:
 
 def test_items_are_tested_once_and_only_as_far_as_asked_for() -> None:
     log: list[int] = []
-    found = LazyFilter(Tested(log, number) for number in range(1, 8))
+    found = LazyFilter(Item(log, number) for number in range(1, 8))
     assert found and found[0].number == 2 and log == [1, 2]
     assert next(item.number for item in found if item.number > 2) == 4 and log == [1, 2, 3, 4]
     assert [item.number for item in found] == [2, 4, 6] and len(found) == 3 and found[-1].number == 6
@@ -33,7 +33,7 @@ def test_items_are_tested_once_and_only_as_far_as_asked_for() -> None:
 
 def test_threads_that_ask_for_the_same_item_test_it_once() -> None:
     log: list[int] = []
-    found = LazyFilter(Tested(log, number) for number in range(2, 8))
+    found = LazyFilter(Item(log, number) for number in range(2, 8))
     threads = [Thread(target=lambda: found[0]) for _ in range(8)]
     for thread in threads:
         thread.start()
