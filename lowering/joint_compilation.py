@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,9 +39,14 @@ def joint_compilation(processes: int = 1) -> Iterator[None]:
     finally:
         _is_active.reset(active)
     missing = [kernel.missing for kernel in kernels if kernel.missing is not None]
-    compile_kernels(missing, max(1, len(os.sched_getaffinity(0)) // processes))
+    compile_kernels(missing, max(1, _num_processors() // processes))
     for kernel in kernels:
         _load(kernel)
+
+
+def _num_processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _load(kernel: DeferredKernel) -> None:
