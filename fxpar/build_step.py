@@ -13,7 +13,7 @@ from fxpar.build.step_plan import StepPlan, plan_step
 from fxpar.build.task import Task
 from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import lower_stage
-from fxpar.config import ALL_STAGES, SLEEP, Options
+from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, Options
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import gather_costs
@@ -23,10 +23,12 @@ from fxpar.errors import NoLossError
 from fxpar.ir.capture import Capture
 from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.stage import CompiledStage
-from fxpar.lowering import Lowering
 from fxpar.lowering import lower as lowering_named
+from fxpar.lowering.joint_compilation import joint_compilation
+from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.distribution import distribution_of
 from fxpar.pass_log import PassLog
+from fxpar.passes.stage_graphs import RunGraphs
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.input_check import input_check
@@ -58,6 +60,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     _warn_of_meaningless_results(options)
+    if options.lowering == INDUCTOR and distribution.mesh.device_type == "cpu":
+        find_vector_isa()  # while the passes run
     log = PassLog(Dump(options.dump, distribution.mesh.rank))
     task = Task(capture, options, distribution, log, with_backward)
     with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
@@ -83,8 +87,7 @@ def _found(task: Task) -> tuple[list[CompiledStage], RankProgram] | None:
     if program is None:
         return None
     give(program.warnings)
-    lowering = _lowering(task, _graph_model(task))
-    return [lower_stage(stage, lowering) for stage in program.stages], program
+    return _lowered(task, program.stages, _graph_model(task)), program
 
 
 def _derived(task: Task) -> tuple[list[CompiledStage], RankProgram]:
@@ -99,8 +102,7 @@ def _derive(task: Task) -> tuple[list[CompiledStage], RankProgram]:
     model = _graph_model(task)
     graphs, plan = derive_graphs(task, plan_step(task), model)
     stages = tuple(each.run for each in graphs)
-    lowering = _lowering(task, model)
-    own = [lower_stage(stage, lowering) for stage in stages]
+    own = _lowered(task, stages, model)
     if task.options.profile:
         plan = _with_profile(task, plan, own)
     check_memory(plan.peaks, task.memory_budget)
@@ -114,8 +116,10 @@ def _graph_model(task: Task) -> GraphModel:
     return GraphModel(task.mesh, prices_of(task.mesh))
 
 
-def _lowering(task: Task, model: GraphModel) -> Lowering:
-    return lowering_named(task.options.lowering, model.compute_us)
+def _lowered(task: Task, stages: Sequence[RunGraphs], model: GraphModel) -> list[CompiledStage]:
+    lowering, hosts = lowering_named(task.options.lowering, model.compute_us), task.mesh.hosts
+    with joint_compilation(hosts.count(hosts[task.mesh.rank])):
+        return [lower_stage(stage, lowering) for stage in stages]
 
 
 def _with_profile(task: Task, plan: StepPlan, own: Sequence[CompiledStage]) -> StepPlan:

@@ -21,6 +21,7 @@ from fxpar._torch import (
 from fxpar.ir.node_meta import is_backward, tensor
 from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
+from fxpar.lowering.joint_compilation import joint_compilation
 from fxpar.lowering.machine_lock import machine_lock
 from fxpar.lowering.stitch import Compiled, stitch_regions
 
@@ -29,7 +30,8 @@ def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """Compile every distinct region of the graph once per machine: other ranks find the code in Inductor's cache."""
     # In a backward, Inductor takes care of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
-    stitched = stitch_regions(graph, lambda region: _compile(region, backward))
+    with joint_compilation():
+        stitched = stitch_regions(graph, lambda region: _compile(region, backward))
     run: Callable[..., Sequence[Tensor]] = replace_cpu_collectives(stitched).forward
     return run
 

@@ -1,0 +1,209 @@
+"""The private PyTorch names behind Inductor's C++ kernels, as of torch 2.13; the other ones are in `_torch.py`."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+__all__ = ["CppKernel", "DeferredKernel", "build_cpp_library", "cpu_vector_isa", "deferred_cpp_kernels"]
+
+# The functions below import inside their bodies: these modules take seconds to import, and are not always needed.
+
+
+@dataclass(frozen=True, slots=True)
+class CppKernel:
+    """A C++ kernel whose library is not in Inductor's cache, and what Inductor would do to compile it."""
+
+    source: Path
+    library: Path
+    lock_path: str
+    compile_alone: Callable[[], None] = field(compare=False)
+    """Compiles it as Inductor does, unless that has been done. It raises CppCompileError."""
+    options: Any = field(compare=False)
+
+    @property
+    def key(self) -> str:
+        """An identifier; the module with the kernel, the function `kernel`, is imported as `KEY.kernel`."""
+        return self.library.name.partition(".")[0]
+
+    @property
+    def command(self) -> str:
+        """The command that compiles it, without the names of files."""
+        from torch._inductor.cpp_builder import CppBuilder
+
+        command: str = CppBuilder("library", "source", self.options).get_command_line()
+        return command
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """The lock among all processes under which Inductor looks whether the library is there, and compiles it."""
+        from torch.utils._filelock import FileLock
+
+        return FileLock(self.lock_path)
+
+
+def build_cpp_library(source: Path, options: Any) -> Path | None:
+    """Compile `source` with the options of a `CppKernel`.
+
+    Returns:
+        The shared object, which is beside the source; None if the compiler failed.
+    """
+    from torch._inductor.cpp_builder import CppBuilder
+    from torch._inductor.exc import CppCompileError
+
+    builder = CppBuilder(source.stem, str(source), options, str(source.parent))
+    try:
+        builder.build()
+    except CppCompileError:
+        return None
+    return Path(builder.get_target_file_path())
+
+
+@dataclass(eq=False, slots=True)
+class DeferredKernel:
+    """Stands for a C++ kernel in the modules that call it, until `load` puts the kernel there. A call loads it, too."""
+
+    function: Callable[[], Callable[..., Any]]
+    """Loads the kernel. If its library is missing, it is compiled before, alone."""
+    missing: CppKernel | None = None
+    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function()(*args)
+
+    def load(self) -> None:
+        """Load the kernel.
+
+        Raises:
+            CppCompileError: its library was missing, and the compiler failed.
+            ImportError: its library cannot be loaded.
+        """
+        function = self.function()
+        for scope, name in self.places:
+            scope[name] = function
+
+
+_deferred: ContextVar[list[DeferredKernel] | None] = ContextVar("deferred C++ kernels", default=None)
+
+
+@contextmanager
+def deferred_cpp_kernels() -> Iterator[list[DeferredKernel]]:
+    """Within, in this thread, modules that Inductor generates get a `DeferredKernel` for each C++ kernel.
+
+    Their headers are not precompiled: that takes longer than it saves in a few runs of the compiler.
+    """
+    _let_kernels_be_deferred()
+    found: list[DeferredKernel] = []
+    before = _deferred.set(found)
+    try:
+        yield found
+    finally:
+        _deferred.reset(before)
+
+
+@cache
+def _let_kernels_be_deferred() -> None:
+    """Replace the two methods that generated modules call to start compiling C++ kernels, and to wait for them all."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    compile_now, wait_now = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+
+    def cpp_pybinding(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
+        deferred = _deferred.get()
+        if deferred is None:
+            return compile_now(self, argtypes, source_code)
+        deferred.append(_defer(argtypes, source_code))
+        return deferred[-1]
+
+    def wait(self: AsyncCompile, scope: dict[str, Any]) -> None:
+        for name, value in scope.items():
+            if isinstance(value, DeferredKernel):
+                value.places.append((scope, name))
+        wait_now(self, scope)
+
+    AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
+    AsyncCompile.wait = wait  # type: ignore[method-assign]
+
+
+def _defer(argtypes: list[str], source_code: str) -> DeferredKernel:
+    """What AsyncCompile.cpp_pybinding does, but nothing is compiled yet."""
+    from torch._inductor.async_compile import kernel_code_log
+
+    missing: list[CppKernel] = []
+
+    def submit(compile_alone: Any) -> Future[None]:  # called if the cache lacks the library
+        lock_path, (builder,) = compile_alone.args
+        library = Path(builder.get_target_file_path())
+        source = library.with_suffix(".cpp")
+        missing.append(CppKernel(source, library, lock_path, compile_alone, builder._build_option))
+        done: Future[None] = Future()  # Inductor waits for it, and then compiles the library if it is still missing
+        done.set_result(None)
+        return done
+
+    kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
+    function = _kernel_cache().load_pybinding_async(argtypes, source_code, submit_fn=submit)
+    return DeferredKernel(function, missing[0] if missing else None)
+
+
+@cache
+def _kernel_cache() -> Any:
+    """Inductor's cache of kernels, but without precompiled headers."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    class WithoutPrecompiledHeader(CppPythonBindingsCodeCache):
+        @classmethod
+        def _get_uncompiled_header(cls, device: str) -> str | None:
+            return None
+
+    return WithoutPrecompiledHeader
+
+
+@cache
+def cpu_vector_isa() -> Callable[[], Any]:
+    """Inductor's function that returns the vector instructions to use on this CPU. Its first call takes seconds.
+
+    That call compiles and loads test programs for every set of instructions that the CPU has, widest first, although
+    all but the first that passes are seldom needed. From here on, others are tested when Inductor asks for them.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    known = cpu_vec_isa.x86_isa_checker()  # empty on other processors, where nothing changes
+    candidates = [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= set(known)]
+    if known and sys.platform in ("linux", "win32"):
+        valid: Any = LazyFilter(candidates)
+        cpu_vec_isa.valid_vec_isa_list = cache(lambda: valid)
+    return cpu_vec_isa.pick_vec_isa
+
+
+class LazyFilter(Sequence[T]):
+    """The items that are true. Each is tested when it, or one behind it, is asked for; by one thread at a time."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._untested = iter(items)
+        self._found: list[T] = []
+        self._lock = Lock()
+
+    def __getitem__(self, index: Any) -> Any:
+        with self._lock:
+            for item in self._untested if self._lacks(index) else ():
+                if item:
+                    self._found.append(item)
+                if not self._lacks(index):
+                    break
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self[:])
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def _lacks(self, index: Any) -> bool:
+        return not (isinstance(index, int) and 0 <= index < len(self._found))

@@ -1,0 +1,124 @@
+"""Compile many small C++ kernels in few runs of the compiler, most of whose time goes into headers and linking."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from contextvars import copy_context
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fxpar._torch import inductor_cache
+from fxpar._torch_cpp import CppKernel, build_cpp_library
+from fxpar.lowering.joint_source import can_be_joined, includes_of, join_sources
+from fxpar.lowering.machine_lock import machine_lock, try_machine_lock
+
+UNIT_CHARS = 250_000
+"""The size of sources that take as long to compile as their headers: a translation unit of less is not worth its cost.
+
+With GCC 12, headers and linking take 1.7 s, and a kernel, of 8,000 characters with its binding, 0.05 s.
+"""
+
+
+def compile_kernels(kernels: Sequence[CppKernel], max_compilers: int) -> None:
+    """Compile those of `kernels` that nobody has compiled, or compiles now, and wait for the others.
+
+    Each result is put where Inductor looks for it. What cannot be compiled together with others is compiled alone, and
+    what cannot be compiled at all is left to Inductor, which raises the error when it loads the kernel.
+
+    Processes of this machine may do this at the same time: each claims the kernels that no other has claimed, and
+    compiles them. It waits for others when it has no claims.
+
+    Args:
+        kernels: in any order.
+        max_compilers: run at most this many compilers at once.
+    """
+    missing = _missing(kernels)
+    while missing:
+        with ExitStack() as claims:
+            claimed = _claim(missing, claims)
+            failed = _compile(claimed, max_compilers)
+            _run_at_once([kernel.compile_alone for kernel in failed], max_compilers)
+        if not claimed:
+            with machine_lock(_folder(), missing[0].key):  # which is released when it is compiled, or cannot be
+                pass
+        done = {kernel.key for kernel in claimed}
+        missing = _missing(kernel for kernel in missing if kernel.key not in done)
+
+
+def _missing(kernels: Iterable[CppKernel]) -> list[CppKernel]:
+    """Those that nobody has compiled, by name."""
+    return sorted((kernel for kernel in kernels if not kernel.library.exists()), key=lambda kernel: kernel.key)
+
+
+def _claim(kernels: Sequence[CppKernel], claims: ExitStack) -> list[CppKernel]:
+    """Claim the kernels that no other process has claimed, all at once: otherwise several would get a few each."""
+    with machine_lock(_folder(), "claim kernels"):
+        claimed = [kernel for kernel in kernels if try_machine_lock(_folder(), kernel.key, claims)]
+    return _missing(claimed)
+
+
+def _folder() -> Path:
+    return inductor_cache() / "fxpar"
+
+
+def _compile(kernels: Sequence[CppKernel], max_compilers: int) -> list[CppKernel]:
+    """Compile together what can be; returns the kernels that are yet to be compiled alone."""
+    units = [unit for unit in _units(kernels, max_compilers) if len(unit) > 1]
+    for result in _run_at_once([partial(_compile_unit, unit) for unit in units], max_compilers):
+        result.result()
+    return _missing(kernels)
+
+
+def _run_at_once(tasks: Sequence[Callable[[], None]], max_threads: int) -> list[Future[None]]:
+    """Run tasks that mostly wait for other processes, with this thread's context, which holds Inductor's options."""
+    with ThreadPoolExecutor(max_threads) as pool:
+        return [pool.submit(copy_context().run, task) for task in tasks]
+
+
+def _units(kernels: Sequence[CppKernel], max_units: int) -> list[list[CppKernel]]:
+    """Kernels to compile in one run each: with equal commands and headers, and of about the same size in total."""
+    sources = {kernel: kernel.source.read_text() for kernel in kernels}
+
+    def kind(kernel: CppKernel) -> tuple[str, tuple[str, ...], str]:
+        alone = "" if can_be_joined(sources[kernel]) else kernel.key
+        return kernel.command, includes_of(sources[kernel]), alone
+
+    units: list[list[CppKernel]] = []
+    for _, group in groupby(sorted(kernels, key=kind), kind):
+        largest_first = sorted(group, key=lambda kernel: (-len(sources[kernel]), kernel.key))
+        num_chars = sum(len(sources[kernel]) for kernel in largest_first)
+        parts: list[list[CppKernel]] = [[] for _ in range(max(1, min(max_units, num_chars // UNIT_CHARS)))]
+        for kernel in largest_first:
+            min(parts, key=lambda part: sum(len(sources[each]) for each in part)).append(kernel)
+        units += parts
+    return units
+
+
+def _compile_unit(kernels: Sequence[CppKernel]) -> None:
+    """Compile all in one library, and put it where the library of each is expected, unless the compiler fails."""
+    with TemporaryDirectory(dir=_folder()) as folder:
+        source = Path(folder, "kernels.cpp")
+        source.write_text(join_sources({kernel.key: kernel.source.read_text() for kernel in kernels}))
+        library = build_cpp_library(source, kernels[0].options)
+        if library is not None:
+            for kernel in kernels:
+                with kernel.lock():  # no compiler is to overwrite the file, nor a process to read half of a copy
+                    _put(library, kernel.library)
+
+
+def _put(library: Path, place: Path) -> None:
+    """Make `place` another name of the file `library`; a copy where the file system has no such names."""
+    try:
+        os.link(library, place)
+    except FileExistsError:
+        pass
+    except OSError:
+        copy = place.with_name(f"{place.name}.{os.getpid()}")
+        shutil.copy(library, copy)
+        copy.replace(place)
