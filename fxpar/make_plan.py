@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from fxpar.build.planned_stages import planned_stages
+from fxpar.build.planned_stages import may_be_kept, plan_question, planned_stages
+from fxpar.cache.derive_once import find, keep
+from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.costs.prices import prices_of
 from fxpar.errors import InvalidStagesError, StageNotFoundError
+from fxpar.ir.capture import Capture
 from fxpar.ir.hints import Grouped, Spec
 from fxpar.ir.layout import AXES, Layout, Shard
 from fxpar.ir.plan import Plan, PlannedParameter
 from fxpar.ir.stage import PlannedStage, PortKind
-from fxpar.model.buffers import assign_buffers
+from fxpar.model.buffers import assign_buffers, record_buffers
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.passes.shard_storage import stored
 from fxpar.passes.stages.balance_stages import balance_stages
@@ -45,12 +50,48 @@ def make_plan(
         capture = distribution.tracer.capture(distribution.mesh.device_type, example_inputs)
         prices = prices_of(distribution.mesh)
         boundaries = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
-        planned = planned_stages(capture, distribution, boundaries)
-        assign_buffers(capture, planned, distribution)
-        distribution.planned[capture.signature()] = planned
-        parameters = _parameters_of(planned, distribution)
+        parameters = _parameters(capture, distribution, boundaries)
     sizes, microbatches, placement = distribution.mesh.sizes, distribution.microbatches, distribution.placement
     return Plan(boundaries, sizes, microbatches, schedule, parameters, placement)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """What `distribute` needs to know of the planned stages, and the warnings of the planning."""
+
+    parameters: dict[str, PlannedParameter]
+    buffer_stages: Mapping[str, int]
+    warnings: tuple[str, ...]
+
+
+def _parameters(capture: Capture, distribution: Distribution, boundaries: Sequence[str]) -> dict[str, PlannedParameter]:
+    """The owner and layout of each parameter; a launch that finds them does not read the planned stages."""
+    planned = cache(lambda: _stages_before_plan(capture, distribution, boundaries))
+    distribution.planned[capture.signature()] = planned
+    question = f"owners\n{plan_question(capture, distribution, boundaries)}"
+    found: _Owners | None = find(question) if may_be_kept(capture) else None
+    if found is not None:
+        give(found.warnings)
+        record_buffers(found.buffer_stages, distribution)
+        return found.parameters
+    with recorded_warnings() as texts:
+        stages = planned()
+    assign_buffers(capture, stages, distribution)
+    parameters = _parameters_of(stages, distribution)
+    if may_be_kept(capture):
+        keep(question, _Owners(parameters, distribution.buffer_stages, tuple(texts)))
+    return parameters
+
+
+def _stages_before_plan(
+    capture: Capture, distribution: Distribution, boundaries: Sequence[str]
+) -> tuple[PlannedStage, ...]:
+    """The stages as they are planned in order to make the plan, also where it is known already."""
+    plan, distribution.plan = distribution.plan, None
+    try:
+        return planned_stages(capture, distribution, boundaries)
+    finally:
+        distribution.plan = plan
 
 
 def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:

@@ -39,14 +39,21 @@ def planned_stages(
         own.append(_Answer(stages, tuple(texts)))
         return own[0]
 
-    on_disk = capture.is_self_contained and not registered_rules()
-    answer = derive_once(_question(capture, distribution, boundaries, with_backward), derive, on_disk=on_disk)
+    question = plan_question(capture, distribution, boundaries, with_backward=with_backward)
+    answer = derive_once(question, derive, on_disk=may_be_kept(capture))
     if not own:
         give(answer.warnings)
     return answer.stages
 
 
-def _question(capture: Capture, distribution: Distribution, boundaries: Sequence[str], with_backward: bool) -> str:
+def may_be_kept(capture: Capture) -> bool:
+    """Whether `plan_question` says all: nothing is defined by users."""
+    return capture.is_self_contained and not registered_rules()
+
+
+def plan_question(
+    capture: Capture, distribution: Distribution, boundaries: Sequence[str], *, with_backward: bool = True
+) -> str:
     """All that `plan_stages` depends on, as text; the handle of the model stands in markers, but changes nothing."""
     mesh = distribution.mesh
     given = (

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy.sparse import csr_array
-
-from fxpar.layouts.solve_milp import MilpProblem
 
 Term = tuple[int, float]
 """A variable and its coefficient."""
@@ -66,6 +63,11 @@ class IntegerProgram:
 
     def solve(self) -> Sequence[float] | None:
         """The variables of a cheapest solution, or None if no values satisfy all rows."""
+        # Here, since scipy takes a third of a second to import, and most ranks find layouts that another one searched.
+        from scipy.sparse import csr_array
+
+        from fxpar.layouts.solve_milp import MilpProblem
+
         problem = MilpProblem(
             np.asarray(self._costs),
             np.asarray(self._integral, dtype=np.bool_),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -67,8 +67,8 @@ class Distribution:
     plan: None while the model is captured in order to make it.
     tracer: captures the forward, and runs its steps.
     placement: the coordinate of each stage on the pipe axis.
-    planned: the stages that were planned with `plan`, by the signature of the capture, for a compile of the same
-        program.
+    planned: returns the stages that were planned with `plan`, by the signature of the capture, for a compile of the
+        same program.
     localized: local graphs, by the graphs that they were made from. Neither they nor `planned` depend on the schedule.
     buffer_stages: the stage that changes a buffer, for all buffers that a captured forward changes.
     foreign_buffers: all names of those that stages of other pipe ranks change.
@@ -96,7 +96,7 @@ class Distribution:
         self.plan: Plan | None = None
         self.tracer = ForwardTracer(model)
         self.placement: tuple[int, ...] = ()
-        self.planned: dict[str, tuple[PlannedStage, ...]] = {}
+        self.planned: dict[str, Callable[[], tuple[PlannedStage, ...]]] = {}
         self.localized: WeakKeyDictionary[fx.GraphModule, JointGraph] = WeakKeyDictionary()
         self.buffer_stages: dict[str, int] = {}
         self.foreign_buffers: set[str] = set()

@@ -127,7 +127,8 @@ class StepModel:
         self._distribution = Distribution.of(own, mesh, layouts, microbatches, batch_dims)
         install(self._distribution)
         self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
-        (self._stages,) = self._distribution.planned.values()
+        (planned,) = self._distribution.planned.values()
+        self._stages = planned()
 
     def memory_policies(self) -> list[MemoryPolicy]:
         """The policies to choose from, roughly the fastest first."""
