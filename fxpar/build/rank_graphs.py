@@ -1,4 +1,4 @@
-"""Derive what this rank runs: the graphs of its stages, divided as memory allows, with collectives fused and ordered."""
+"""Derive the graphs that this rank runs, divided as memory allows, with collectives fused and ordered."""
 
 from __future__ import annotations
 
