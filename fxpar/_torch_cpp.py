@@ -13,7 +13,17 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-__all__ = ["CppKernel", "DeferredKernel", "build_cpp_library", "cpu_vector_isa", "deferred_cpp_kernels"]
+__all__ = [
+    "CppKernel",
+    "DeferredKernel",
+    "build_cpp_library",
+    "cpu_and_compiler",
+    "cpu_vector_isa",
+    "deferred_cpp_kernels",
+    "generated_code",
+    "inductor_options",
+    "load_generated_code",
+]
 
 # The functions below import inside their bodies: these modules take seconds to import, and are not always needed.
 
@@ -165,8 +175,16 @@ def _kernel_cache() -> Any:
     return WithoutPrecompiledHeader
 
 
+def cpu_and_compiler() -> str:
+    """All that the vector instructions to use depend on: the CPU, the compiler, and Inductor's options for them."""
+    from torch._inductor import config, cpu_vec_isa
+
+    found = cpu_vec_isa.x86_isa_checker(), config.cpp.simdlen, config.cpp.vec_isa_ok
+    return f"{cpu_vec_isa._get_isa_dry_compile_fingerprint('')} {found}"
+
+
 @cache
-def cpu_vector_isa() -> Callable[[], Any]:
+def cpu_vector_isa(passes: Callable[[Any], bool] = bool) -> Callable[[], Any]:
     """Inductor's function that returns the vector instructions to use on this CPU. Its first call takes seconds.
 
     That call compiles and loads test programs for every set of instructions that the CPU has, widest first, although
@@ -177,23 +195,24 @@ def cpu_vector_isa() -> Callable[[], Any]:
     known = cpu_vec_isa.x86_isa_checker()  # empty on other processors, where nothing changes
     candidates = [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= set(known)]
     if known and sys.platform in ("linux", "win32"):
-        valid: Any = LazyFilter(candidates)
+        valid: Any = LazyFilter(candidates, passes)
         cpu_vec_isa.valid_vec_isa_list = cache(lambda: valid)
     return cpu_vec_isa.pick_vec_isa
 
 
 class LazyFilter(Sequence[T]):
-    """The items that are true. Each is tested when it, or one behind it, is asked for; by one thread at a time."""
+    """The items that pass a test. Each is tested when it, or one behind it, is asked for; by one thread at a time."""
 
-    def __init__(self, items: Iterable[T]) -> None:
+    def __init__(self, items: Iterable[T], passes: Callable[[T], bool] = bool) -> None:
         self._untested = iter(items)
+        self._passes = passes
         self._found: list[T] = []
         self._lock = Lock()
 
     def __getitem__(self, index: Any) -> Any:
         with self._lock:
             for item in self._untested if self._lacks(index) else ():
-                if item:
+                if self._passes(item):
                     self._found.append(item)
                 if not self._lacks(index):
                     break
@@ -207,3 +226,30 @@ class LazyFilter(Sequence[T]):
 
     def _lacks(self, index: Any) -> bool:
         return not (isinstance(index, int) and 0 <= index < len(self._found))
+
+
+def inductor_options() -> str:
+    """Inductor's options in this thread, and the vector instructions that it uses on this CPU."""
+    from torch._inductor import config, cpu_vec_isa
+
+    options = config.save_config_portable(ignore_private_configs=False)
+    return f"{cpu_vec_isa.pick_vec_isa()} {cpu_and_compiler()} {sorted(options.items(), key=str)}"
+
+
+def generated_code(compiled: Any) -> str | None:
+    """The Python module that Inductor generated for a graph, if that is all there is to it: no constants, only CPU."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if not isinstance(compiled, CompiledFxGraph) or set(compiled.device_types) != {"cpu"}:
+        return None
+    more = compiled.constants, compiled.torchbind_constants, compiled.inputs_to_check, compiled.partition_maps
+    return None if any(more) or compiled.guards_expr not in (None, "True") else compiled.source_code
+
+
+def load_generated_code(source: str) -> Callable[[list[Any]], Sequence[Any]]:
+    """The function of a module that Inductor generated. It empties its list of arguments."""
+    from torch._inductor.codecache import PyCodeCache
+
+    key, path = PyCodeCache.write(source)
+    call: Callable[[list[Any]], Sequence[Any]] = PyCodeCache.load_by_key_path(key, path).call
+    return call

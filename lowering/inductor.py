@@ -22,6 +22,7 @@ from fxpar.ir.node_meta import is_backward, tensor
 from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.joint_compilation import joint_compilation
+from fxpar.lowering.kept_code import kept_code
 from fxpar.lowering.machine_lock import machine_lock
 from fxpar.lowering.stitch import Compiled, stitch_regions
 
@@ -31,12 +32,12 @@ def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     # In a backward, Inductor takes care of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
     with joint_compilation():
-        stitched = stitch_regions(graph, lambda region: _compile(region, backward))
+        stitched = stitch_regions(graph, lambda region: kept_code(region, backward, _generate))
     run: Callable[..., Sequence[Tensor]] = replace_cpu_collectives(stitched).forward
     return run
 
 
-def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
+def _generate(region: fx.GraphModule, backward: bool) -> Compiled:
     # Inductor only caches graphs whose fake mode has a ShapeEnv.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:

@@ -1,0 +1,1 @@
+"""`fxpar bench compile`: from the launch of a program to its second step."""

@@ -1,0 +1,80 @@
+"""Code that Inductor generated for a region serves later launches, and only those that would generate the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from fxpar._torch import FakeTensorMode, make_fx
+from fxpar.cache.folder import CacheFolder
+from fxpar.lowering import inductor
+from fxpar.world.launch import run_ranks
+
+
+def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    h = torch.nn.functional.gelu(x @ weight)
+    return (h.softmax(-1), h.t().contiguous())
+
+
+def lower_and_run(rows: int, options: dict[str, Any]) -> tuple[list[Tensor], int]:
+    """What the lowered program returns, and how many regions Inductor generated code for."""
+    generated: list[fx.GraphModule] = []
+    generate = inductor._generate
+
+    def counted(region: fx.GraphModule, backward: bool) -> Any:
+        generated.append(region)
+        return generate(region, backward)
+
+    inductor._generate = counted
+    x, weight = torch.linspace(-1, 1, rows * 8).view(rows, 8), torch.linspace(0, 2, 64).view(8, 8)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(tensor) for tensor in (x, weight)]
+        graph = make_fx(program)(*fakes)
+    with torch._inductor.config.patch(options):
+        return list(inductor.lower_to_inductor(graph)(x, weight)), len(generated)
+
+
+def launch(folder: Path, rows: int = 6, **options: Any) -> tuple[list[Tensor], int]:
+    """The same in a process of its own."""
+    ((found, generated),) = run_ranks(1, lower_and_run, rows, options, environment={"FXPAR_CACHE_DIR": str(folder)})
+    return found, generated
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Tensor]]:
+    """A cache with the code of one launch, and what that computed."""
+    folder = tmp_path_factory.mktemp("cache")
+    found, generated = launch(folder)
+    assert generated > 0
+    x, weight = torch.linspace(-1, 1, 48).view(6, 8), torch.linspace(0, 2, 64).view(8, 8)
+    torch.testing.assert_close(tuple(found), program(x, weight))
+    return folder, found
+
+
+def test_a_later_launch_generates_nothing_and_computes_the_same_bits(first: tuple[Path, list[Tensor]]) -> None:
+    folder, expected = first
+    found, generated = launch(folder)
+    assert generated == 0
+    assert all(map(torch.equal, found, expected))
+    assert [tensor.stride() for tensor in found] == [tensor.stride() for tensor in expected]
+
+
+def test_other_shapes_and_options_generate_code_of_their_own(first: tuple[Path, list[Tensor]]) -> None:
+    folder, _ = first
+    _, for_more_rows = launch(folder, rows=7)
+    _, with_option = launch(folder, epilogue_fusion=False)
+    assert for_more_rows > 0
+    assert with_option > 0
+
+
+def test_damaged_code_is_generated_again(first: tuple[Path, list[Tensor]]) -> None:
+    folder, expected = first
+    for file in CacheFolder(folder)._files():
+        file.write_bytes(file.read_bytes()[:-1])
+    found, generated = launch(folder)
+    assert generated > 0
+    assert all(map(torch.equal, found, expected))
