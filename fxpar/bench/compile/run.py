@@ -68,7 +68,7 @@ class Launch:
 
 
 def run(say: Say) -> Report:
-    """Takes some 8 minutes on four ranks."""
+    """Takes some 10 minutes on four ranks."""
     launches: dict[tuple[str, str], list[Launch]] = {}
     for name in alternate(list(PROGRAMS), REPEATS):
         with TemporaryDirectory() as folder:
