@@ -58,7 +58,7 @@ def plan_question(
     mesh = distribution.mesh
     given = (
         "plan_stages",
-        capture.signature(),
+        capture.description,
         mesh,
         mesh.device_type,
         mesh.hosts,

@@ -88,6 +88,7 @@ class Task:
         mesh, distribution = self.mesh, self.distribution
         given = (
             *self.facts.values(),
+            self.capture.description,
             replace(self.options, dump=None, timeline=None),
             self.with_backward,
             mesh.device_type,

@@ -14,7 +14,7 @@ from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraph
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.markers import PLAIN
-from fxpar.ir.node_meta import kept_outside, set_kept_outside, source_line
+from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, source_line
 from fxpar.ir.stage import Port, PortKind
 
 
@@ -72,8 +72,13 @@ class Capture:
         )
 
     @property
+    def description(self) -> str:
+        """All that passes read of the program: the signature, and the module that each operation belongs to."""
+        return "\n".join([self.signature(), *map(module_path, self.module.graph.nodes)])
+
+    @property
     def is_self_contained(self) -> bool:
-        """Whether the signature says all about the program: it has no constant tensors, and calls no ops of users.
+        """Whether the description says all about the program: it has no constant tensors, and calls no ops of users.
 
         What an op of a user does in a trace, such as its formula for gradients, may change from launch to launch.
         """
