@@ -10,7 +10,7 @@ export TORCH_CPP_LOG_LEVEL := ERROR
 # Each of the many processes of a test run would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test gpu sanitize format clean
+.PHONY: install demo test quick gpu sanitize format clean
 
 install: $(STAMP)
 
@@ -32,6 +32,15 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# What changes most: everything between a captured forward and the programs of ranks, without training steps on them.
+QUICK := $(addprefix tests/,cache docs graph hardware ir/test_trace_forward.py layouts passes resharding schedule \
+	simulate test_backend.py test_backend_refusals.py test_config.py test_import.py)
+
+quick: install
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 --dist worksteal $(QUICK)
 
 # On a machine with NVIDIA GPUs: the kernels and what they win on one of them, and the demo over NCCL on all of them.
 gpu: install
