@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 from fxpar._torch_cpp import generated_code, inductor_options, load_generated_code
 from fxpar.cache.ambient import ambient_state
 from fxpar.cache.derive_once import find, keep
-from fxpar.ir.node_meta import value
+from fxpar.ir.node_meta import known_value, value
+from fxpar.lowering.regions import describe
 from fxpar.lowering.stitch import Compiled
 
 
@@ -39,12 +40,6 @@ def _is_on_cpu(region: fx.GraphModule) -> bool:
 def _described(region: fx.GraphModule) -> str:
     """Every op with its arguments, and the types and strides of what it returns: Inductor returns the same strides."""
     return "\n".join(
-        f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {_types(node)}" for node in region.graph.nodes
+        f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {describe(known_value(node))}"
+        for node in region.graph.nodes
     )
-
-
-def _types(node: fx.Node) -> list[str]:
-    if node.op == "output":
-        return []
-    leaves = [leaf for leaf in pytree.tree_leaves(value(node)) if isinstance(leaf, Tensor)]
-    return [f"{leaf.dtype} {tuple(leaf.shape)} {leaf.stride()}" for leaf in leaves]

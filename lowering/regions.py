@@ -55,8 +55,8 @@ class Region:
         """
         names = {node: f"${index}" for index, node in enumerate(self.inputs)}
         names |= {node: f"%{index}" for index, node in enumerate(self.nodes)}
-        lines = [f"{names[node]}: {_describe(value(node))}" for node in self.inputs]
-        lines += [f"{names[node]}: {_describe(value(node))} = {_describe_call(node, names)}" for node in self.nodes]
+        lines = [f"{names[node]}: {describe(value(node))}" for node in self.inputs]
+        lines += [f"{names[node]}: {describe(value(node))} = {_describe_call(node, names)}" for node in self.nodes]
         return "\n".join(lines)
 
 
@@ -161,8 +161,8 @@ def _count_crossings(calls: Sequence[_Call]) -> list[int]:
 
 def _label(call: _Call) -> str:
     """An op with its constants, and the types of its arguments and results, whatever nodes these are."""
-    names = {source: _describe(value(source)) for node in call for source in node.all_input_nodes}
-    return "; ".join(f"{_describe(value(node))} = {_describe_call(node, names)}" for node in call)
+    names = {source: describe(value(source)) for node in call for source in node.all_input_nodes}
+    return "; ".join(f"{describe(value(node))} = {_describe_call(node, names)}" for node in call)
 
 
 def _describe_call(node: fx.Node, names: dict[fx.Node, str]) -> str:
@@ -181,10 +181,10 @@ class _Bare:
         return self.text
 
 
-def _describe(found: Any) -> str:
+def describe(found: Any) -> str:
     """Type, device, shape and strides of a fake value, or of each tensor of a tuple."""
     if isinstance(found, Tensor):
         return f"{found.dtype} {found.device.type} {tuple(found.shape)} {found.stride()}"
     if isinstance(found, tuple | list):
-        return f"({', '.join(map(_describe, found))})"
+        return f"({', '.join(map(describe, found))})"
     return repr(found)
