@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, fx
 from torch.random import fork_rng
 
-from fxpar._torch import compile_single_device, graph_arguments
+from fxpar._torch import compile_single_device
 from fxpar.build_step import build_step
 from fxpar.config import Options, read_options
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError, NotDistributedError
-from fxpar.ir.capture import Capture, belongs_to_distributed_model, note_kept_outside, read_capture
+from fxpar.ir.capture import Capture, belongs_to_distributed_model, read_capture
 from fxpar.ir.trace_forward import raising
 from fxpar.model.distribution import has_distributed_model
 from fxpar.runtime.unavailable import with_unavailable
@@ -43,17 +43,21 @@ def _compile(module: fx.GraphModule, example_inputs: Sequence[Tensor], options: 
     if not belongs_to_distributed_model(module):
         _check_not_forgotten(example_inputs)
         return compile_single_device(module, example_inputs, options.lowering)
-    note_kept_outside()
-    return _build(read_capture(module, graph_arguments(module)), options)
+    return _build(read_capture(module), options)
 
 
 def build_captured(capture: Capture, options: Mapping[str, Any]) -> Callable[..., Any]:
     """The step of a forward that was captured, for the options of `torch.compile`; a step that raises, if it fails."""
     try:
-        with fork_rng():  # it may run made-up values, which must not change what the user draws
+        with fork_rng(_devices()):  # it may run made-up values, which must not change what the user draws
             return _build(capture, read_options(options))
     except FxparError as error:
         return raising(error)
+
+
+def _devices() -> list[int]:
+    """This rank's GPU, if it uses one: that of others has random numbers of its own."""
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
 
 
 def _build(capture: Capture, options: Options) -> Callable[..., Any]:

@@ -67,7 +67,7 @@ class _Owners:
 def _parameters(capture: Capture, distribution: Distribution, boundaries: Sequence[str]) -> dict[str, PlannedParameter]:
     """The owner and layout of each parameter; a launch that finds them does not read the planned stages."""
     planned = cache(lambda: _stages_before_plan(capture, distribution, boundaries))
-    distribution.planned[capture.signature()] = planned
+    distribution.planned[capture.signature] = planned
     question = f"owners\n{plan_question(capture, distribution, boundaries)}"
     found: _Owners | None = find(question) if may_be_kept(capture) else None
     if found is not None:

@@ -82,7 +82,7 @@ def _stages(task: Task) -> tuple[PlannedStage, ...]:
     boundaries = distribution.final_plan.stages
     if task.options.dump is not None:
         return plan_stages(capture, distribution, boundaries, with_backward=with_backward, log=task.log)
-    known = distribution.planned.get(capture.signature()) if with_backward else None
+    known = distribution.planned.get(capture.signature) if with_backward else None
     return known() if known else planned_stages(capture, distribution, boundaries, with_backward=with_backward)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fxpar.cache.ambient import ambient_state
 from fxpar.config import Options
@@ -18,7 +19,7 @@ from fxpar.schedule.choose_schedule import check_placement, choose_schedule
 from fxpar.world.mesh import Mesh
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Task:
     """A captured forward, and how it is to be built."""
 
@@ -66,7 +67,7 @@ class Task:
             for port, node in entering
         )
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, str]:
         """What every rank must be given alike, by the name under which an error reports it."""
         options, mesh = self.options, self.mesh
@@ -75,14 +76,14 @@ class Task:
             "the hosts of ranks": str(mesh.hosts),
             "the cluster": str(cluster_of(mesh)),
             "the arguments of the forward": self.arguments,
-            "the captured forward": self.capture.signature(),
+            "the captured forward": self.capture.signature,
             "the plan": str(self.distribution.final_plan),
             "the options for results": f"{options.results} {options.check_inputs}",
             "the options for memory": f"{options.memory_bytes} {options.gather_weights} {options.reduce_gradients} "
             f"{options.remat} {options.gathered_bytes}",
         }
 
-    @property
+    @cached_property
     def question(self) -> str:
         """All that this rank's program depends on, as text."""
         mesh, distribution = self.mesh, self.distribution

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import stored_outside
+from fxpar._torch import graph_arguments, stored_outside
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.inline_checkpoints import inline_checkpoints
@@ -18,7 +19,7 @@ from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, sour
 from fxpar.ir.stage import Port, PortKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capture:
     """A whole forward in torch IR, in logical shapes of one microbatch.
 
@@ -62,6 +63,7 @@ class Capture:
         values = [example(node) for node in self.results]
         return [i for i, value in enumerate(values) if value.dim() == 0 and value.is_floating_point()]
 
+    @cached_property
     def signature(self) -> str:
         """A text that is the same for two captures of one program, whichever device of a host each is for.
 
@@ -71,10 +73,10 @@ class Capture:
             f"{_describe_call(node)} {_describe(node.meta.get('example_value'))}" for node in self.module.graph.nodes
         )
 
-    @property
+    @cached_property
     def description(self) -> str:
         """All that passes read of the program: the signature, and the module that each operation belongs to."""
-        return "\n".join([self.signature(), *map(module_path, self.module.graph.nodes)])
+        return "\n".join([self.signature, *map(module_path, self.module.graph.nodes)])
 
     @property
     def is_self_contained(self) -> bool:
@@ -138,14 +140,16 @@ def belongs_to_distributed_model(module: fx.GraphModule) -> bool:
     return any(is_marker(node, marker) for node in module.graph.nodes for marker in ("param", "enter", "exit"))
 
 
-def read_capture(module: fx.GraphModule, held: Sequence[Tensor]) -> Capture:
-    """Find the borders of Dynamo's graph, whose arguments were `held` when it was captured.
+def read_capture(module: fx.GraphModule) -> Capture:
+    """Find the borders of Dynamo's graph; to be called while Dynamo calls a backend with it.
 
     Raises:
         GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
         UnsupportedGraphError: an argument is a symbolic number, or an object from outside keeps a tensor.
     """
+    held = graph_arguments(module)
+    _note_kept_outside()
     inline_checkpoints(module)
     define_attention_dropout(module)
     nodes = list(module.graph.nodes)
@@ -209,7 +213,7 @@ def _output_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
     return [node for node in returned if isinstance(node, fx.Node)]
 
 
-def note_kept_outside() -> None:
+def _note_kept_outside() -> None:
     """Mark the values that objects from outside of the forward keep; known only while Dynamo calls a backend."""
     for node, how in stored_outside().items():
         set_kept_outside(node, how)

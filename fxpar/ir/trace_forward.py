@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import compile_options, graph_arguments
+from fxpar._torch import compile_options
 from fxpar.errors import FxparError
-from fxpar.ir.capture import Capture, note_kept_outside, read_capture
+from fxpar.ir.capture import Capture, read_capture
 
 TRACES_KEPT = 64
 """For how many traces a model keeps steps: some batch sizes times some lengths, for training and evaluation."""
@@ -88,8 +88,7 @@ class ForwardTracer:
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:
         """The backend: what it returns is called in place of the graph, now and whenever the guards hold."""
         try:
-            note_kept_outside()
-            capture = read_capture(module, graph_arguments(module))
+            capture = read_capture(module)
         except FxparError as error:
             return raising(error)
         steps = _Steps(capture)

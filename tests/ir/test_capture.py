@@ -49,19 +49,19 @@ def capture() -> Iterator[Capture]:
 
 def test_ranks_on_different_devices_of_a_host_captured_one_program(capture: Capture) -> None:
     first, second = on_device(capture, "cuda:0"), on_device(capture, "cuda:1")
-    assert first.signature() == second.signature()
-    assert first.signature() != on_device(capture, "cpu").signature()
+    assert first.signature == second.signature
+    assert first.signature != on_device(capture, "cpu").signature
 
 
 def test_another_operation_argument_or_shape_is_another_program(capture: Capture) -> None:
-    signatures = {capture.signature()}
+    signatures = {capture.signature}
     for model, batch in (
         (nn.Sequential(WithPositions()), torch.randn(3, 4)),
         (Doubled(), torch.randn(2, 4)),
         (Scaled(2.0), torch.randn(2, 4)),
         (Scaled(3.0), torch.randn(2, 4)),
     ):
-        signatures.add(captured(model, (batch,))[0].signature())
+        signatures.add(captured(model, (batch,))[0].signature)
     assert len(signatures) == 5
 
 

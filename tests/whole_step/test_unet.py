@@ -43,7 +43,7 @@ def planned(num_stages: int) -> tuple[Capture, Pipeline]:
         fxpar.distribute(model, mesh, stages=SUBJECT.boundaries(num_stages), example_inputs=exact_batch())
         capture = capture_forward(model, "cpu", exact_batch())
         distribution = distribution_of(capture.model)
-        stages = distribution.planned[capture.signature()]()
+        stages = distribution.planned[capture.signature]()
         return capture, insert_reshards(stages, mesh, distribution.final_plan.parameters)
 
 
