@@ -48,7 +48,7 @@ from fxpar.passes.shard_storage import shard_storage
 from fxpar.passes.split_backward import split_backward
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.stage_graphs import StageGraphs
-from fxpar.passes.trace_joint import trace_joint
+from fxpar.passes.trace_joint import Traced, trace_joint
 from fxpar.resharding.pipeline import Pipeline
 from fxpar.schedule import Schedule
 from fxpar.world.mesh import Mesh
@@ -79,16 +79,22 @@ def plan_stages(
     log = log or PassLog()
     log.graph("capture", capture.module, None)
     planned: list[PlannedStage] = []
+    traced: Traced = {}
     for stage in split_stages(capture, boundaries):
         log.graph("split_stages", stage.module, None, stage.index)
-        planned.append(_plan_stage(stage, planned, distribution, with_backward, log))
+        planned.append(_plan_stage(stage, planned, traced, distribution, with_backward, log))
     return tuple(planned)
 
 
 def _plan_stage(
-    stage: StageGraph, earlier: Sequence[PlannedStage], distribution: Distribution, with_backward: bool, log: PassLog
+    stage: StageGraph,
+    earlier: Sequence[PlannedStage],
+    traced: Traced,
+    distribution: Distribution,
+    with_backward: bool,
+    log: PassLog,
 ) -> PlannedStage:
-    joint = trace_joint(stage, with_backward=with_backward)
+    joint = trace_joint(stage, with_backward=with_backward, known=traced)
     log.graph("trace_joint", joint.module, Form.LOGICAL, stage.index)
     # Before any pass that uses the mesh, since random numbers must not depend on it.
     joint = logical_random(joint)

@@ -11,7 +11,7 @@ from fxpar._torch_cpp import generated_code, inductor_options, load_generated_co
 from fxpar.cache.ambient import ambient_state
 from fxpar.cache.derive_once import find, keep
 from fxpar.ir.node_meta import known_value, value
-from fxpar.lowering.regions import describe
+from fxpar.graph.describe import describe
 from fxpar.lowering.stitch import Compiled
 
 

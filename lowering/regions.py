@@ -8,14 +8,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import TypeAlias
 
-import torch
-from torch import Tensor, fx
-from torch.utils import _pytree as pytree
+from torch import fx
 
-from fxpar.graph.repeats import find_repeats
+from fxpar.graph.describe import describe, describe_call
+from fxpar.graph.repeats import count_crossings, find_repeats
 from fxpar.ir.node_meta import fused, tensor, value
 from fxpar.ir.op_predicates import is_collective, is_free_to_recompute, is_view
 from fxpar.ir.strides import is_dense
@@ -56,7 +55,7 @@ class Region:
         names = {node: f"${index}" for index, node in enumerate(self.inputs)}
         names |= {node: f"%{index}" for index, node in enumerate(self.nodes)}
         lines = [f"{names[node]}: {describe(value(node))}" for node in self.inputs]
-        lines += [f"{names[node]}: {describe(value(node))} = {_describe_call(node, names)}" for node in self.nodes]
+        lines += [f"{names[node]}: {describe(value(node))} = {describe_call(node, names)}" for node in self.nodes]
         return "\n".join(lines)
 
 
@@ -78,7 +77,7 @@ def split_regions(graph: fx.Graph) -> list[Region]:
     numbers: dict[str, int] = {}
     labels = [numbers.setdefault(_label(call), len(numbers)) for call in calls]
     cuts = {0, len(calls)}
-    for repeat in find_repeats(labels, _count_crossings(calls), SMALLEST_REGION):
+    for repeat in find_repeats(labels, count_crossings(calls), SMALLEST_REGION):
         cuts.update(range(repeat.start, repeat.stop + 1, repeat.period))
     cuts.update(cut for index, call in enumerate(calls) if _communicates(call[0]) for cut in (index, index + 1))
     pieces = [calls[start:stop] for start, stop in pairwise(sorted(cuts))]
@@ -147,44 +146,7 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     return node.all_input_nodes[0] if is_view(node.target) else None
 
 
-def _count_crossings(calls: Sequence[_Call]) -> list[int]:
-    """For each position among the calls, how many values computed before it are used by calls after it."""
-    place = {node: index for index, call in enumerate(calls) for node in call}
-    changes = [0] * (len(calls) + 1)
-    for node, index in place.items():
-        last = max((place.get(user, index) for user in node.users), default=index)
-        if last > index:
-            changes[index + 1] += 1
-            changes[last + 1] -= 1
-    return list(accumulate(changes))
-
-
 def _label(call: _Call) -> str:
     """An op with its constants, and the types of its arguments and results, whatever nodes these are."""
     names = {source: describe(value(source)) for node in call for source in node.all_input_nodes}
-    return "; ".join(f"{describe(value(node))} = {_describe_call(node, names)}" for node in call)
-
-
-def _describe_call(node: fx.Node, names: dict[fx.Node, str]) -> str:
-    arguments = pytree.tree_map_only(fx.Node, lambda source: _Bare(names[source]), (node.args, node.kwargs))
-    arguments = pytree.tree_map_only(torch.device, lambda device: device.type, arguments)
-    return f"{node.target}{arguments}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Bare:
-    """Text whose repr has no quotes, so that a reference to a node differs from a string constant."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def describe(found: Any) -> str:
-    """Type, device, shape and strides of a fake value, or of each tensor of a tuple."""
-    if isinstance(found, Tensor):
-        return f"{found.dtype} {found.device.type} {tuple(found.shape)} {found.stride()}"
-    if isinstance(found, tuple | list):
-        return f"({', '.join(map(describe, found))})"
-    return repr(found)
+    return "; ".join(f"{describe(value(node))} = {describe_call(node, names)}" for node in call)

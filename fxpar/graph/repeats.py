@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
+from torch import fx
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,18 @@ def _lay_cuts(start: int, stop: int, period: int, costs: npt.NDArray[np.int64]) 
     starts = range(start, stop - count * period + 1)
     cheapest = min(starts, key=lambda first: int(costs[first : first + count * period + 1 : period].sum()))
     return Repeat(cheapest, period, count)
+
+
+def count_crossings(calls: Sequence[Sequence[fx.Node]]) -> list[int]:
+    """For each position among calls, how many values computed before it are used by calls after it.
+
+    A call is an op and the items of its results.
+    """
+    place = {node: index for index, call in enumerate(calls) for node in call}
+    changes = [0] * (len(calls) + 1)
+    for node, index in place.items():
+        last = max((place.get(user, index) for user in node.users), default=index)
+        if last > index:
+            changes[index + 1] += 1
+            changes[last + 1] -= 1
+    return list(accumulate(changes))

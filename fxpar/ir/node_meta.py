@@ -19,6 +19,7 @@ _ORDER = "fxpar_program_order"
 _REGION = "fxpar_checkpointed_region"
 _SOURCE = "fxpar_source"
 _KEPT_OUTSIDE = "fxpar_kept_outside"
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _FOLDERS = tuple(f'File "{folder}' for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
@@ -147,6 +148,16 @@ def set_origin(node: fx.Node, source: fx.Node, *, backward: bool) -> None:
     tag_direction(node, backward=backward)
 
 
+def moved_origin(node: fx.Node, operation: fx.Node) -> dict[str, Any]:
+    """The `meta` that `node` would have if it were traced from `operation`, a torch-IR node of another layer."""
+    moved = dict(node.meta)
+    for key in (*_STACKS, *_ORIGIN):
+        own = "nn_module_stack" if key in _STACKS else key
+        if key in moved and own in operation.meta:
+            moved[key] = operation.meta[own]
+    return moved
+
+
 def tag_direction(node: fx.Node, *, backward: bool) -> None:
     """Tag `node` as part of the backward or of the forward pass."""
     node.meta["partitioner_tag"] = "is_backward" if backward else "is_forward"
@@ -159,8 +170,15 @@ def set_program_order(node: fx.Node, number: int) -> None:
 
 def program_order(node: fx.Node) -> int:
     """The place in the captured program of what `node` was traced from."""
-    order: int = node.meta["custom"][_ORDER]
+    order = known_program_order(node)
+    assert order is not None, f"{node.format_node()} was traced from no operation"
     return order
+
+
+def known_program_order(node: fx.Node) -> int | None:
+    """`program_order`; None where autograd added the node, such as a sum of gradients."""
+    found: int | None = node.meta.get("custom", {}).get(_ORDER)
+    return found
 
 
 def set_region(node: fx.Node, region: str) -> None:
@@ -197,7 +215,6 @@ def kept_outside(node: fx.Node) -> str | None:
 
 
 _KEPT = (_PLACED, _COMMUNICATION, _FUSED, _GROUP, _SOURCE, "val", "partitioner_tag", "custom", "seq_nr", "stack_trace")
-_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
 def kept_meta(node: fx.Node) -> dict[str, Any]:

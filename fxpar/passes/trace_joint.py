@@ -1,153 +1,57 @@
-"""Trace a stage's forward and backward together into one ATen graph."""
+"""Trace a stage's forward and backward together into one ATen graph, equal layers once."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from typing import TypeAlias
 
-import torch
-from torch import Tensor, fx
-
-from fxpar._torch import (
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-    aot_export_joint_with_descriptors,
-    rename_placeholder,
-    with_effects,
-)
 from fxpar.errors import UnsupportedGraphError
-from fxpar.ir.capture import example
-from fxpar.ir.node_meta import has_no_result, known_value, module_path, set_value
-from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
+from fxpar.ir.stage import JointGraph, StageGraph
+from fxpar.passes.trace.cut_layers import cut_layers
+from fxpar.passes.trace.join_segments import UnfitCutError, join_segments
+from fxpar.passes.trace.segment import Segment, segments
+from fxpar.passes.trace.trace_whole import trace_whole
+
+Traced: TypeAlias = MutableMapping[str, tuple[Segment, JointGraph]]
+"""For each kind of segment, the first one and its joint graph."""
+
+_TRIES = 3
+"""How often a stage is cut before it is traced whole; each time, one of the cuts is left out."""
 
 
-def trace_joint(stage: StageGraph, *, with_backward: bool) -> JointGraph:
+def trace_joint(stage: StageGraph, *, with_backward: bool, known: Traced | None = None) -> JointGraph:
     """The joint graph of `stage`, functional and still in logical shapes; forward alone if not `with_backward`.
 
     Before: torch IR, `h = linear(x, w)`
     After:  ATen, `mm = aten.mm(x, t)`, ..., `dw = aten.mm(dh_t, x)`; placeholders and outputs as `JointGraph` says.
 
-    Every ATen op stays whole: a lowering applies its own decompositions to the local graphs.
+    Every ATen op stays whole: a lowering applies its own decompositions to the local graphs. Of layers that are equal
+    but for the names of parameters and modules, AOTAutograd traces one, and the others are copies. The result
+    computes what the trace of the whole stage computes, op for op.
+
+    Args:
+        known: traces of layers by their kind, from other stages of the same capture; those of this stage are added.
 
     Raises:
         UnsupportedGraphError: the stage changes in place a value that is neither its own nor a buffer, or calls an op
             whose effects torch orders by effect tokens.
     """
-    inputs = [_leaf(node) for node in stage.module.graph.nodes if node.op == "placeholder"]
-    with contextlib.ExitStack() as stack:
-        if not with_backward:
-            stack.enter_context(torch.no_grad())
-        joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs))
-        module = joint.graph_module
-    _check_effects(module, stage)
-    _remove_borders(module)
-    _note_missing_results(module)
-    return _with_ports(module, stage)
+    cuts = cut_layers(stage.module, with_backward=with_backward)
+    traced = {} if known is None else known
+    for _ in range(_TRIES):
+        if not cuts:
+            break
+        try:
+            return _from_segments(stage, segments(stage, cuts, with_backward=with_backward), traced, with_backward)
+        except UnfitCutError as unfit:
+            del cuts[unfit.position]
+        except UnsupportedGraphError:
+            break  # the trace of the whole stage names what the user knows
+    return trace_whole(stage, with_backward=with_backward)
 
 
-def _leaf(node: fx.Node) -> Tensor:
-    """A fake leaf tensor like the input at `node`, so that gradients are taken with respect to it."""
-    value = example(node)
-    with value.fake_mode:  # type: ignore[attr-defined]  # every example value is a FakeTensor
-        leaf = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return leaf.requires_grad_(value.requires_grad)
-
-
-def _check_effects(module: fx.GraphModule, stage: StageGraph) -> None:
-    for node in module.graph.nodes:
-        if node.target is with_effects:
-            raise UnsupportedGraphError(
-                f"stage {stage.index} calls {node.args[1]} in module {module_path(node)!r}, which is registered as "
-                "having effects in an order: no order holds over stages and microbatches; register it as an op that "
-                "changes an argument instead, such as `Tensor(a!) buffer` in its schema"
-            )
-
-
-def _remove_borders(module: fx.GraphModule) -> None:
-    for node in module.graph.nodes:
-        if node.target is torch.ops.fxpar.border.default:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
-
-
-def _note_missing_results(module: fx.GraphModule) -> None:
-    """Set the value None on ops that are called only for their effect: the trace records no value for them."""
-    for node in module.graph.nodes:
-        if node.op == "call_function" and known_value(node) is None:
-            assert has_no_result(node), f"{node.format_node()} was traced without a value"
-            set_value(node, None)
-
-
-def _with_ports(module: fx.GraphModule, stage: StageGraph) -> JointGraph:
-    """Read AOTAutograd's descriptors back into ports, and put the outputs in the order that `JointGraph` promises."""
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    (output,) = (node for node in module.graph.nodes if node.op == "output")
-    inputs, tangents = _read_inputs(placeholders, stage)
-    names = [port.identifier for port in inputs] + [f"gradient_of_{port.identifier}" for port in tangents]
-    for node, name in zip(placeholders, names, strict=True):
-        rename_placeholder(node, name)
-    returned = dict(_read_outputs(output, stage))
-    outputs = [("value", port) for port in stage.outputs]
-    outputs += [item for item in returned if item[0] == "value" and item[1].kind is PortKind.BUFFER]
-    gradients = [item for item in returned if item[0] == "gradient" and returned[item] is not None]
-    values = [returned[item] for item in (*outputs, *gradients)]
-    with module.graph.inserting_before(output):
-        module.graph.output(tuple(values))
-    module.graph.erase_node(output)
-    module.graph.set_codegen(fx.graph.CodeGen())
-    module.recompile()
-    return JointGraph(
-        stage.index,
-        module,
-        tuple(inputs),
-        tuple(port for _, port in outputs),
-        tuple(tangents),
-        tuple(port for _, port in gradients),
-    )
-
-
-def _read_inputs(placeholders: Sequence[fx.Node], stage: StageGraph) -> tuple[list[Port], list[Port]]:
-    inputs, tangents = [], []
-    for node in placeholders:
-        match node.meta["desc"]:
-            case PlainAOTInput(idx=position):
-                inputs.append(stage.inputs[position])
-            case TangentAOTInput(output=PlainAOTOutput(idx=position)):
-                tangents.append(stage.outputs[position])
-            case other:
-                raise AssertionError(f"unexpected input {other} of the joint graph of stage {stage.index}")
-    return inputs, tangents
-
-
-def _read_outputs(output: fx.Node, stage: StageGraph) -> list[tuple[tuple[str, Port], Any]]:
-    found: list[tuple[tuple[str, Port], Any]] = []
-    (values,) = output.args
-    assert isinstance(values, tuple | list)
-    for value, descriptor in zip(values, output.meta["desc"], strict=True):
-        match descriptor:
-            case PlainAOTOutput(idx=position):
-                found.append((("value", stage.outputs[position]), value))
-            case InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=position)):
-                found.append((("value", _buffer(stage, position)), value))
-            case GradAOTOutput(grad_of=PlainAOTInput(idx=position)):
-                found.append((("gradient", stage.inputs[position]), value))
-            case None:  # the gradient of an input that has none
-                pass
-            case other:
-                raise AssertionError(f"unexpected output {other} of the joint graph of stage {stage.index}")
-    return found
-
-
-def _buffer(stage: StageGraph, position: int) -> Port:
-    port = stage.inputs[position]
-    if port.kind is not PortKind.BUFFER:
-        raise UnsupportedGraphError(
-            f"stage {stage.index} changes {port} in place: expected changes of buffers alone; "
-            "write the operation out of place, or open the stage elsewhere"
-        )
-    return port
+def _from_segments(stage: StageGraph, parts: Sequence[Segment], traced: Traced, with_backward: bool) -> JointGraph:
+    for part in parts:
+        if part.kind not in traced:
+            traced[part.kind] = part, trace_whole(part.graph(stage), with_backward=with_backward)
+    return join_segments(stage, parts, [traced[part.kind] for part in parts])
