@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxpar._torch import compile_options
+from fxpar._torch_dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
 
@@ -34,6 +35,7 @@ class ForwardTracer:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._layers_traced_once = layers_traced_once(model)
         self._backend: Callable[..., Any] | None = None
         self._build: BuildStep | None = None
         self._options: Mapping[str, Any] | None = None
@@ -68,7 +70,7 @@ class ForwardTracer:
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), self._layers_traced_once():
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture
@@ -81,7 +83,8 @@ class ForwardTracer:
         """
         self._options = options
         try:
-            return self._traced(*args, **kwargs)
+            with self._layers_traced_once():
+                return self._traced(*args, **kwargs)
         finally:
             self._options = None
 

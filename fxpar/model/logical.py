@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxpar._torch import ignore_logging_calls, recompile_limit, skip_frame
+from fxpar._torch_dynamo.traced_property import TracedProperty
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.model.arguments import prepare_arguments, split_dim
@@ -22,7 +24,7 @@ from fxpar.world.mesh import num_batch_shards
 
 _MARK = "_fxpar_distributed"
 
-_TRAINED, _FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
+TRAINED, FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
 """Two tensors that stand in for all parameters: Dynamo wraps and guards each tensor that it meets, which is slow."""
 
 
@@ -46,7 +48,7 @@ def install(distribution: Distribution) -> None:
             members[module]["forward"] = synchronized_forward(module, path, num_batch_shards(distribution.mesh))
         if path in distribution.hints.outputs:
             plain = members[module].get("forward", type(module).forward)
-            members[module]["forward"] = _hinted_forward(plain, distribution.hints.outputs[path])
+            members[module]["forward"] = _hinted_forward(plain, tuple(distribution.hints.outputs[path]))
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {
@@ -60,22 +62,25 @@ def install(distribution: Distribution) -> None:
 
 
 def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution: Distribution) -> property:
+    """The local `DTensor`; in a trace, the marker of the logical parameter."""
     fqn, requires_grad = parameter.fqn, parameter.requires_grad
-    described = parameter.shape, parameter.dtype, distribution.mesh.device_type, fqn, distribution.handle
+    described = list(parameter.shape), parameter.dtype, distribution.mesh.device_type, fqn, distribution.handle
 
     def read(module: nn.Module) -> Tensor:
         if torch.compiler.is_compiling():
-            marked: Tensor = torch.ops.fxpar.param(_TRAINED if requires_grad else _FROZEN, *described)
+            marked: Tensor = torch.ops.fxpar.param(TRAINED if requires_grad else FROZEN, *described)
             return marked
         held = module._parameters.get(attribute)
         if held is None:
             raise AttributeError(f"parameter {fqn!r} is held by the ranks of another stage")
         return held
 
-    return property(read)
+    stand_in = __name__, "TRAINED" if requires_grad else "FROZEN"
+    return TracedProperty(read, torch.ops.fxpar.param, stand_in, described)
 
 
-def _hinted_forward(plain: Callable[..., Any], spec: Sequence[Any]) -> Callable[..., Any]:
+@cache  # hints alone do not make layers different
+def _hinted_forward(plain: Callable[..., Any], spec: tuple[Any, ...]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         output = plain(self, *args, **kwargs)
         if isinstance(output, tuple):

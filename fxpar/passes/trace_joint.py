@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.stage import JointGraph, StageGraph
-from fxpar.passes.trace.cut_layers import cut_layers
+from fxpar.passes.trace.cut_layers import COST_OF_A_TRACE, cut_layers
 from fxpar.passes.trace.join_segments import UnfitCutError, join_segments
 from fxpar.passes.trace.segment import Segment, segments
 from fxpar.passes.trace.trace_whole import trace_whole
@@ -17,6 +17,9 @@ Traced: TypeAlias = MutableMapping[str, tuple[Segment, JointGraph]]
 
 _TRIES = 3
 """How often a stage is cut before it is traced whole; each time, one of the cuts is left out."""
+
+_LARGEST_SHARE = 0.75
+"""Of a stage's ops: a stage of which more has to be traced is traced whole, so that no try costs more than it saves."""
 
 
 def trace_joint(stage: StageGraph, *, with_backward: bool, known: Traced | None = None) -> JointGraph:
@@ -39,15 +42,22 @@ def trace_joint(stage: StageGraph, *, with_backward: bool, known: Traced | None 
     cuts = cut_layers(stage.module, with_backward=with_backward)
     traced = {} if known is None else known
     for _ in range(_TRIES):
-        if not cuts:
+        parts = segments(stage, cuts, with_backward=with_backward)
+        if not _is_worth_it(parts, traced):
             break
         try:
-            return _from_segments(stage, segments(stage, cuts, with_backward=with_backward), traced, with_backward)
+            return _from_segments(stage, parts, traced, with_backward)
         except UnfitCutError as unfit:
             del cuts[unfit.position]
         except UnsupportedGraphError:
             break  # the trace of the whole stage names what the user knows
     return trace_whole(stage, with_backward=with_backward)
+
+
+def _is_worth_it(parts: Sequence[Segment], traced: Traced) -> bool:
+    """Whether much less has to be traced than the whole stage."""
+    new = {part.kind: len(part.nodes) + COST_OF_A_TRACE for part in parts if part.kind not in traced}
+    return sum(new.values()) <= _LARGEST_SHARE * sum(len(part.nodes) for part in parts)
 
 
 def _from_segments(stage: StageGraph, parts: Sequence[Segment], traced: Traced, with_backward: bool) -> JointGraph:

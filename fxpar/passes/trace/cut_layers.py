@@ -12,8 +12,8 @@ from fxpar.graph.repeats import count_crossings, find_repeats
 from fxpar.graph.shared_values import is_context, mutated
 from fxpar.ir.node_meta import known_value
 
-_SMALLEST = 8
-"""Repeats of fewer ops stay together: calling AOTAutograd takes as long as tracing a few ops."""
+COST_OF_A_TRACE = 8
+"""Calling AOTAutograd takes as long as tracing so many ops: repeats of fewer stay together."""
 
 
 def operations(module: fx.GraphModule) -> list[fx.Node]:
@@ -41,7 +41,7 @@ def cut_layers(module: fx.GraphModule, *, with_backward: bool) -> list[int]:
     numbers: dict[str, int] = {}
     labels = [numbers.setdefault(_label(node), len(numbers)) for node in nodes]
     cuts: set[int] = set()
-    for repeat in find_repeats(labels, prices, _SMALLEST):
+    for repeat in find_repeats(labels, prices, COST_OF_A_TRACE):
         cuts.update(range(repeat.start, repeat.stop + 1, repeat.period))
     return sorted(cuts - forbidden - {0, len(nodes)})
 

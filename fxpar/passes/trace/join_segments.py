@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from fxpar._torch import rename_placeholder
 from fxpar.graph.describe import describe
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import is_backward, value
@@ -82,7 +83,8 @@ class _Joining:
             self._gradients[last.outputs[position]] = self._placeholder(name, node)
 
     def _placeholder(self, name: str, like: fx.Node) -> fx.Node:
-        node = self._graph.placeholder(name)
+        node = self._graph.placeholder("unnamed")
+        rename_placeholder(node, name)
         node.meta = dict(like.meta)
         return node
 

@@ -34,12 +34,23 @@ def trace_whole(stage: StageGraph, *, with_backward: bool) -> JointGraph:
     with contextlib.ExitStack() as stack:
         if not with_backward:
             stack.enter_context(torch.no_grad())
-        joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs))
+        module = stage.module if with_backward else _without_grad_modes(stage.module)
+        joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
         module = joint.graph_module
     _check_effects(module, stage)
     _remove_borders(module)
     _note_missing_results(module)
     return _with_ports(module, stage)
+
+
+def _without_grad_modes(module: fx.GraphModule) -> fx.GraphModule:
+    """The same without changes of the grad mode: a forward that restores it would be traced with its backward."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.target is not torch._C._set_grad_enabled:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(module, graph)
 
 
 def _leaf(node: fx.Node) -> Tensor:

@@ -1,0 +1,135 @@
+"""A call of a layer that Dynamo is about to trace, and what its trace depends on."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch._dynamo.guards import extract_tensor_metadata
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import is_from_source
+from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable, UnspecializedNNModuleVariable
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
+from torch._guards import Source
+
+
+class NotEqualError(Exception):
+    """A call is not known to be equal to one that was traced, or cannot be copied."""
+
+
+@dataclass
+class LayerCall:
+    """The arguments of `UnspecializedNNModuleVariable.call_function`.
+
+    arguments: what a trace depends on of the call's arguments; inputs: the nodes of the tensors among them.
+    effects: what the trace has stored so far in objects that existed before it.
+
+    Raises:
+        NotEqualError: there are other arguments than tensors, constants and tuples of these, or effects that belong to
+            the layer or are not just attributes.
+    """
+
+    layer: UnspecializedNNModuleVariable
+    tx: Any
+    args: Any
+    kwargs: Any
+    inputs: list[fx.Node] = field(init=False, default_factory=list)
+    arguments: Any = field(init=False)
+    effects: frozenset[tuple[int, str, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.effects = self.effects_so_far()
+        self.arguments = _describe((*self.args, self.kwargs), self.inputs)
+
+    @property
+    def module(self) -> nn.Module:
+        module: Any = self.layer.value
+        assert isinstance(module, nn.Module), f"{module} is called as a layer"
+        return module
+
+    @property
+    def source(self) -> Source:
+        assert self.layer.source is not None, "a layer that the trace made"
+        return self.layer.source
+
+    @property
+    def path(self) -> str:
+        """Where the module was found, as in `nn_module_stack`."""
+        return re.sub(r"\._modules\['([^']+)'\]", r".\1", self.layer.get_nn_module_stack_source().name)
+
+    def owns(self, source: Source) -> bool:
+        """Whether what is found at `source` belongs to the layer."""
+        return is_from_source(source, self.source)
+
+    def resolve(self, source: Source) -> Any:
+        """The object at `source`."""
+        try:
+            return source.get_value(self.scope, {}, {})
+        except Exception as missing:
+            raise NotEqualError from missing
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        """The global and local variables at which sources start."""
+        return {"G": self.tx.output.root_tx.f_globals, "L": self.tx.output.root_tx.f_locals}
+
+    def effects_so_far(self) -> frozenset[tuple[int, str, int]]:
+        """See `effects`."""
+        effects: SideEffects = self.tx.output.side_effects
+        if effects.tensor_hooks or effects.save_for_backward or any(map(self.owns, effects.mutated_sources)):
+            raise NotEqualError
+        for each in effects.id_to_variable.values():
+            if isinstance(each.mutation_type, ValueMutationExisting) and each.mutation_type.is_modified:
+                raise NotEqualError
+        return frozenset(
+            (id(item), name, id(value))
+            for item, stored in effects.store_attr_mutations.items()
+            if isinstance(item.mutation_type, AttributeMutationExisting)
+            for name, value in stored.items()
+        )
+
+
+def _describe(arguments: Any, tensors: list[fx.Node]) -> Any:
+    """What a trace depends on of arguments: constants, and types of tensors, whose nodes are appended to `tensors`."""
+    if isinstance(arguments, Mapping):
+        return tuple((name, _describe(each, tensors)) for name, each in arguments.items())
+    if isinstance(arguments, tuple | list):
+        return tuple(_describe(each, tensors) for each in arguments)
+    variable = arguments.realize() if isinstance(arguments, VariableTracker) else arguments
+    if type(variable) is TensorVariable:
+        node = variable.as_proxy().node
+        position = tensors.index(node) if node in tensors else len(tensors)
+        tensors.append(node)
+        return "tensor", position, extract_tensor_metadata(node.meta["example_value"])
+    if type(variable) is ConstantVariable:
+        return "constant", type(variable.value), variable.value
+    if type(variable) is TupleVariable:
+        return "tuple", _describe(variable.items, tensors)
+    raise NotEqualError
+
+
+def returned_nodes(result: VariableTracker, new: set[fx.Node]) -> tuple[list[fx.Node], bool]:
+    """The nodes that a call returns, and whether in a tuple.
+
+    Raises:
+        NotEqualError: it returns something else than tensors, or tensors that are not among the `new` ones.
+    """
+    result = result.realize()
+    items = list(result.items) if type(result) is TupleVariable else [result]
+    items = [item.realize() for item in items]
+    if any(type(item) is not TensorVariable for item in items):
+        raise NotEqualError
+    nodes = [item.as_proxy().node for item in items]
+    if not new.issuperset(nodes) or len(set(nodes)) < len(nodes):
+        raise NotEqualError
+    return nodes, type(result) is TupleVariable
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a fake value is a tensor of fixed shape, a number, or a tuple of these."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain, value))
+    if isinstance(value, Tensor):
+        return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+    return value is None or isinstance(value, int | float)

@@ -1,0 +1,168 @@
+"""Write for the call of a layer what another one was traced to."""
+
+import functools
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import is_from_source
+from torch._dynamo.variables import TupleVariable
+from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
+from torch._guards import ChainedSource, Source
+
+from fxpar._torch_dynamo.layer_call import LayerCall, NotEqualError
+from fxpar._torch_dynamo.traced_layer import TracedLayer, other_place
+from fxpar._torch_dynamo.traced_property import TracedProperty, are_equal_classes
+
+
+class LayerCopy:
+    """A copy of `traced` for `call`.
+
+    Raises:
+        NotEqualError: Dynamo might trace the call to something else.
+    """
+
+    def __init__(self, traced: TracedLayer, call: LayerCall) -> None:
+        self._traced, self._call, self._tx = traced, call, call.tx
+        if (call.arguments, call.effects) != (traced.call.arguments, traced.call.effects):
+            raise NotEqualError
+        self._sources: dict[Source, Source] = {traced.call.source: call.source}
+        self._values: dict[Source, Any] = {}
+        self._check()
+        self._properties = {node: self._read(node) for node in traced.properties}
+        self._nodes = dict(zip(traced.call.inputs, call.inputs, strict=True))
+        self._storages: dict[int, Tensor] = {}
+        modules = traced.call.module.named_modules()
+        self._modules = {str(id(old)): call.module.get_submodule(path) for path, old in modules}
+
+    def _check(self) -> None:
+        """Compare all that was read of the traced layer with its counterpart."""
+        for source, value in self._traced.unguarded:
+            found = self._counterpart(source)
+            if found is not value and not (isinstance(value, type) and are_equal_classes(found, value)):
+                raise NotEqualError
+        for guard, check, expected in self._traced.guards:
+            found = self._counterpart(guard.originating_source)
+            is_equal = (
+                found is self._counterpart(other_place(guard)) if check is None else check.eval_fn(found, expected)
+            )
+            if not is_equal:
+                raise NotEqualError
+
+    def _counterpart(self, source: Source) -> Any:
+        try:
+            return self._moved(source).get_value(self._call.scope, {}, self._values)
+        except Exception as missing:
+            raise NotEqualError from missing
+
+    def _moved(self, source: Any) -> Any:
+        """Where this layer has what the traced one has at `source`."""
+        if source not in self._sources:
+            moved = source
+            if isinstance(source, ChainedSource):
+                own = {each.name: getattr(source, each.name) for each in fields(source)}
+                changed = {name: self._moved(value) for name, value in own.items() if isinstance(value, Source)}
+                if any(own[name] is not value for name, value in changed.items()):
+                    moved = replace(source, **changed)
+            self._sources[source] = moved
+        return self._sources[source]
+
+    def write(self) -> Any:
+        """Append the operations to the graph, and install the guards; returns what the call returns."""
+        for node in self._traced.nodes:
+            self._enter(node)
+        for node in self._traced.nodes:
+            read = self._properties.get(node)
+            args = node.args if read is None else (node.args[0], *read.constants)
+            args, kwargs = fx.map_arg((args, node.kwargs), self._nodes.__getitem__)
+            copy = self._tx.output.current_tracer.create_node(node.op, node.target, args, kwargs, name=_stem(node))
+            copy.meta |= self._meta(node)
+            self._nodes[node] = copy
+        self._install_guards()
+        made = [self._variable(self._nodes[node]) for node in self._traced.result]
+        return TupleVariable(made) if self._traced.is_tuple else made[0]
+
+    def _read(self, node: fx.Node) -> TracedProperty:
+        """What this layer has in place of the property that the node reads."""
+        path, name = self._traced.properties[node]
+        own = getattr(type(self._call.module.get_submodule(path)), name, None)
+        old = getattr(type(self._traced.call.module.get_submodule(path)), name)
+        if not isinstance(own, TracedProperty) or (own.op, own.tensor) != (old.op, old.tensor):
+            raise NotEqualError
+        differing = [mine for mine, other in zip(own.constants, old.constants, strict=True) if mine != other]
+        if not all(isinstance(value, str) for value in differing):  # names may differ, shapes and dtypes may not
+            raise NotEqualError
+        return own
+
+    def _enter(self, node: fx.Node) -> None:
+        """Find the counterparts of the placeholders that `node` uses, such as buffers."""
+        for used in node.all_input_nodes:
+            if used.op == "placeholder" and used not in self._nodes:
+                source = used.meta["grapharg"].source
+                moved = self._moved(source)
+                if moved == source:
+                    self._nodes[used] = used
+                else:
+                    self._nodes[used] = VariableBuilder(self._tx, moved)(self._counterpart(source)).as_proxy().node
+
+    def _meta(self, node: fx.Node) -> dict[str, Any]:
+        """What Dynamo would have noted of the node's copy."""
+        meta = dict(node.meta)
+        if node in self._traced.result or _is_changed(meta.get("example_value")):
+            with self._tx.fake_mode:
+                meta["example_value"] = self._like(meta["example_value"])
+        stack = dict(self._tx.nn_module_stack)
+        for key, (path, cls) in list(meta.get("nn_module_stack", {}).items())[self._traced.depth :]:
+            module = self._modules.get(key.partition("@")[0])
+            if module is None:
+                stack[key] = path, cls
+            else:
+                own = self._call.path + path.removeprefix(self._traced.call.path)
+                stack[str(id(module))] = own, type(module)
+        if stack:
+            meta["nn_module_stack"] = stack
+        return meta
+
+    def _like(self, value: Any) -> Any:
+        """A fake value like another one; views of one memory become views of one memory."""
+        if not isinstance(value, Tensor):
+            return type(value)(map(self._like, value)) if isinstance(value, tuple | list) else value
+        key = value.untyped_storage()._cdata
+        if key not in self._storages:
+            size = value.untyped_storage().nbytes() // value.dtype.itemsize
+            self._storages[key] = torch.empty(size, dtype=value.dtype, device=value.device)
+        with torch.no_grad():
+            made = self._storages[key].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
+            return made.detach().requires_grad_(value.requires_grad)
+
+    def _install_guards(self) -> None:
+        """Guard this layer as the traced one is guarded."""
+        output = self._tx.output
+        own = [each for each in output.guard_on_key_order if is_from_source(each, self._traced.call.source)]
+        output.guard_on_key_order.update(map(self._moved, own))
+        for guard, check, _ in self._traced.guards:
+            source, create = self._moved(guard.originating_source), guard.create_fn
+            if guard.create_fn_name() == "TENSOR_MATCH":  # which holds the tensor
+                VariableBuilder(self._tx, source)(self._counterpart(guard.originating_source))
+                continue
+            if check is None:
+                create = functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=self._moved(other_place(guard)))
+            install_guard(source.make_guard(create))
+
+    def _variable(self, node: fx.Node) -> Any:
+        proxy = fx.Proxy(node, self._tx.output.current_tracer)
+        return wrap_fx_proxy(self._tx, proxy, example_value=node.meta.pop("example_value"))
+
+
+def _is_changed(value: Any) -> bool:
+    """Whether an op has changed the fake value in place. Of others only the type is read: they need no copies."""
+    values = value if isinstance(value, tuple | list) else [value]
+    return any(isinstance(each, Tensor) and each._version > 0 for each in values)
+
+
+def _stem(node: fx.Node) -> str:
+    """The name from which the graph made that of the node."""
+    return re.sub(r"_\d+$", "", node.name)

@@ -1,0 +1,159 @@
+"""Dynamo traces equal layers of a model once: the calls of the others become copies of what it traced.
+
+Dynamo guards all that it reads of a layer. Another one of which the same guards hold, called with equal arguments,
+would be traced to the same operations, so these are copied, and the guards are installed for it as well. (torch's
+`nested_compile_region` does the same for regions that users mark, which stay calls of subgraphs.) What changed objects
+that existed before the trace is never copied.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import UnspecializedNNModuleVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
+from torch._dynamo.variables.functions import PropertyVariable
+
+from fxpar._torch_dynamo.layer_call import LayerCall, NotEqualError
+from fxpar._torch_dynamo.layer_copy import LayerCopy
+from fxpar._torch_dynamo.traced_layer import TracedLayer, describe_trace
+from fxpar._torch_dynamo.traced_property import TracedProperty
+
+
+class Layers:
+    """The layers of a model: modules with siblings of the same class, and with modules of their own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._output: Any = None
+        self._is_tracing = False
+        self._forget()
+
+    @contextmanager
+    def traced_once(self) -> Iterator[None]:
+        """Within, Dynamo traces equal layers of the model once."""
+        token = _layers.set(self)
+        try:
+            yield
+        finally:
+            _layers.reset(token)
+            self._forget()
+
+    def _forget(self, output: Any = None) -> None:
+        """Begin anew, for a trace with this `OutputGraph`."""
+        self._output = output
+        self._traced: dict[tuple[int, str], list[TracedLayer]] = {}
+        self._read: dict[fx.Node, tuple[nn.Module, TracedProperty]] = {}
+
+    @cached_property
+    def _kinds(self) -> dict[int, tuple[int, str]]:
+        """For the id of each layer: that of its parent, and the name of its class."""
+        found: dict[int, tuple[int, str]] = {}
+        for parent in self._model.modules():
+            siblings: dict[str, list[nn.Module]] = {}
+            for child in parent.children():
+                siblings.setdefault(torch.typename(child), []).append(child)
+            for name, children in siblings.items():
+                if len(children) > 1:
+                    found |= {id(child): (id(parent), name) for child in children if next(child.children(), None)}
+        return found
+
+    def note_property(self, node: fx.Node, module: nn.Module, found: TracedProperty) -> None:
+        """Remember where the property was found whose value `node` is."""
+        self._read[node] = module, found
+
+    def call(self, layer: UnspecializedNNModuleVariable, tx: Any, args: Any, kwargs: Any, trace: Any) -> Any:
+        """The result of calling `layer`: a copy of what was traced for an equal one, or that of `trace`."""
+        kind = self._kinds.get(id(layer.value))
+        if kind is None or self._is_tracing or layer.source is None or tx.output.current_tracer.parent is not None:
+            return trace(layer, tx, args, kwargs)
+        if tx.output is not self._output:  # another trace, or Dynamo has begun anew
+            self._forget(tx.output)
+        known = self._traced.setdefault(kind, [])
+        try:
+            call = LayerCall(layer, tx, args, kwargs)
+        except NotEqualError:
+            return trace(layer, tx, args, kwargs)
+        for traced in known:
+            try:
+                copy = LayerCopy(traced, call)
+            except NotEqualError:
+                continue
+            return copy.write()
+        return self._trace(call, known, trace)
+
+    def _trace(self, call: LayerCall, known: list[TracedLayer], trace: Any) -> Any:
+        """The result of `trace`, which is added to `known` if later calls may copy it."""
+        output = call.tx.output
+        tracer, last = output.current_tracer, next(iter(reversed(output.graph.nodes)), None)
+        others = tracer.traced_sources
+        tracer.traced_sources, self._is_tracing = type(others)(), True
+        try:
+            result = trace(call.layer, call.tx, call.args, call.kwargs)
+        finally:
+            own, self._is_tracing = tracer.traced_sources, False
+            others.update(own)
+            tracer.traced_sources = others
+        with suppress(NotEqualError):
+            known.append(describe_trace(call, _behind(last, output.graph), self._read, own, result))
+        return result
+
+
+_layers: ContextVar[Layers | None] = ContextVar("the layers that Dynamo traces once", default=None)
+
+
+def _behind(last: fx.Node | None, graph: fx.Graph) -> list[fx.Node]:
+    """The nodes behind `last`, in order; inputs are inserted further in front."""
+    found: list[fx.Node] = []
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        found.append(node)
+    return [node for node in reversed(found) if node.op != "placeholder"]
+
+
+def _ask_layers() -> None:
+    """Let Dynamo ask the layers of the model that is traced, when it calls a module."""
+    trace = UnspecializedNNModuleVariable.call_function
+
+    def call_function(
+        self: UnspecializedNNModuleVariable, tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        layers = _layers.get()
+        if layers is None:
+            return trace(self, tx, args, kwargs)
+        called: VariableTracker = layers.call(self, tx, args, kwargs, trace)
+        return called
+
+    UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+def _call_ops_of_properties() -> None:
+    """Let Dynamo call the op of a `TracedProperty` in place of tracing its getter."""
+    get = PropertyVariable.tp_descr_get_impl
+
+    def tp_descr_get_impl(self: PropertyVariable, tx: Any, obj: VariableTracker | None, owner: Any) -> VariableTracker:
+        found = self.descriptor
+        if not isinstance(found, TracedProperty) or not isinstance(obj, UnspecializedNNModuleVariable):
+            return get(self, tx, obj, owner)
+        holder: Any = obj.value
+        module, name = found.tensor
+        source = AttrSource(tx.import_source(module), name)
+        tensor = VariableBuilder(tx, source)(source.get_value({"G": tx.output.root_tx.f_globals}, {}, {}))
+        proxy = tx.output.create_proxy("call_function", found.op, (tensor.as_proxy(), *found.constants), {})
+        if (layers := _layers.get()) is not None:
+            layers.note_property(proxy.node, holder, found)
+        variable: VariableTracker = wrap_fx_proxy(tx, proxy)
+        return variable
+
+    PropertyVariable.tp_descr_get_impl = tp_descr_get_impl  # type: ignore[method-assign]
+
+
+_ask_layers()
+_call_ops_of_properties()

@@ -1,0 +1,271 @@
+"""Copies of a layer that Dynamo traced once are what it would have traced, and are guarded as that would be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from fxpar._torch_dynamo.layer_copy import LayerCopy
+from fxpar._torch_dynamo.layers import Layers
+from fxpar.ir.capture import Capture
+from fxpar.ir.node_meta import module_path
+from fxpar.model.distribution import Distribution
+from fxpar.model.logical import install
+from fxpar.world.mesh import Mesh
+from tests.support.small_models import GPT, hf_gpt2, hf_llama
+
+LAYERS = 5
+CALLS = [0]
+
+
+class Layer(nn.Module):
+    """A layer with a buffer that changes, dropout, and an option that a forward reads."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.scale, self.calls = number, 2.0, 0
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("shift", torch.full((8,), float(number)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.norm(self.linear(x) + self.shift), 0.1) * self.scale
+
+
+class InPlace(Layer):
+    """Changes its own values, and returns a view of one that it also uses."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.linear(x)
+        hidden.add_(1.0)
+        F.relu(hidden, inplace=True)
+        return hidden.view(2, -1).view(-1, 8), hidden * 2
+
+
+class Numbered(Layer):
+    """Reads a number that differs from layer to layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) * self.number
+
+
+class Counting(Layer):
+    """Counts the calls of all layers in an object from outside of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS[0] += 1
+        return x + self.linear(x) * CALLS[0]
+
+
+class CountingItself(Layer):
+    """Keeps a number on itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return x + self.linear(x)
+
+
+class Reading(Layer):
+    """Reads what the model stores between the layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) * STATE.value
+
+
+class State:
+    value = 1.0
+
+
+STATE = State()
+
+
+class Chain(nn.Module):
+    """Layers one after another."""
+
+    def __init__(self, layer: type[Layer] = Layer, *, stores: bool = False) -> None:
+        super().__init__()
+        self.layers, self.stores = nn.ModuleList(layer(number) for number in range(LAYERS)), stores
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.sum()
+        for number, layer in enumerate(self.layers):
+            if self.stores:
+                STATE.value = float(number)
+            returned = layer(x)
+            x, other = returned if isinstance(returned, tuple) else (returned, returned)
+            total = total + other.sum()
+        return total + x.square().mean()
+
+
+def chain(change: Callable[[Chain], Any] = lambda model: None, **options: Any) -> Chain:
+    model = Chain(**options)
+    change(model)
+    return model
+
+
+def tie(model: Chain) -> None:
+    model.layers[3].linear.weight = model.layers[1].linear.weight
+
+
+def hook(model: Chain) -> None:
+    model.layers[2].register_forward_hook(lambda module, args, output: output * 3)
+
+
+def rescale(model: Chain) -> None:
+    model.layers[2].scale = 5.0
+
+
+def freeze(model: Chain) -> None:
+    for layer in model.layers[:2]:
+        layer.requires_grad_(False)
+
+
+def alternate() -> nn.Module:
+    config = transformers.Gemma3TextConfig(
+        vocab_size=96,
+        hidden_size=24,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        sliding_window=4,
+        use_cache=False,
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def tokens() -> Tensor:
+    return torch.randint(96, (2, 12))
+
+
+def labelled() -> dict[str, Tensor]:
+    return {"input_ids": tokens(), "labels": tokens()}
+
+
+def rows() -> tuple[Tensor]:
+    return (torch.randn(4, 8),)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
+    "gpt": (lambda: GPT(layers=LAYERS), lambda: (tokens(), tokens()), LAYERS - 1),
+    "gpt2": (lambda: hf_gpt2(layers=LAYERS, dropout=0.1), labelled, LAYERS - 1),
+    "llama": (lambda: hf_llama(layers=LAYERS), labelled, LAYERS - 1),
+    "gemma": (alternate, labelled, 5),  # masks are arguments
+    "chain": (chain, rows, LAYERS - 2),  # the first one's input requires no gradient
+    "tied": (lambda: chain(tie), rows, LAYERS - 2),
+    "in place": (lambda: chain(layer=InPlace), rows, LAYERS - 2),
+    "half frozen": (lambda: chain(freeze), rows, 2),
+    "one has a hook": (lambda: chain(hook), rows, LAYERS - 3),
+    "one differs": (lambda: chain(rescale), rows, LAYERS - 3),
+    "numbered": (lambda: chain(layer=Numbered), rows, 0),
+    "counting": (lambda: chain(layer=Counting), rows, 0),
+    "counting itself": (lambda: chain(layer=CountingItself), rows, 0),
+    "stored between": (lambda: chain(layer=Reading, stores=True), rows, 0),
+}
+"""Each with its inputs, and the number of layers that are copies."""
+
+
+def distributed(make: Callable[[], nn.Module]) -> Distribution:
+    torch.manual_seed(0)
+    distribution = Distribution.of(make(), Mesh(), None, 1, None)
+    install(distribution)
+    return distribution
+
+
+def capture(distribution: Distribution, make_inputs: Callable[[], Any]) -> Capture:
+    torch.manual_seed(1)
+    CALLS[0], STATE.value = 0, 1.0
+    return distribution.tracer.capture("cpu", make_inputs())
+
+
+def operations(captured: Capture) -> list[tuple[Any, ...]]:
+    """The operations in order, with numbers for nodes: their names come from variables that a copy does not have."""
+    numbers = {node: f"%{number}" for number, node in enumerate(captured.module.graph.nodes)}
+
+    def described(node: fx.Node) -> str:
+        args = node.args[:-1] if str(node.target).startswith("fxpar") else node.args  # without the model's handle
+        return str(fx.node.map_aggregate((args, node.kwargs), lambda given: numbers.get(given, given)))
+
+    return [
+        (str(node.target), described(node), module_path(node), type_of(node.meta.get("example_value")))
+        for node in captured.module.graph.nodes
+        if node.op != "placeholder"
+    ]
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.requires_grad}"
+    return str(list(map(type_of, value))) if isinstance(value, tuple | list) else repr(value)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Has an item for each layer that was copied."""
+    found: list[None] = []
+    write = LayerCopy.write
+
+    def counted(copy: Any) -> Any:
+        result = write(copy)
+        found.append(None)
+        return result
+
+    monkeypatch.setattr(LayerCopy, "write", counted)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_are_what_would_have_been_traced(name: str, copies: list[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    make, make_inputs, num_copies = MODELS[name]
+    found = capture(distributed(make), make_inputs)
+    assert len(copies) == num_copies
+    monkeypatch.setattr(Layers, "call", lambda self, layer, tx, args, kwargs, trace: trace(layer, tx, args, kwargs))
+    expected = capture(distributed(make), make_inputs)
+    assert operations(found) == operations(expected)
+    names = Counter(port.name for port in found.sources.values())
+    assert names == Counter(port.name for port in expected.sources.values())
+
+
+def test_memory_that_layers_change_is_their_own() -> None:
+    captured = capture(distributed(lambda: chain(layer=InPlace)), rows)
+    changed = [node for node in captured.module.graph.nodes if node.target == "add_"]
+    storages = {node.args[0].meta["example_value"].untyped_storage()._cdata for node in changed}
+    assert len(storages) == len(changed) == LAYERS
+
+
+CHANGES: dict[str, Callable[[Chain], Any]] = {
+    "an attribute": lambda model: setattr(model.layers[4], "scale", 3.0),
+    "an option of a module in a layer": lambda model: setattr(model.layers[3].norm, "eps", 1e-2),
+    "evaluation": lambda model: model.layers[3].eval(),
+    "another forward": lambda model: setattr(model.layers[4], "forward", lambda x: x),
+    "the shape of a buffer": lambda model: setattr(model.layers[4], "shift", torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_a_copied_layer_is_noticed(name: str, copies: list[None]) -> None:
+    distribution = distributed(chain)
+    first = capture(distribution, rows)
+    assert len(copies) == LAYERS - 2
+    assert capture(distribution, rows) is first
+    assert isinstance(distribution.model, Chain)
+    CHANGES[name](distribution.model)
+    assert capture(distribution, rows) is not first
+
+
+def test_a_model_that_is_traced_again_is_not_taken_for_the_one_before(copies: list[None]) -> None:
+    distribution = distributed(chain)
+    capture(distribution, rows)
+    assert isinstance(distribution.model, Chain)
+    for layer in distribution.model.layers:
+        layer.scale = 7.0
+    graph = capture(distribution, rows).module.graph
+    assert {node.args[1] for node in graph.nodes if "mul" in str(node.target)} == {7.0}
