@@ -46,13 +46,30 @@ def _compile(module: fx.GraphModule, example_inputs: Sequence[Tensor], options: 
     return _build(read_capture(module), options)
 
 
-def build_captured(capture: Capture, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The step of a forward that was captured, for the options of `torch.compile`; a step that raises, if it fails."""
-    try:
-        with fork_rng(_devices()):  # it may run made-up values, which must not change what the user draws
-            return _build(capture, read_options(options))
-    except FxparError as error:
-        return raising(error)
+class CapturedSteps:
+    """The steps of a forward that was captured, for the options of `torch.compile`: for training and for evaluation.
+
+    Each is built when it is first called; it raises, if that fails.
+    """
+
+    def __init__(self, capture: Capture, options: Mapping[str, Any]) -> None:
+        self._capture = capture
+        self._options = options
+        self._built: dict[bool, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        """Run a step, forward and backward where grad is enabled, otherwise the forward alone."""
+        with_grad = torch.is_grad_enabled()
+        if with_grad not in self._built:
+            self._built[with_grad] = self._build()
+        return self._built[with_grad](*args)
+
+    def _build(self) -> Callable[..., Any]:
+        try:
+            with fork_rng(_devices()):  # it may run made-up values, which must not change what the user draws
+                return _build(self._capture, read_options(self._options))
+        except FxparError as error:
+            return raising(error)
 
 
 def _devices() -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 
+from fxpar.build.connected_stages import ConnectedStages, connect_stages, remember_training, stages_of_training
 from fxpar.build.rank_graphs import derive_graphs
 from fxpar.build.rank_program import RankProgram, keep_program, kept_program
 from fxpar.build.step_plan import StepPlan, plan_step
@@ -35,8 +35,7 @@ from fxpar.runtime.input_check import input_check
 from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.results import result_specs
 from fxpar.runtime.step import Step
-from fxpar.runtime.wiring import connect
-from fxpar.schedule import MEMORY_HEADER, check_memory
+from fxpar.schedule import MEMORY_HEADER, Program, check_memory
 from fxpar.world.agreement import check_agreement, check_collectives
 from fxpar.world.lost_peers import warning_of_a_long_wait
 
@@ -66,19 +65,39 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     task = Task(capture, options, distribution, log, with_backward)
     with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
         check_agreement(task.facts)
-    own, program = _found(task) or _derived(task)
-    executor = _connect(task, program, own)
+    if with_backward:
+        connected = _connected(task)
+        step = _step(task, connected)
+        remember_training(step, task, connected)
+        return step
+    return _step(task, stages_of_training(task) or _connected(task))
+
+
+def _step(task: Task, connected: ConnectedStages) -> Step:
+    """The step that `connected` runs; a collective of all ranks."""
+    capture, options, distribution, mesh = task.capture, task.options, task.distribution, task.mesh
+    batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0}
+    microbatches = distribution.final_plan.microbatches
+    executor = Executor(
+        mesh, connected.program, connected.stages, connected.connections, microbatches, batch_dims, task.loss
+    )
+    check_collectives(executor.gradient_sums)
     return Step(
         capture,
         task.loss,
         distribution,
         executor,
-        result_specs(capture, program.border),
+        result_specs(capture, connected.derived.border),
         options.timeline,
-        with_backward=with_backward,
+        with_backward=task.with_backward,
         results_on_all_stages=options.results == ALL_STAGES,
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
     )
+
+
+def _connected(task: Task) -> ConnectedStages:
+    own, program = _found(task) or _derived(task)
+    return connect_stages(task, program, own)
 
 
 def _found(task: Task) -> tuple[list[CompiledStage], RankProgram] | None:
@@ -107,9 +126,18 @@ def _derive(task: Task) -> tuple[list[CompiledStage], RankProgram]:
         plan = _with_profile(task, plan, own)
     check_memory(plan.peaks, task.memory_budget)
     _dump_program(task, plan)
-    program = plan.programs[task.mesh.coordinate["pipe"]]
-    buffers = task.distribution.buffer_stages
-    return own, RankProgram(stages, program, tuple(plan.pipeline.reshards), plan.stages[-1].border, dict(buffers))
+    program, evaluation = plan.programs[task.mesh.coordinate["pipe"]], _evaluation(task, plan)
+    buffers, reshards = task.distribution.buffer_stages, tuple(plan.pipeline.reshards)
+    return own, RankProgram(stages, program, reshards, plan.stages[-1].border, dict(buffers), evaluation)
+
+
+def _evaluation(task: Task, plan: StepPlan) -> Program | None:
+    """This rank's program of an evaluation by the graphs of a training step, if it fits on every rank."""
+    if not task.with_backward:
+        return None
+    alone = plan.without_backward(task.mesh)
+    fits = all(peak.peak_bytes <= task.memory_budget for peak in alone.peaks)
+    return alone.programs[task.mesh.coordinate["pipe"]] if fits else None
 
 
 def _graph_model(task: Task) -> GraphModel:
@@ -129,17 +157,6 @@ def _with_profile(task: Task, plan: StepPlan, own: Sequence[CompiledStage]) -> S
     if not task.with_backward:  # the order of forwards does not depend on times
         return plan
     return replace(plan, schedule=task.schedule(costs)).with_programs(task.mesh)
-
-
-def _connect(task: Task, program: RankProgram, own: Sequence[CompiledStage]) -> Executor:
-    """Open the transports between stages, and make this rank's executor; a collective of all ranks."""
-    capture, mesh, microbatches = task.capture, task.mesh, task.distribution.final_plan.microbatches
-    timeout = timedelta(seconds=task.options.transfer_timeout_s)
-    connections = connect(program.reshards, own, mesh, microbatches, timeout, answered=task.loss is None)
-    batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0}
-    executor = Executor(mesh, program.program, own, connections, microbatches, batch_dims, task.loss)
-    check_collectives(executor.gradient_sums)
-    return executor
 
 
 def _dump_program(task: Task, plan: StepPlan) -> None:

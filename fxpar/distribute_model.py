@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fxpar.backend import build_captured, fxpar
+from fxpar.backend import CapturedSteps, fxpar
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
 from fxpar.ir.hints import Entry
 from fxpar.ir.plan import Plan
@@ -77,7 +77,7 @@ def distribute(
     count = _checked(microbatches if plan is None else plan.microbatches)
     distribution = Distribution.of(model, mesh, layouts, count, batch_dims)
     install(distribution)
-    distribution.tracer.serve(fxpar, build_captured)
+    distribution.tracer.serve(fxpar, CapturedSteps)
     on_meta = place_buffers(model, mesh.device_type)
     distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)
     distribution.placement = distribution.plan.placement

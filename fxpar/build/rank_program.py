@@ -24,6 +24,7 @@ class RankProgram:
     reshards: of all values that cross between stages, on all ranks.
     border: of the last stage, for the results.
     buffer_stages: of buffers that the forward changes, by name.
+    evaluation: the instructions of a step that runs the forwards alone, if memory suffices; None without a backward.
     warnings: those that its derivation gave.
     """
 
@@ -32,6 +33,7 @@ class RankProgram:
     reshards: tuple[Reshard, ...]
     border: StageBorder
     buffer_stages: Mapping[str, int]
+    evaluation: Program | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -23,6 +23,7 @@ from fxpar.schedule import (
     Schedule,
     check_programs,
     few_microbatches_warning,
+    forward_only,
     lower,
     peak_memory,
 )
@@ -47,6 +48,12 @@ class StepPlan:
         messages = pipeline_messages(self.stages, [reshard.crossing for reshard in self.pipeline.reshards])
         check_programs(programs, self.schedule, self.pipeline.edges, messages)
         return replace(self, programs=programs)
+
+    def without_backward(self, mesh: Mesh) -> StepPlan:
+        """The plan of an evaluation by the forward graphs of this training step."""
+        memory = {stage: figures.without_backward for stage, figures in self.costs.memory.items()}
+        costs = replace(self.costs, memory=memory)
+        return replace(self, schedule=forward_only(self.schedule), costs=costs).with_programs(mesh)
 
     @property
     def peaks(self) -> tuple[RankMemory, ...]:

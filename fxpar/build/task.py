@@ -35,8 +35,8 @@ class Task:
 
     @property
     def loss(self) -> Loss | None:
-        """Position and dtype of `Capture.loss`, or, in a step without a backward, of `Capture.first_scalar`."""
-        position = self.capture.loss if self.with_backward else self.capture.first_scalar
+        """Position and dtype of `Capture.loss`, or, in a step without a backward, of `Capture.reported`."""
+        position = self.capture.loss if self.with_backward else self.capture.reported
         return None if position is None else Loss(position, example(self.capture.results[position]).dtype)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import graph_arguments, stored_outside
+from fxpar._torch import graph_arguments, reads_of_grad_mode, stored_outside
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.inline_checkpoints import inline_checkpoints
@@ -32,6 +32,7 @@ class Capture:
     buffers: the tensors captured as buffers.
     kept: the positions, among all that the compiled function returns, of tensors that the forward keeps on objects of
         its own, with the source lines.
+    reads_grad_mode: whether the forward may compute something else in the other grad mode.
     """
 
     module: fx.GraphModule
@@ -44,6 +45,7 @@ class Capture:
     microbatch_size: int | None
     buffers: Mapping[Port, Tensor]
     kept: Mapping[int, str] = field(default_factory=dict)
+    reads_grad_mode: bool = False
 
     @property
     def loss(self) -> int | None:
@@ -51,9 +53,9 @@ class Capture:
         return self._chosen([i for i in self._scalars if example(self.results[i]).requires_grad])
 
     @property
-    def first_scalar(self) -> int | None:
-        """The position of the loss's stand-in if nothing requires grad: chosen likewise, from all scalar results."""
-        return self._chosen(self._scalars)
+    def reported(self) -> int | None:
+        """The position of what an evaluation returns as its loss: the loss, else chosen likewise from all scalars."""
+        return self._chosen(self._scalars) if self.loss is None else self.loss
 
     def _chosen(self, positions: Sequence[int]) -> int | None:
         return self.named_loss if self.named_loss in positions else next(iter(positions), None)
@@ -103,10 +105,14 @@ _OWN_NAMESPACES = ("aten", "prims", "fxpar", "_c10d_functional", "higher_order")
 _OWN_MODULES = ("torch", "fxpar", "_operator", "builtins", "math")
 
 
+def _is_op(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+
+
 def _is_torchs_own(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
-    if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if _is_op(node):
         return str(node.target).partition(".")[0] in _OWN_NAMESPACES
     return (getattr(node.target, "__module__", None) or "").partition(".")[0] in _OWN_MODULES
 
@@ -149,6 +155,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
         UnsupportedGraphError: an argument is a symbolic number, or an object from outside keeps a tensor.
     """
     held = graph_arguments(module)
+    reads_grad_mode = _reads_grad_mode(module)
     _note_kept_outside()
     inline_checkpoints(module)
     define_attention_dropout(module)
@@ -176,7 +183,30 @@ def read_capture(module: fx.GraphModule) -> Capture:
     assert isinstance(handle, int), f"{exits[0]} names no model"
     buffers = {port: held[position] for port, position in arguments.items() if port.kind is PortKind.BUFFER}
     lines = {position: source_line(node) for position, node in kept.items()}
-    return Capture(module, handle, sources, results, named_loss, arguments, batch_dims, microbatch_size, buffers, lines)
+    return Capture(
+        module,
+        handle,
+        sources,
+        results,
+        named_loss,
+        arguments,
+        batch_dims,
+        microbatch_size,
+        buffers,
+        lines,
+        reads_grad_mode,
+    )
+
+
+def _reads_grad_mode(module: fx.GraphModule) -> bool:
+    """Whether the traced code asked for what grad mode decides, or calls what may ask once it runs.
+
+    What inputs and parameters require does not depend on the mode, nor does an op, which runs below autograd.
+    """
+    reads = reads_of_grad_mode()
+    return any(node is None or not (is_marker(node, "param") or is_marker(node, "enter")) for node in reads) or any(
+        node.target is torch.autograd.grad or not (_is_op(node) or _is_torchs_own(node)) for node in module.graph.nodes
+    )
 
 
 def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -147,8 +147,9 @@ class CompiledStage:
 
     `forward(*inputs)` returns one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
     returns one gradient per port of `gradients`; `split` does the same in two parts. Either is None if the schedule
-    does not run it, both in a forward-only program. `input_pieces` and `tangent_pieces` are fake tensors like the
-    inputs and the tangents. `gathers` and `reductions` run once per step, before and after; None if there are none.
+    does not run it, both in a forward-only program, where the saved values are dropped. `input_pieces` and
+    `tangent_pieces` are fake tensors like the inputs and the tangents. `gathers` and `reductions` run once per step,
+    before and after; None if there are none.
     """
 
     index: int
@@ -164,6 +165,11 @@ class CompiledStage:
     split: CompiledSplit | None = None
     gathers: CompiledGathers | None = None
     reductions: CompiledReductions | None = None
+
+    @property
+    def without_backward(self) -> CompiledStage:
+        """The same forward in a forward-only program, which has no use for the saved values."""
+        return replace(self, backward=None, split=None, reductions=None, tangents=(), tangent_pieces=(), gradients=())
 
     @property
     def held_pieces(self) -> dict[Port, Tensor]:

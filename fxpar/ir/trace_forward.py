@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import compile_options
+from fxpar._torch import compile_options, skip_frame
 from fxpar._torch_dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
@@ -23,7 +23,14 @@ Step: TypeAlias = Callable[..., Any]
 """What runs instead of a captured graph, on the same arguments."""
 
 BuildStep: TypeAlias = Callable[[Capture, Mapping[str, Any]], Step]
-"""Makes the step of a capture, for the options that the user gave to `torch.compile`."""
+"""Makes the step of a capture, for the options that the user gave to `torch.compile`; called in the mode of the user.
+
+The step may be called in either grad mode.
+"""
+
+
+class TraceApartError(Exception):
+    """A forward cannot run without grad by the trace of the same forward with grad."""
 
 
 class ForwardTracer:
@@ -31,6 +38,7 @@ class ForwardTracer:
 
     Dynamo guards each trace, and looks it up by the object that asked for it. For a distributed model that is always
     this one: what `distribute` captured serves every `torch.compile`, whatever its options, while the guards hold.
+    It serves training and evaluation: Dynamo traces as in training, unless the forward depends on the grad mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,6 +47,8 @@ class ForwardTracer:
         self._backend: Callable[..., Any] | None = None
         self._build: BuildStep | None = None
         self._options: Mapping[str, Any] | None = None
+        self._evaluates_in: bool | None = None  # while `evaluate` is under way, whether inference mode is on outside
+        self._has_begun = False
         self._used: OrderedDict[_Steps, None] = OrderedDict()  # the latest last
 
     def serve(self, backend: Callable[..., Any], build: BuildStep) -> None:
@@ -88,6 +98,25 @@ class ForwardTracer:
         finally:
             self._options = None
 
+    @skip_frame
+    def evaluate(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the traced `forward` with the guards of training; the step itself runs in the grad mode of the caller.
+
+        Raises:
+            TraceApartError: the forward depends on the grad mode, or could not be traced.
+            and what the building and the step raise.
+        """
+        self._evaluates_in, self._has_begun = torch.is_inference_mode_enabled(), False
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                return forward(*args, **kwargs)
+        except Exception as error:
+            if self._has_begun:
+                raise
+            raise TraceApartError from error
+        finally:
+            self._evaluates_in = None
+
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:
         """The backend: what it returns is called in place of the graph, now and whenever the guards hold."""
         try:
@@ -99,10 +128,19 @@ class ForwardTracer:
         def run(*given: Any) -> Any:
             if self._build is None or self._options is None:
                 raise _Captured(capture)
-            self._note_use(steps)
-            return steps.of(self._options, self._build)(*given)
+            if self._evaluates_in is None:
+                return self._step(steps, self._options, self._build)(*given)
+            if capture.reads_grad_mode:
+                raise TraceApartError
+            self._has_begun = True
+            with torch.inference_mode(self._evaluates_in), torch.no_grad():
+                return self._step(steps, self._options, self._build)(*given)
 
         return run
+
+    def _step(self, steps: _Steps, options: Mapping[str, Any], build: BuildStep) -> Step:
+        self._note_use(steps)
+        return steps.of(options, build)
 
     def _note_use(self, steps: _Steps) -> None:
         """Drop the steps of the trace that was not used for longest, if there are more than are kept."""

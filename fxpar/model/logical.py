@@ -11,10 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import ignore_logging_calls, recompile_limit, skip_frame
+from fxpar._torch import (
+    ignore_logging_calls,
+    never_compiled,
+    note_reads_of_grad_mode,
+    recompile_limit,
+    skip_frame,
+)
 from fxpar._torch_dynamo.traced_property import TracedProperty
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
+from fxpar.ir.trace_forward import ForwardTracer, TraceApartError
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution, LogicalParameter
 from fxpar.model.named_loss import named_loss
@@ -39,6 +46,7 @@ def install(distribution: Distribution) -> None:
     The root's forward is wrapped in `enter` and `exit` markers; the output of a hinted module is marked, too.
     """
     ignore_logging_calls()
+    note_reads_of_grad_mode()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
     for parameter in distribution.parameters.values():
         for module, attribute in parameter.homes:
@@ -52,7 +60,9 @@ def install(distribution: Distribution) -> None:
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {
-        "forward": _forward_by_shapes(_logical_forward(inner, distribution), f"forward_{distribution.handle}"),
+        "forward": _forward_by_shapes(
+            _logical_forward(inner, distribution), f"forward_{distribution.handle}", distribution.tracer
+        ),
         "__call__": _checked_call(distribution),
     }
     for module, namespace in members.items():
@@ -116,19 +126,29 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
     return forward
 
 
-def _forward_by_shapes(traced: FunctionType, name: str) -> Callable[..., Any]:
+def _forward_by_shapes(traced: FunctionType, name: str, tracer: ForwardTracer) -> Callable[..., Any]:
     """A forward that calls a copy of `traced` for each combination of argument shapes.
 
     Dynamo keeps traces by code object, and gives up on one that it has traced some times: so shapes never end a
-    training.
+    training. What has to be traced without grad has copies of its own, too: Dynamo also gives up on one that it failed
+    to trace.
     """
     copies: dict[Hashable, FunctionType] = {}
 
+    @never_compiled
+    def copy_for(key: Hashable) -> FunctionType:
+        if key not in copies:
+            copies[key] = _with_own_code(traced, f"{name}_{len(copies)}")
+        return copies[key]
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         shapes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if shapes not in copies:
-            copies[shapes] = _with_own_code(traced, f"{name}_{len(copies)}")
-        return copies[shapes](self, *args, **kwargs)
+        if tracer.is_called and not torch.is_grad_enabled():
+            try:
+                return tracer.evaluate(copy_for((shapes, True)), self, *args, **kwargs)
+            except TraceApartError:
+                pass  # the call below is not made here, so that its error does not tell of this one
+        return copy_for((shapes, torch.is_grad_enabled()))(self, *args, **kwargs)
 
     return skip_frame(forward)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,11 @@ class TiedParameters:
     def names(self) -> set[str]:
         """The names of the parameters."""
         return {each.name for each in self._tied}
+
+    @property
+    def without_gradients(self) -> TiedParameters:
+        """The same parameters in a step that only runs forwards."""
+        return TiedParameters([replace(each, gradients=()) for each in self._tied])
 
     def settled(self, own: Mapping[str, Gradient], mesh: Mesh) -> list[Gradient]:
         """The gradients that this rank has after `reduce`, if it had `own` before; sorted by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -31,6 +31,11 @@ class Connections:
     traffic: Mapping[tuple[str, int, tuple[int, ...]], EdgeTransport | LocalTransport]
     tied: TiedParameters
     buffers: Buffers
+
+    @property
+    def without_gradients(self) -> Connections:
+        """The same transports for a forward-only program."""
+        return replace(self, tied=self.tied.without_gradients)
 
 
 def connect(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 from fxpar.errors import MemoryBudgetError
@@ -52,6 +52,12 @@ class StageMemory:
     returned_until: frozenset[str] = frozenset()
     working: Mapping[Kind, int] = field(default_factory=dict)
     terms: int = 0
+
+    @property
+    def without_backward(self) -> StageMemory:
+        """That of the same forward in a step without backwards, which drops what is saved when the forward ends."""
+        working = self.working.get("F", 0) + self.saved_for_inputs + self.saved_for_weights
+        return replace(self, saved_for_inputs=0, saved_for_weights=0, working={"F": working})
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,12 @@ def test_evaluation_saves_nothing() -> None:
     assert (peak.peak_bytes, peak.saved_peak_bytes) == (1, 0)
 
 
+def test_evaluation_by_the_graphs_of_training_takes_what_one_forward_saves_while_it_runs() -> None:
+    stage = StageMemory(saved_for_inputs=10, saved_for_weights=3, results=1, working={"F": 5, "B": 90})
+    (peak,) = _peaks(forward_only(build_schedule("1f1b", 1, 4)), stage.without_backward, edges=[])
+    assert (peak.instruction, _parts(peak)) == ("compute 0F3", {"results": 4, "working": 18})
+
+
 def test_what_evaluation_sends_is_kept_to_the_end_for_nothing_comes_back() -> None:
     schedule = forward_only(build_schedule("1f1b", 2, 8))
     assert _peaks(schedule, StageMemory(values={"h": 1}), StageMemory(), edges=[H])[0].peak_bytes == 8

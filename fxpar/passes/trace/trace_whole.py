@@ -30,12 +30,12 @@ def trace_whole(stage: StageGraph, *, with_backward: bool) -> JointGraph:
 
     Raises: as `trace_joint`.
     """
-    inputs = [_leaf(node) for node in stage.module.graph.nodes if node.op == "placeholder"]
+    placeholders = stage.module.graph.find_nodes(op="placeholder")
+    inputs = [_leaf(node, requires_grad=with_backward and example(node).requires_grad) for node in placeholders]
     with contextlib.ExitStack() as stack:
         if not with_backward:
             stack.enter_context(torch.no_grad())
-        module = stage.module if with_backward else _without_grad_modes(stage.module)
-        joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
+        joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs))
         module = joint.graph_module
     _check_effects(module, stage)
     _remove_borders(module)
@@ -43,22 +43,12 @@ def trace_whole(stage: StageGraph, *, with_backward: bool) -> JointGraph:
     return _with_ports(module, stage)
 
 
-def _without_grad_modes(module: fx.GraphModule) -> fx.GraphModule:
-    """The same without changes of the grad mode: a forward that restores it would be traced with its backward."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        if node.target is not torch._C._set_grad_enabled:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(module, graph)
-
-
-def _leaf(node: fx.Node) -> Tensor:
+def _leaf(node: fx.Node, *, requires_grad: bool) -> Tensor:
     """A fake leaf tensor like the input at `node`, so that gradients are taken with respect to it."""
     value = example(node)
     with value.fake_mode:  # type: ignore[attr-defined]  # every example value is a FakeTensor
         leaf = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return leaf.requires_grad_(value.requires_grad)
+    return leaf.requires_grad_(requires_grad)
 
 
 def _check_effects(module: fx.GraphModule, stage: StageGraph) -> None:
