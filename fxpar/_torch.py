@@ -435,9 +435,11 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def inductor_compile(
-    graph: fx.GraphModule, inputs: Sequence[Tensor], *, backward: bool
+    graph: fx.GraphModule, inputs: Sequence[Tensor], *, backward: bool, caches: bool
 ) -> Callable[[list[Tensor]], Sequence[Any]]:
     """Inductor's code for a decomposed graph. It empties its list of arguments; outputs keep the graph's strides.
+
+    It is looked up in Inductor's cache of graphs, and put there, if `caches`, and if that cache is turned on.
 
     Must be called inside `tracing(TracingContext(mode))`, with the fake mode of the inputs.
     """
@@ -450,7 +452,7 @@ def inductor_compile(
     assert isinstance(results, tuple | list), "Inductor compiles graphs that return a sequence"
     # Inductor keeps the strides of outputs that are visible to users; it may choose those of others.
     output.meta["user_visible_output_idxs"] = [i for i, found in enumerate(results) if isinstance(found, fx.Node)]
-    with config.patch(fallback_random=True):
+    with config.patch(fallback_random=True, fx_graph_cache=caches and config.fx_graph_cache):
         compiled: Callable[[list[Tensor]], Sequence[Any]] = compile_fx_inner(
             graph, inputs, cudagraphs=BoxedBool(False), is_backward=backward
         )

@@ -229,11 +229,13 @@ class LazyFilter(Sequence[T]):
 
 
 def inductor_options() -> str:
-    """Inductor's options in this thread, and the vector instructions that it uses on this CPU."""
+    """Inductor's options in this thread, and the threads and vector instructions that it uses on this CPU."""
     from torch._inductor import config, cpu_vec_isa
+    from torch._inductor.utils import parallel_num_threads
 
     options = config.save_config_portable(ignore_private_configs=False)
-    return f"{cpu_vec_isa.pick_vec_isa()} {cpu_and_compiler()} {sorted(options.items(), key=str)}"
+    machine = f"{cpu_vec_isa.pick_vec_isa()} {cpu_and_compiler()} {parallel_num_threads()} threads"
+    return f"{machine} {sorted(options.items(), key=str)}"
 
 
 def generated_code(compiled: Any) -> str | None:

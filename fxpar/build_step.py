@@ -25,6 +25,7 @@ from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.stage import CompiledStage
 from fxpar.lowering import lower as lowering_named
 from fxpar.lowering.joint_compilation import joint_compilation
+from fxpar.lowering.joint_generation import joint_generation
 from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.distribution import distribution_of
 from fxpar.pass_log import PassLog
@@ -145,8 +146,9 @@ def _graph_model(task: Task) -> GraphModel:
 
 
 def _lowered(task: Task, stages: Sequence[RunGraphs], model: GraphModel) -> list[CompiledStage]:
-    lowering, hosts = lowering_named(task.options.lowering, model.compute_us), task.mesh.hosts
-    with joint_compilation(hosts.count(hosts[task.mesh.rank])):
+    lowering, mesh = lowering_named(task.options.lowering, model.compute_us), task.mesh
+    here = [rank for rank, host in enumerate(mesh.hosts) if host == mesh.hosts[mesh.rank]]
+    with joint_compilation(len(here)), joint_generation(here.index(mesh.rank), len(here)):
         return [lower_stage(stage, lowering) for stage in stages]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,30 +23,42 @@ from fxpar.ir.node_meta import is_backward, tensor
 from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.joint_compilation import joint_compilation
-from fxpar.lowering.kept_code import kept_code
+from fxpar.lowering.joint_generation import deferred_code, joint_generation
+from fxpar.lowering.kept_code import code_question
 from fxpar.lowering.machine_lock import machine_lock
 from fxpar.lowering.stitch import Compiled, stitch_regions
 
 
 def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
-    """Compile every distinct region of the graph once per machine: other ranks find the code in Inductor's cache."""
+    """Compile every distinct region of the graph once per machine: ranks share the code that Inductor generates."""
     # In a backward, Inductor takes care of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
-    with joint_compilation():
-        stitched = stitch_regions(graph, lambda region: kept_code(region, backward, _generate))
+    with joint_compilation(), joint_generation():
+        stitched = stitch_regions(graph, lambda region: _compile(region, backward))
     run: Callable[..., Sequence[Tensor]] = replace_cpu_collectives(stitched).forward
     return run
 
 
-def _generate(region: fx.GraphModule, backward: bool) -> Compiled:
+def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
+    """Code for a region, or what will be, at the end of the joint generation."""
+    question = code_question(region, backward)
+    if question is None:
+        return _generate(region, backward, caches=True)
+    # Our own cache keeps the code, so Inductor's has no use for it: a key of that takes long to compute.
+    return deferred_code(question, lambda: _generate(region, backward, caches=False))
+
+
+def _generate(region: fx.GraphModule, backward: bool, *, caches: bool) -> Compiled:
+    """Inductor's code for a region, which `caches` leaves to other ranks and later launches in Inductor's cache."""
     # Inductor only caches graphs whose fake mode has a ShapeEnv.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         inputs = [unfilled_like(tensor(node)) for node in region.graph.nodes if node.op == "placeholder"]
         decomposed = _decompose(region, inputs)
-    work = f"{decomposed.code}{inputs}"
-    with tracing(TracingContext(mode)), machine_lock(inductor_cache() / "fxpar", work):
-        return inductor_compile(decomposed, inputs, backward=backward)
+    with tracing(TracingContext(mode)), ExitStack() as one_at_a_time:
+        if caches:
+            one_at_a_time.enter_context(machine_lock(inductor_cache() / "fxpar", f"{decomposed.code}{inputs}"))
+        return inductor_compile(decomposed, inputs, backward=backward, caches=caches)
 
 
 def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModule:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +9,7 @@ from pathlib import Path
 
 from fxpar._torch import inductor_cache
 from fxpar._torch_cpp import DeferredKernel, deferred_cpp_kernels
+from fxpar.hardware.machine import num_processors
 from fxpar.lowering.compile_kernels import compile_kernels
 from fxpar.lowering.machine_lock import machine_lock
 
@@ -39,14 +38,9 @@ def joint_compilation(processes: int = 1) -> Iterator[None]:
     finally:
         _is_active.reset(active)
     missing = [kernel.missing for kernel in kernels if kernel.missing is not None]
-    compile_kernels(missing, max(1, _num_processors() // processes))
+    compile_kernels(missing, max(1, num_processors() // processes))
     for kernel in kernels:
         _load(kernel)
-
-
-def _num_processors() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _load(kernel: DeferredKernel) -> None:

@@ -1,8 +1,6 @@
-"""The code that Inductor generated for a region, kept for later launches: looking it up takes Inductor much longer."""
+"""The code that Inductor generated for a region, kept for other ranks and later launches."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
@@ -10,26 +8,32 @@ from torch.utils import _pytree as pytree
 from fxpar._torch_cpp import generated_code, inductor_options, load_generated_code
 from fxpar.cache.ambient import ambient_state
 from fxpar.cache.derive_once import find, keep
+from fxpar.cache.folder import own_cache
 from fxpar.graph.describe import describe
 from fxpar.ir.node_meta import known_value, value
 from fxpar.lowering.stitch import Compiled
 
 
-def kept_code(region: fx.GraphModule, backward: bool, generate: Callable[[fx.GraphModule, bool], Compiled]) -> Compiled:
-    """The result of `generate`, or the code that an earlier launch generated for an equal region.
+def code_question(region: fx.GraphModule, backward: bool) -> str | None:
+    """All that the code of a region depends on, as text; None if its code is not kept.
 
     Only code for the CPU is kept, which is one Python module that names its kernels by their sources.
     """
-    if not _is_on_cpu(region):
-        return generate(region, backward)
-    question = "\n".join(("region", str(backward), _described(region), inductor_options(), ambient_state()))
+    if own_cache() is None or not _is_on_cpu(region):
+        return None
+    return "\n".join(("region", str(backward), _described(region), inductor_options(), ambient_state()))
+
+
+def find_code(question: str) -> Compiled | None:
+    """The code that another rank or an earlier launch kept; None if there is none."""
     known: str | None = find(question)
-    if known is not None:
-        return load_generated_code(known)
-    compiled = generate(region, backward)
+    return None if known is None else load_generated_code(known)
+
+
+def keep_code(question: str, compiled: Compiled) -> None:
+    """Keep what Inductor generated, if it is one module."""
     if (source := generated_code(compiled)) is not None:
         keep(question, source)
-    return compiled
 
 
 def _is_on_cpu(region: fx.GraphModule) -> bool:

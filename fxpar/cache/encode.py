@@ -7,7 +7,7 @@ import io
 import operator
 import pickle
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -91,7 +91,15 @@ class _Encoder(pickle.Pickler):
             return _read_only, (dict(given),)
         if isinstance(given, type | types.FunctionType | types.BuiltinFunctionType):
             return NotImplemented if _is_known(given.__module__, given.__qualname__) else _refuse(given)
+        if (names := _fields_in_slots(given.__class__)) and _is_data(type(given)):
+            return _data, (type(given), [getattr(given, name) for name in names])
         return NotImplemented if _is_data(type(given)) else _refuse(given)
+
+
+@functools.cache
+def _fields_in_slots(cls: type) -> tuple[str, ...]:
+    """The fields of a data class with slots, which would look them up for each object that is pickled."""
+    return tuple(field.name for field in fields(cls)) if is_dataclass(cls) and "__slots__" in vars(cls) else ()
 
 
 def _is_data(cls: type) -> bool:
@@ -185,11 +193,20 @@ def _read_only(given: dict[Any, Any]) -> types.MappingProxyType[Any, Any]:
     return types.MappingProxyType(given)
 
 
+def _data(cls: type, values: list[Any]) -> object:
+    found: object = object.__new__(cls)
+    for name, value in zip(_fields_in_slots(cls), values, strict=True):
+        object.__setattr__(found, name, value)
+    return found
+
+
 def _fake(*_: Any) -> Tensor:
     raise AssertionError("a decoder has its own, with one fake mode for all values")
 
 
-_MAKERS = {maker.__name__: maker for maker in (_graph_module, _constant, _op, _torch_constant, _read_only, _fake)}
+_MAKERS = {
+    maker.__name__: maker for maker in (_graph_module, _constant, _op, _torch_constant, _read_only, _data, _fake)
+}
 
 
 class _Decoder(pickle.Unpickler):

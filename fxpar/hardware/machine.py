@@ -1,9 +1,10 @@
-"""A description of the machine that this process runs on."""
+"""The machine that this process runs on."""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,3 +17,8 @@ def describe_machine() -> str:
         processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
     versions = f"Python {platform.python_version()}, torch {version('torch')}"
     return f"{processor}, {os.cpu_count()} cores, {platform.system()}, {versions}"
+
+
+def num_processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -20,14 +20,15 @@ def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (h.softmax(-1), h.t().contiguous())
 
 
-def lower_and_run(rows: int, options: dict[str, Any]) -> tuple[list[Tensor], int]:
+def lower_and_run(rows: int, threads: int, options: dict[str, Any]) -> tuple[list[Tensor], int]:
     """What the lowered program returns, and how many regions Inductor generated code for."""
+    torch.set_num_threads(threads)
     generated: list[fx.GraphModule] = []
     generate = inductor._generate
 
-    def counted(region: fx.GraphModule, backward: bool) -> Any:
+    def counted(region: fx.GraphModule, backward: bool, *, caches: bool) -> Any:
         generated.append(region)
-        return generate(region, backward)
+        return generate(region, backward, caches=caches)
 
     inductor._generate = counted
     x, weight = torch.linspace(-1, 1, rows * 8).view(rows, 8), torch.linspace(0, 2, 64).view(8, 8)
@@ -38,9 +39,10 @@ def lower_and_run(rows: int, options: dict[str, Any]) -> tuple[list[Tensor], int
         return list(inductor.lower_to_inductor(graph)(x, weight)), len(generated)
 
 
-def launch(folder: Path, rows: int = 6, **options: Any) -> tuple[list[Tensor], int]:
+def launch(folder: Path, rows: int = 6, threads: int = 1, **options: Any) -> tuple[list[Tensor], int]:
     """The same in a process of its own."""
-    ((found, generated),) = run_ranks(1, lower_and_run, rows, options, environment={"FXPAR_CACHE_DIR": str(folder)})
+    cache = {"FXPAR_CACHE_DIR": str(folder)}
+    ((found, generated),) = run_ranks(1, lower_and_run, rows, threads, options, environment=cache)
     return found, generated
 
 
@@ -63,11 +65,15 @@ def test_a_later_launch_generates_nothing_and_computes_the_same_bits(first: tupl
     assert [tensor.stride() for tensor in found] == [tensor.stride() for tensor in expected]
 
 
-def test_other_shapes_and_options_generate_code_of_their_own(first: tuple[Path, list[Tensor]]) -> None:
+def test_other_shapes_options_and_numbers_of_threads_generate_code_of_their_own(
+    first: tuple[Path, list[Tensor]],
+) -> None:
     folder, _ = first
     _, for_more_rows = launch(folder, rows=7)
     _, with_option = launch(folder, epilogue_fusion=False)
+    _, for_more_threads = launch(folder, threads=2)
     assert for_more_rows > 0
+    assert for_more_threads > 0
     assert with_option > 0
 
 

@@ -82,6 +82,7 @@ def run(say: Say) -> Report:
 def launch(program: Program, caches: Path) -> Launch:
     """Run the program once, with Inductor's and fxpar's caches in the folder."""
     environment = os.environ | {
+        "PYTHONDONTWRITEBYTECODE": "",  # developers set it, and fxpar would be compiled anew in each rank; torch is not
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "FXPAR_CACHE_DIR": str(caches / "fxpar"),
         "OMP_NUM_THREADS": "1",

@@ -1,0 +1,135 @@
+"""Ranks share the generation of code: once for all that need it, and nobody waits for the failed or the dead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+
+from fxpar._torch import FakeTensorMode, make_fx, world_store
+from fxpar.cache.folder import CacheFolder
+from fxpar.lowering import inductor
+from fxpar.lowering.joint_compilation import joint_compilation
+from fxpar.lowering.joint_generation import deferred_code, joint_generation
+from fxpar.world.launch import run_ranks
+
+COMMON, OWN = [6, 7], [[8], [9, 10]]
+
+
+def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.gelu(x @ weight).softmax(-1),)
+
+
+def arguments(rows: int) -> list[Tensor]:
+    return [torch.linspace(-1, 1, rows * 8).view(rows, 8), torch.linspace(0, 2, 64).view(8, 8)]
+
+
+def traced(rows: int) -> fx.GraphModule:
+    """One region, which is different for each number of rows."""
+    with FakeTensorMode() as mode:
+        graph: fx.GraphModule = make_fx(program)(*map(mode.from_tensor, arguments(rows)))
+    return graph
+
+
+def lower_and_run(rows: Sequence[Sequence[int]], processors: int | None = None) -> tuple[list[list[Tensor]], int]:
+    """What this rank's programs return, and for how many regions it generated code."""
+    if processors is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:processors])
+    generated: list[fx.GraphModule] = []
+    generate = inductor._generate
+
+    def counted(region: fx.GraphModule, backward: bool, *, caches: bool) -> Any:
+        generated.append(region)
+        return generate(region, backward, caches=caches)
+
+    inductor._generate = counted
+    own = rows[dist.get_rank()]
+    dist.barrier()
+    with joint_compilation(), joint_generation(dist.get_rank(), len(rows)):
+        lowered = [inductor.lower_to_inductor(traced(each)) for each in own]
+    return [list(run(*arguments(each))) for run, each in zip(lowered, own, strict=True)], len(generated)
+
+
+def launch(folder: Path, rows: Sequence[Sequence[int]], processors: int | None = None) -> list[Any]:
+    """Run it on a rank for each list of rows, with caches of their own in `folder`."""
+    caches = {"FXPAR_CACHE_DIR": str(folder / "fxpar"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    return run_ranks(len(rows), lower_and_run, rows, processors, environment=caches)
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """All code that was kept, by the digest of the region's description."""
+    return {file.name: file.read_bytes() for file in CacheFolder(folder / "fxpar")._files()}
+
+
+def test_each_region_is_generated_once_and_its_code_is_the_same_whoever_generates_it(tmp_path: Path) -> None:
+    together = launch(tmp_path / "together", [[*COMMON, *own] for own in OWN])
+    everything = [*COMMON, *OWN[0], *OWN[1]]
+    ((alone, generated_alone),) = launch(tmp_path / "alone", [everything[::-1]])
+    assert sum(generated for _, generated in together) == generated_alone == len(everything)
+    assert kept(tmp_path / "together") == kept(tmp_path / "alone")
+    expected = dict(zip(everything[::-1], alone, strict=True))
+    for own, (found, _) in zip(OWN, together, strict=True):
+        for rows, results in zip([*COMMON, *own], found, strict=True):
+            assert all(map(torch.equal, results, expected[rows]))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the processors of a process can be chosen on Linux")
+def test_of_ranks_that_share_a_processor_one_generates_what_all_need(tmp_path: Path) -> None:
+    found = launch(tmp_path, [COMMON, COMMON], processors=1)
+    assert sorted(generated for _, generated in found) == [0, len(COMMON)]
+
+
+def call_deferred(generate: Callable[[int], Any]) -> str:
+    """What code that all ranks need returns, or the error of its generation; runs on every rank."""
+    dist.barrier()
+    try:
+        with joint_generation(dist.get_rank(), dist.get_world_size()):
+            code = deferred_code("a region", lambda: generate(dist.get_rank()))
+    except ValueError as error:
+        return str(error)
+    return str(code([]))
+
+
+def fail(rank: int) -> Any:
+    raise ValueError("there is no code for this region")
+
+
+def count(rank: int) -> Any:
+    return lambda box: [rank]  # no module, which could be kept
+
+
+def test_an_error_reaches_every_rank_that_needs_the_region(tmp_path: Path) -> None:
+    found = run_ranks(3, call_deferred, fail, environment={"FXPAR_CACHE_DIR": str(tmp_path)})
+    assert found == ["there is no code for this region"] * 3
+
+
+def test_each_rank_generates_for_itself_what_cannot_be_kept(tmp_path: Path) -> None:
+    assert run_ranks(2, call_deferred, count, environment={"FXPAR_CACHE_DIR": str(tmp_path)}) == ["[0]", "[1]"]
+
+
+def die_with_the_claim() -> str:
+    """Rank 0 dies while it generates; rank 1, which needs the same region, starts when the other one has claimed it."""
+    store = world_store()
+    assert store is not None
+
+    def generate() -> Any:
+        if dist.get_rank() == 0:
+            store.set("claimed", "")
+            os._exit(1)
+        return count(1)
+
+    if dist.get_rank() == 1:
+        store.wait(["claimed"])
+    with joint_generation():
+        code = deferred_code("a region", generate)
+    return str(code([]))
+
+
+def test_the_claim_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    assert run_ranks(2, die_with_the_claim, environment={"FXPAR_CACHE_DIR": str(tmp_path)}, doomed=[0]) == ["[1]"]
