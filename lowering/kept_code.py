@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 from fxpar._torch_cpp import generated_code, inductor_options, load_generated_code
 from fxpar.cache.ambient import ambient_state
 from fxpar.cache.derive_once import find, keep
-from fxpar.ir.node_meta import known_value, value
 from fxpar.graph.describe import describe
+from fxpar.ir.node_meta import known_value, value
 from fxpar.lowering.stitch import Compiled
 
 
