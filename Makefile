@@ -26,12 +26,18 @@ $(BIN)/python:
 demo: install
 	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 examples/train_gpt.py
 
+# The type check takes as long as many tests, and one core: it runs beside them, and what it found stands below theirs.
+define types_and_tests
+	@mkdir -p build
+	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 2 --dist worksteal $(1); tests=$$?; \
+	wait $$types || { cat build/mypy.txt; exit 1; }; exit $$tests
+endef
+
 test: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(call types_and_tests)
 
 # What changes most: everything between a captured forward and the programs of ranks, without training steps on them.
 QUICK := $(addprefix tests/,cache docs graph hardware ir/test_trace_forward.py layouts passes resharding schedule \
@@ -39,8 +45,7 @@ QUICK := $(addprefix tests/,cache docs graph hardware ir/test_trace_forward.py l
 
 quick: install
 	$(BIN)/ruff check
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal $(QUICK)
+	$(call types_and_tests,$(QUICK))
 
 # On a machine with NVIDIA GPUs: the kernels and what they win on one of them, and the demo over NCCL on all of them.
 gpu: install

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 torch.set_num_threads(1)
 
+LONGEST_FIRST = ("whole_step", "bench", "cuda", "lowering")
+"""The folders whose tests take longest, on average."""
+
 # The same examples on every run, and no time limit per example: a test's verdict is about the code alone.
 hypothesis.settings.register_profile("fxpar", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fxpar")
@@ -54,6 +57,12 @@ def pytest_configure_node(node: WorkerController) -> None:
 @functools.cache
 def _shared_rank_servers() -> RankServers:
     return RankServers.own()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that take long come first: whichever comes last leaves other processes of pytest-xdist without work."""
+    folders = [config.rootpath / "tests" / name for name in LONGEST_FIRST]
+    items.sort(key=lambda item: next((i for i, each in enumerate(folders) if each in item.path.parents), len(folders)))
 
 
 def pytest_collection_finish() -> None:

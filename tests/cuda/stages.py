@@ -16,7 +16,7 @@ from fxpar.costs.prices import prices_of
 from fxpar.hardware.cluster import cluster_named
 from fxpar.ir.overlap_options import Overlap
 from fxpar.ir.stage import JointGraph, StageGraph
-from fxpar.passes.trace_joint import trace_joint
+from fxpar.passes.trace_joint import Traced, trace_joint
 from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
 from fxpar.planner.step_model import StepModel
 from tests.cuda.attention import Attention
@@ -37,8 +37,8 @@ def graphs_on_gpu(
     Collectives are fused wherever they can be, and all else is ordered to overlap.
     """
 
-    def trace(stage: StageGraph, *, with_backward: bool) -> JointGraph:
-        return on_gpu(trace_joint(stage, with_backward=with_backward), device, attention)
+    def trace(stage: StageGraph, *, with_backward: bool, known: Traced | None = None) -> JointGraph:
+        return on_gpu(trace_joint(stage, with_backward=with_backward, known=known), device, attention)
 
     cluster = cluster_named("dgx-a100")
     num_ranks = torch.Size(sizes.values()).numel()

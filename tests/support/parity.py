@@ -31,7 +31,6 @@ from fxpar.ir.overlap_options import Fuse
 from fxpar.schedule import SCHEDULE_NAMES
 from tests.support.frozen_chain import FrozenChain, class_batch
 from tests.support.small_models import hf_gpt2, hf_llama
-from tests.support.under_schedules import UnderSchedules
 from tests.support.uneven_chain import SharedEmbedder, UnevenChain, chain_batch
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -217,13 +216,11 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     )
     names = ("lowering", "strategy", "profile", "gather_weights", "reduce_gradients", "remat", "gathered_bytes", "fuse")
     options = {name: getattr(run, name) for name in names}
-    under = UnderSchedules(run.schedules, options)
-    step = torch.compile(model, backend=under)
+    steps = under_schedules(model, run.schedules, options)
     # With the default eps, a gradient that is zero but for rounding moves its weight as far as any other does.
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3, eps=1e-6) for m in (model, alone)]
     for number, (schedule, whole, part) in enumerate(zip(turns, batches, mine, strict=True)):
-        under.chosen = schedule
-        expected, found = loss_of(alone(**whole)), loss_of(step(**part))
+        expected, found = loss_of(alone(**whole)), loss_of(steps[schedule](**part))
         expected.backward()
         found.backward()
         _compare(f"{run}, step {number} under {schedule}", expected, found, alone, model)
@@ -248,18 +245,26 @@ def check_same_bits(subject_name: str, sizes: Mapping[str, Any], microbatches: i
     stages = subject.boundaries(mesh.pipe)
     fxpar.distribute(model, mesh, stages=stages, layouts=subject.hints, microbatches=microbatches, example_inputs=batch)
     first: dict[str, Tensor] = {}
-    under = UnderSchedules(SCHEDULE_NAMES, {"lowering": "aten"})
-    step = torch.compile(model, backend=under)
-    for under.chosen in SCHEDULE_NAMES:
+    for schedule, step in under_schedules(model, SCHEDULE_NAMES, {"lowering": "aten"}).items():
         loss = loss_of(step(**batch))
         loss.backward()
-        _compare(f"{subject_name} on {sizes} under {under.chosen}", expected, loss, alone, model)
+        _compare(f"{subject_name} on {sizes} under {schedule}", expected, loss, alone, model)
         gradients = {name: cast(DTensor, p.grad).to_local() for name, p in model.named_parameters()}
         model.zero_grad()
         found = {"the loss": loss.detach(), **gradients}
         first = first or found
         differing = [name for name, value in found.items() if not torch.equal(value, first[name])]
-        assert not differing, f"{under.chosen} returns {differing} other bits than {SCHEDULE_NAMES[0]}"
+        assert not differing, f"{schedule} returns {differing} other bits than {SCHEDULE_NAMES[0]}"
+
+
+def under_schedules(
+    model: nn.Module, schedules: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, Callable[..., Any]]:
+    """The distributed model compiled under each schedule, by its name; what `distribute` traced serves them all."""
+    return {
+        schedule: torch.compile(model, backend="fxpar", options={**options, "schedule": schedule})
+        for schedule in schedules
+    }
 
 
 def loss_of(output: Any) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 import fxpar
 from fxpar.world.launch import run_ranks
 from tests.support.parity import BATCH, SUBJECTS, loss_of
-from tests.support.under_schedules import UnderSchedules
 
 SIZES = {"pipe": 2, "data": 2}
 
@@ -25,7 +24,7 @@ def dump_all(subject_name: str, folder: str) -> tuple[int, int]:
     batch = subject.make_batch(BATCH)
     stages = subject.boundaries(mesh.pipe)
     fxpar.distribute(model, mesh, stages=stages, microbatches=2, schedule="zb-h1", example_inputs=batch)
-    step = torch.compile(model, backend=UnderSchedules(("zb-h1",), {"lowering": "aten", "dump": folder}))
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "dump": folder})
     loss_of(step(**batch)).backward()
     return mesh.coordinate["pipe"], mesh.rank
 
