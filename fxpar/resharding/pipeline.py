@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import fx
@@ -12,7 +13,7 @@ from fxpar.hardware.network import Network
 from fxpar.ir.layout import Layout
 from fxpar.ir.stage import Port, PortKind
 from fxpar.resharding.plan import ReshardPlan, make_plan
-from fxpar.resharding.tile import Tile, tile_of
+from fxpar.resharding.tile import Tile, Tiles, tile_of
 from fxpar.schedule import Edge
 from fxpar.world.mesh import Mesh
 
@@ -93,19 +94,61 @@ class Crossing:
         Raises:
             UnknownStrategyError, UnknownAlgorithmError: no such name.
         """
+        places = self._places
+        plan = _plan_of(self._alone, stages_of(mesh, places), network, strategy, algorithm)
+        size = mesh.num_ranks // mesh.pipe
+        ranks = [rank for place in places for rank in range(place * size, (place + 1) * size)]
+        return Reshard(self, plan.moved_to(ranks, mesh.hosts))
+
+    def time_us(self, mesh: Mesh, network: Network, algorithm: str) -> float:
+        """The predicted time of its transfers by broadcast, in microseconds."""
+        return _plan_of(self._alone, stages_of(mesh, self._places), network, "broadcast", algorithm).time_us(network)
+
+    @property
+    def _places(self) -> list[int]:
+        """The pipe coordinates of the source and the targets, ascending."""
+        return sorted(set(self.pipes))
+
+    @property
+    def _alone(self) -> Crossing:
+        """The same on a mesh that has only the stages at `_places`, without the names: equal for equal transfers."""
+        pipes = tuple(self._places.index(pipe) for pipe in self.pipes)
+        stages = tuple(range(1, len(self.targets) + 1))
+        return replace(self, port=Port(self.port.kind, ""), source=0, targets=stages, pipes=pipes)
+
+    def tiles(self, mesh: Mesh) -> tuple[Tiles, Tiles, dict[int, int]]:
+        """What the ranks of the source hold, what those of the targets need, and the latter's order of receiving."""
         source = {mesh.rank_at(at): self.held(mesh, at) for at in mesh.stage_coordinates(self.source_pipe)}
         destination, waves = {}, {}
         for wave, pipe in enumerate(self.target_pipes):
             for coordinate in mesh.stage_coordinates(pipe):
                 rank = mesh.rank_at(coordinate)
                 destination[rank], waves[rank] = self.needed(mesh, coordinate), wave
-        size, hosts = self.dtype.itemsize, mesh.hosts
-        names = strategy, algorithm
-        return Reshard(self, make_plan(source, destination, size, hosts, *names, network=network, waves=waves))
+        return source, destination, waves
 
     def _tile(self, layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
         place = 0 if self.is_shared else mesh.batch_shard(coordinate)
         return Tile((((place, place + 1),), *tile_of(layout, coordinate).ranges))
+
+
+def stages_of(mesh: Mesh, places: Sequence[int]) -> Mesh:
+    """The mesh of the ranks at these pipe coordinates, which are ascending; hosts are numbered anew, in their order.
+
+    It is equal for stages that are placed on their hosts alike.
+    """
+    size = mesh.num_ranks // mesh.pipe
+    hosts = [host for place in places for host in mesh.hosts[place * size : (place + 1) * size]]
+    number = {host: position for position, host in enumerate(sorted(set(hosts)))}
+    placed = tuple(number[host] for host in hosts)
+    return replace(mesh, pipe=len(places), rank=0, device_mesh=None, hosts=placed, cluster=None)
+
+
+@lru_cache(maxsize=128)
+def _plan_of(crossing: Crossing, mesh: Mesh, network: Network, strategy: str, algorithm: str) -> ReshardPlan:
+    """The plan of a crossing between all stages of `mesh`: the stages of a deep model ask for the same again."""
+    source, destination, waves = crossing.tiles(mesh)
+    size, names = crossing.dtype.itemsize, (strategy, algorithm)
+    return make_plan(source, destination, size, mesh.hosts, *names, network=network, waves=waves)
 
 
 @dataclass(frozen=True, slots=True)
