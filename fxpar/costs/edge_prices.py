@@ -51,7 +51,7 @@ class EdgePrices:
             maker, border = self._makers[port]
             pipes = self._placement[maker], self._placement[self._here]
             crossing = Crossing(port, False, maker, (self._here,), border.outputs[port], (layout,), dtype, pipes)
-            self._known[port, False, layout] = self._time_us(crossing)
+            self._known[port, False, layout] = crossing.time_us(self._mesh, self._network)
         return self._known[port, False, layout]
 
     def gradient_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
@@ -62,9 +62,5 @@ class EdgePrices:
             maker, border = self._makers[port]
             pipes = self._placement[self._here], self._placement[maker]
             crossing = Crossing(port, True, self._here, (maker,), layout, (border.tangents[port],), dtype, pipes)
-            self._known[port, True, layout] = self._time_us(crossing)
+            self._known[port, True, layout] = crossing.time_us(self._mesh, self._network)
         return self._known[port, True, layout]
-
-    def _time_us(self, crossing: Crossing) -> float:
-        # The order of transfers hardly matters for a comparison, so the quick algorithm is good enough.
-        return crossing.time_us(self._mesh, self._network, algorithm="balance")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import fx
 
@@ -15,7 +17,7 @@ from fxpar.ir.stage import Port, PortKind
 from fxpar.resharding.plan import ReshardPlan, make_plan
 from fxpar.resharding.tile import Tile, Tiles, tile_of
 from fxpar.schedule import Edge
-from fxpar.world.mesh import Mesh
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,12 @@ class Crossing:
         ranks = [rank for place in places for rank in range(place * size, (place + 1) * size)]
         return Reshard(self, plan.moved_to(ranks, mesh.hosts))
 
-    def time_us(self, mesh: Mesh, network: Network, algorithm: str) -> float:
-        """The predicted time of its transfers by broadcast, in microseconds."""
-        return _plan_of(self._alone, stages_of(mesh, self._places), network, "broadcast", algorithm).time_us(network)
+    def time_us(self, mesh: Mesh, network: Network) -> float:
+        """The predicted time of its transfers by broadcast in a quickly chosen order, in microseconds."""
+        alone = stages_of(mesh, self._places)
+        # Batch shards that share no host take as long together as each does.
+        near = alone if self.is_shared else one_of_alike(alone)
+        return _plan_of(self._alone, near, network, "broadcast", "balance").time_us(network)
 
     @property
     def _places(self) -> list[int]:
@@ -118,17 +123,36 @@ class Crossing:
 
     def tiles(self, mesh: Mesh) -> tuple[Tiles, Tiles, dict[int, int]]:
         """What the ranks of the source hold, what those of the targets need, and the latter's order of receiving."""
-        source = {mesh.rank_at(at): self.held(mesh, at) for at in mesh.stage_coordinates(self.source_pipe)}
-        destination, waves = {}, {}
+        source = self._stage_tiles(mesh, self.source_pipe, self.source_layout)
+        destination: dict[int, Tile] = {}
+        waves: dict[int, int] = {}
         for wave, pipe in enumerate(self.target_pipes):
-            for coordinate in mesh.stage_coordinates(pipe):
-                rank = mesh.rank_at(coordinate)
-                destination[rank], waves[rank] = self.needed(mesh, coordinate), wave
+            arriving = self._stage_tiles(mesh, pipe, self.target_layouts[self.pipes[1:].index(pipe)])
+            destination |= arriving
+            waves |= dict.fromkeys(arriving, wave)
         return source, destination, waves
+
+    def _stage_tiles(self, mesh: Mesh, pipe: int, layout: Layout) -> dict[int, Tile]:
+        """The tiles of all ranks of a stage."""
+        known: dict[tuple[int, ...], Tile] = {}
+        tiles: dict[int, Tile] = {}
+        for coordinate in mesh.stage_coordinates(pipe):
+            place = 0 if self.is_shared else mesh.batch_shard(coordinate)
+            # Most ranks differ in their batch shard alone.
+            within = tuple(coordinate[axis] for axis, _ in layout.axes)
+            if within not in known:
+                known[within] = tile_of(layout, coordinate)
+            tiles[mesh.rank_at(coordinate)] = _of_shard(known[within], place)
+        return tiles
 
     def _tile(self, layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> Tile:
         place = 0 if self.is_shared else mesh.batch_shard(coordinate)
-        return Tile((((place, place + 1),), *tile_of(layout, coordinate).ranges))
+        return _of_shard(tile_of(layout, coordinate), place)
+
+
+def _of_shard(tile: Tile, place: int) -> Tile:
+    """The tile of a value of batch shard `place` among the values of all."""
+    return Tile((((place, place + 1),), *tile.ranges))
 
 
 def stages_of(mesh: Mesh, places: Sequence[int]) -> Mesh:
@@ -138,9 +162,30 @@ def stages_of(mesh: Mesh, places: Sequence[int]) -> Mesh:
     """
     size = mesh.num_ranks // mesh.pipe
     hosts = [host for place in places for host in mesh.hosts[place * size : (place + 1) * size]]
-    number = {host: position for position, host in enumerate(sorted(set(hosts)))}
-    placed = tuple(number[host] for host in hosts)
-    return replace(mesh, pipe=len(places), rank=0, device_mesh=None, hosts=placed, cluster=None)
+    return replace(
+        mesh, pipe=len(places), rank=0, device_mesh=None, hosts=tuple(_in_order(hosts).tolist()), cluster=None
+    )
+
+
+@lru_cache(maxsize=128)
+def one_of_alike(mesh: Mesh) -> Mesh:
+    """The mesh of the fewest consecutive batch shards such that all others are on hosts of their own, and alike."""
+    count = num_batch_shards(mesh)
+    hosts = np.asarray(mesh.hosts).reshape(mesh.pipe, count, -1)
+    for few in (few for few in range(1, count) if count % few == 0):
+        blocks = [hosts[:, start : start + few].reshape(-1) for start in range(0, count, few)]
+        if sum(len(np.unique(block)) for block in blocks) > len(np.unique(hosts)):
+            continue  # some share a host
+        first, *others = map(_in_order, blocks)
+        if all(np.array_equal(first, other) for other in others):
+            return replace(mesh, data=few, z=1, hosts=tuple(first.tolist()))
+    return mesh
+
+
+def _in_order(hosts: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Hosts by their numbers in ascending order."""
+    _, numbers = np.unique(np.asarray(hosts), return_inverse=True)
+    return numbers.reshape(-1)
 
 
 @lru_cache(maxsize=128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -12,9 +13,9 @@ from fxpar.hardware.network import Network
 from fxpar.ir.layout import Layout, Shard
 from fxpar.ir.stage import Port, PortKind
 from fxpar.resharding import pipeline
-from fxpar.resharding.pipeline import Crossing
+from fxpar.resharding.pipeline import Crossing, one_of_alike, stages_of
 from fxpar.resharding.plan import make_plan
-from fxpar.world.mesh import Mesh
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 NETWORK = Network(bytes_per_us=10.0, chunk_us=5.0)
 ROWS, COLUMNS, WHOLE = Layout((8, 6), (("x", Shard(0, 2)),)), Layout((8, 6), (("x", Shard(1, 2)),)), Layout((8, 6))
@@ -46,7 +47,22 @@ def test_a_plan_is_that_of_its_own_ranks(pipes: tuple[int, ...], hosts: tuple[in
         held, needed, waves = moving.tiles(mesh)
         own = make_plan(held, needed, 4, hosts, "broadcast", algorithm, network=NETWORK, waves=waves)
         assert moving.planned(mesh, NETWORK, algorithm=algorithm).plan == own
-        assert moving.time_us(mesh, NETWORK, algorithm) == own.time_us(NETWORK)
+        if algorithm == "balance":
+            assert moving.time_us(mesh, NETWORK) == own.time_us(NETWORK)
+
+
+@pytest.mark.parametrize(
+    ("hosts_of_a_stage", "shards"),
+    [((0, 0, 1, 1, 2, 2, 3, 3), 1), ((0, 0, 0, 0, 1, 1, 1, 1), 2), ((0, 1, 1, 2, 2, 3, 3, 0), 4)],
+)
+def test_batch_shards_on_hosts_of_their_own_are_timed_as_one(hosts_of_a_stage: tuple[int, ...], shards: int) -> None:
+    hosts = tuple(host + 4 * pipe for pipe in range(2) for host in hosts_of_a_stage)
+    mesh = Mesh(pipe=2, data=2, z=2, x=2, hosts=hosts)
+    assert num_batch_shards(one_of_alike(stages_of(mesh, (0, 1)))) == shards
+    for source, target in product((ROWS, COLUMNS, WHOLE), repeat=2):
+        moving = crossing((0, 1), source, [target])
+        whole = moving.planned(mesh, NETWORK, algorithm="balance").plan
+        assert moving.time_us(mesh, NETWORK) == whole.time_us(NETWORK)
 
 
 def plans_made(mesh: Mesh, crossings: Sequence[Crossing]) -> int:

@@ -19,13 +19,13 @@ from fxpar.bench.compile.scale_models import SMALL, scale_model
 from fxpar.build.planned_stages import plan_question
 from fxpar.cache.encode import encode
 from fxpar.compiler import compile_stages, divide_stage, join_stages, localize_stage, plan_stages
+from fxpar.config import Options
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import estimate_costs
 from fxpar.graph.invariants import Form
 from fxpar.hardware.cluster import read_cluster
 from fxpar.ir.layout import AXES
-from fxpar.ir.overlap_options import Overlap
 from fxpar.ir.plan import Plan
 from fxpar.ir.stage import PlannedStage
 from fxpar.ir.storage_options import AUTO, storage_choices
@@ -123,7 +123,8 @@ def plan(
 def join(distribution: Distribution, stages: Sequence[PlannedStage], watch: Stopwatch) -> tuple[Pipeline, Schedule]:
     """What every rank does for all: the transfers between stages, and the programs of all pipe ranks, checked."""
     mesh = distribution.mesh
-    pipeline = join_stages(stages, distribution, "broadcast", "balance", watch)
+    options = Options()
+    pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, watch)
     costs = estimate_costs(stages, pipeline, mesh, distribution.placement)
     watch.note("estimate_costs")
     schedule = choose_schedule(SCHEDULE, costs, mesh.pipe, distribution.microbatches)
@@ -139,7 +140,7 @@ def compile_rank(
     distribution: Distribution, stages: Sequence[PlannedStage], schedule: Schedule, watch: Stopwatch
 ) -> None:
     """What a rank does for its own stages, but for lowering."""
-    mesh, overlap = distribution.mesh, Overlap()
+    mesh, overlap = distribution.mesh, Options().overlapping
     own = [stages[index] for index in schedule.stages_of(mesh.coordinate["pipe"])]
     local = [localize_stage(stage, distribution) for stage in own]
     watch.note("localize_stage")
