@@ -87,6 +87,11 @@ def test_more_equal_stages_are_no_more_work(few: Work) -> None:
     assert work(layers=16, pipe=8) == few
 
 
+def test_equal_stages_of_one_layer_are_traced_once() -> None:
+    first, last = 1, 1
+    assert work(layers=4, pipe=4).traces == work(layers=8, pipe=8).traces == first + 1 + last
+
+
 def test_more_equal_layers_are_no_more_traces_and_decompositions(few: Work) -> None:
     many = work(layers=32, pipe=4)
     assert (many.traces, many.decompositions, many.searches) == (few.traces, few.decompositions, few.searches)
