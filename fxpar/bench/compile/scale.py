@@ -47,9 +47,9 @@ class Configuration:
     layers: int = 12
     kinds: int = 1
     pipe: int = 4
-    data: int = 2
+    data: int = 1
     z: int = 1
-    x: int = 1
+    x: int = 2
     microbatches: int = 16
 
     @property
@@ -62,11 +62,7 @@ BASE = Configuration()
 LAYERS = [replace(BASE, layers=layers) for layers in (4, 12, 96)]
 KINDS = [replace(BASE, layers=24, kinds=kinds) for kinds in (3, 12)]
 STAGES = [replace(BASE, layers=64, pipe=pipe) for pipe in (2, 64)]
-RANKS = [
-    replace(BASE, data=1, x=2),
-    replace(BASE, data=8, z=4, x=8),
-    replace(BASE, data=32, z=8, x=8),
-]
+RANKS = [BASE, replace(BASE, data=8, z=4, x=8), replace(BASE, data=32, z=8, x=8)]
 MICROBATCHES = [replace(BASE, pipe=8, microbatches=count) for count in (4, 256)]
 
 # x is within a host of 8 GPUs. The authors of Llama 3 train with x=8 and 16 stages, too (Dubey et al., Table 4).
