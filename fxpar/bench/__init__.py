@@ -21,7 +21,7 @@ BENCHMARKS = {
         "from launch to second step and first evaluation, with cold and warm caches, against torch.compile; 10 minutes",
         {
             "scale": "how planning and the passes grow with layers, stages, microbatches and up to 8,192 ranks that do "
-            "not exist; some 8 minutes",
+            "not exist; some 5 minutes",
         },
     ),
     "reshard": Benchmark(
