@@ -14,7 +14,7 @@ that is never run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
@@ -25,11 +25,12 @@ from fxpar.ir.remat import NO_REMAT, Remat
 from fxpar.ir.stage import JointGraph, PlannedStage, StageGraph
 from fxpar.ir.storage_options import Storage
 from fxpar.layouts.pins import Pins
+from fxpar.layouts.search_once import Searched
 from fxpar.model.distribution import Distribution
 from fxpar.pass_log import PassLog
 from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.decompose.norm_policy import choose_norm_policy
-from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.decompose_for_sharding import Decomposed, decompose_for_sharding
 from fxpar.passes.fuse_stages import GatherCosts, fuse_stages
 from fxpar.passes.hoist_storage import hoist_storage
 from fxpar.passes.insert_collectives import insert_collectives
@@ -79,22 +80,34 @@ def plan_stages(
     log = log or PassLog()
     log.graph("capture", capture.module, None)
     planned: list[PlannedStage] = []
-    traced: Traced = {}
+    known = _Known()
     for stage in split_stages(capture, boundaries):
         log.graph("split_stages", stage.module, None, stage.index)
-        planned.append(_plan_stage(stage, planned, traced, distribution, with_backward, log))
+        planned.append(_plan_stage(stage, planned, known, distribution, with_backward, log))
     return tuple(planned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What passes keep of earlier stages, so that their time grows with the kinds of layers and stages, not with all.
+
+    It lives as long as one call of `plan_stages`: all fake values are of one mode.
+    """
+
+    traced: Traced = field(default_factory=dict)
+    decomposed: Decomposed = field(default_factory=dict)
+    searched: Searched = field(default_factory=dict)
 
 
 def _plan_stage(
     stage: StageGraph,
     earlier: Sequence[PlannedStage],
-    traced: Traced,
+    known: _Known,
     distribution: Distribution,
     with_backward: bool,
     log: PassLog,
 ) -> PlannedStage:
-    joint = trace_joint(stage, with_backward=with_backward, known=traced)
+    joint = trace_joint(stage, with_backward=with_backward, known=known.traced)
     log.graph("trace_joint", joint.module, Form.LOGICAL, stage.index)
     # Before any pass that uses the mesh, since random numbers must not depend on it.
     joint = logical_random(joint)
@@ -104,9 +117,11 @@ def _plan_stage(
     pins = Pins({**pin_parameters(joint, distribution, settled), **pin_edges(joint, placement, settled)})
     mesh, microbatches = distribution.mesh, distribution.microbatches
     # Before layouts are chosen, since a loss over a sharded vocabulary is only possible in decomposed form.
-    joint = replace(joint, module=decompose_for_sharding(joint.module, choose_norm_policy(joint, mesh, pins)))
+    norm_policy = choose_norm_policy(joint, mesh, pins)
+    joint = replace(joint, module=decompose_for_sharding(joint.module, norm_policy, known.decomposed))
     log.graph("decompose_for_sharding", joint.module, Form.LOGICAL, stage.index)
-    border = propagate_layouts(joint, mesh, pins, prices_of(mesh), microbatches, settled, placement)
+    prices, searched = prices_of(mesh), known.searched
+    border = propagate_layouts(joint, mesh, pins, prices, microbatches, settled, placement, searched)
     log.graph("propagate_layouts", joint.module, Form.LAID_OUT, stage.index)
     # After layouts are chosen, since the sharding of a weight over z depends on its layout over the other axes.
     border = shard_storage(joint, border, mesh)

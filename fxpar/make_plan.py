@@ -77,7 +77,7 @@ def _parameters(capture: Capture, distribution: Distribution, boundaries: Sequen
     with recorded_warnings() as texts:
         stages = planned()
     assign_buffers(capture, stages, distribution)
-    parameters = _parameters_of(stages, distribution)
+    parameters = parameters_of(stages, distribution)
     if may_be_kept(capture):
         keep(question, _Owners(parameters, distribution.buffer_stages, tuple(texts)))
     return parameters
@@ -94,7 +94,7 @@ def _stages_before_plan(
         distribution.plan = plan
 
 
-def _parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
+def parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:
     """The owner and layout of each parameter, as in the first stage that uses it; the last stage owns unused ones."""
     last = stages[-1].joint.index
     found = {

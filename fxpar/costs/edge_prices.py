@@ -9,7 +9,7 @@ import torch
 from fxpar.hardware.network import Network
 from fxpar.ir.layout import Layout
 from fxpar.ir.stage import Port, StageBorder
-from fxpar.resharding.pipeline import Crossing
+from fxpar.resharding.pipeline import Crossing, stages_of
 from fxpar.world.mesh import Mesh
 
 
@@ -23,44 +23,44 @@ class EdgePrices:
     def __init__(
         self, earlier: Sequence[StageBorder], mesh: Mesh, network: Network, placement: Sequence[int] | None = None
     ) -> None:
-        self._earlier, self._mesh, self._network = earlier, mesh, network
+        self._mesh, self._network = mesh, network
         self._placement = range(len(earlier) + 1) if placement is None else placement
-        self._known: dict[Crossing, float] = {}
+        self._here = len(earlier)
+        self._makers: dict[Port, tuple[int, StageBorder]] = {}
+        if len(set(mesh.hosts)) > 1:  # within one host, all transfers are equally cheap
+            for stage, border in enumerate(earlier):
+                for port in border.outputs:
+                    self._makers.setdefault(port, (stage, border))
+        self._known: dict[tuple[Port, bool, Layout], float] = {}
 
-    @property
-    def given(self) -> str:
-        """All that the prices depend on except the mesh, as text."""
-        return f"{self._earlier} {self._network} {list(self._placement)}"
+    def given(self, port: Port) -> str:
+        """All that the prices of an edge depend on except its dtype, as text without names."""
+        if port not in self._makers:
+            return ""
+        maker, border = self._makers[port]
+        pipes = self._placement[maker], self._placement[self._here]
+        places = sorted(set(pipes))
+        order, hosts = [places.index(pipe) for pipe in pipes], stages_of(self._mesh, places).hosts
+        return f"{border.outputs[port]} {border.tangents.get(port)} {order} {hosts} {self._network}"
 
     def value_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
-        """The time to transfer the value of an edge into `layout`."""
-        maker = self._maker(port)
-        if maker is None:
+        """The time to transfer the value of an edge into `layout`; 0 if the stage that makes it is not planned yet."""
+        if port not in self._makers:
             return 0.0
-        source = self._earlier[maker].outputs[port]
-        here = len(self._earlier)
-        pipes = self._placement[maker], self._placement[here]
-        return self._time_us(Crossing(port, False, maker, (here,), source, (layout,), dtype, pipes))
+        if (port, False, layout) not in self._known:
+            maker, border = self._makers[port]
+            pipes = self._placement[maker], self._placement[self._here]
+            crossing = Crossing(port, False, maker, (self._here,), border.outputs[port], (layout,), dtype, pipes)
+            self._known[port, False, layout] = crossing.time_us(self._mesh, self._network)
+        return self._known[port, False, layout]
 
     def gradient_us(self, port: Port, layout: Layout, dtype: torch.dtype) -> float:
-        """The time to transfer a gradient in `layout` back to the stage that makes the edge."""
-        maker = self._maker(port)
-        if maker is None:
+        """The time to transfer a gradient in `layout` back to the stage that makes the edge; likewise."""
+        if port not in self._makers:
             return 0.0
-        destination = self._earlier[maker].tangents[port]
-        here = len(self._earlier)
-        pipes = self._placement[here], self._placement[maker]
-        return self._time_us(Crossing(port, True, here, (maker,), layout, (destination,), dtype, pipes))
-
-    def _maker(self, port: Port) -> int | None:
-        """The stage that makes an edge; None if it is not planned yet, or if the mesh has only one host."""
-        if len(set(self._mesh.hosts)) == 1:
-            return None
-        return next((stage for stage, border in enumerate(self._earlier) if port in border.outputs), None)
-
-    def _time_us(self, crossing: Crossing) -> float:
-        if crossing not in self._known:
-            # The order of transfers hardly matters for a comparison, so the quick algorithm is good enough.
-            plan = crossing.planned(self._mesh, self._network, algorithm="balance").plan
-            self._known[crossing] = plan.time_us(self._network)
-        return self._known[crossing]
+        if (port, True, layout) not in self._known:
+            maker, border = self._makers[port]
+            pipes = self._placement[self._here], self._placement[maker]
+            crossing = Crossing(port, True, self._here, (maker,), layout, (border.tangents[port],), dtype, pipes)
+            self._known[port, True, layout] = crossing.time_us(self._mesh, self._network)
+        return self._known[port, True, layout]

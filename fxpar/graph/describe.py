@@ -22,13 +22,18 @@ class _Bare:
 
 def describe_call(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
     """The op of `node` with its arguments, where nodes have the given names, and devices no index."""
+    return f"{node.target}{describe_arguments((node.args, node.kwargs), names)}"
+
+
+def describe_arguments(given: Any, names: Mapping[fx.Node, str]) -> str:
+    """Arguments of a call, nested in any way, where nodes have the given names, and devices no index."""
 
     def described(argument: Any) -> Any:
         if isinstance(argument, fx.Node):
             return _Bare(names[argument])
         return argument.type if isinstance(argument, torch.device) else argument
 
-    return f"{node.target}{fx.node.map_aggregate((node.args, node.kwargs), described)}"
+    return str(fx.node.map_aggregate(given, described))
 
 
 def describe(found: Any) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from fxpar._torch import make_fx
+from fxpar.graph.describe import describe, describe_arguments
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.node_meta import is_backward, set_origin, tag_direction, tensor, value
 from fxpar.ir.strides import strided_like
@@ -20,17 +21,25 @@ from fxpar.passes.decompose.norm_policy import ONE_RANK, NormPolicy
 
 aten = torch.ops.aten
 
+Decomposed: TypeAlias = MutableMapping[str, fx.Graph]
+"""The graph of each decomposition by all that it depends on, as text."""
 
-def decompose_for_sharding(joint: fx.GraphModule, norm_policy: NormPolicy = ONE_RANK) -> fx.GraphModule:
+
+def decompose_for_sharding(
+    joint: fx.GraphModule, norm_policy: NormPolicy = ONE_RANK, known: Decomposed | None = None
+) -> fx.GraphModule:
     """The same graph with the ops of `DECOMPOSITIONS` decomposed, and every node tagged forward or backward.
 
     Norms are decomposed where `norm_policy` expects them to shard better. Placeholders and outputs keep their order,
-    and nodes the record of their origin.
+    and nodes the record of their origin. Equal calls on equal values are decomposed once.
+
+    Args:
+        known: decompositions of calls in other stages of the same capture; those of this stage are added.
 
     Before: `addmm = aten.addmm(b, x, w)`
     After:  `mm = aten.mm(x, w)`, `add = aten.add(mm, b)`
     """
-    mode = fake_mode_of(joint.graph)
+    mode, traced = fake_mode_of(joint.graph), {} if known is None else known
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     for node in joint.graph.nodes:
@@ -39,7 +48,8 @@ def decompose_for_sharding(joint: fx.GraphModule, norm_policy: NormPolicy = ONE_
         decomposed = _decomposed(node, norm_policy)
         if decomposed is not None:
             with mode:
-                copies[node] = _inline(graph, node, *decomposed, copies)
+                part = _traced(node, *decomposed, traced)
+            copies[node] = _inline(graph, node, part, copies, *decomposed[1:])
         elif node.target is operator.getitem and isinstance(copies[node.args[0]], tuple):
             copies[node] = copies[node.args[0]][node.args[1]]
         else:
@@ -80,32 +90,50 @@ def _origin(node: Any) -> Any:
     return _origin(node.args[0]) if node.target in (aten.detach.default, aten.alias.default) else node
 
 
-def _inline(
-    graph: fx.Graph,
-    node: fx.Node,
-    decomposition: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    copies: Mapping[fx.Node, Any],
-) -> Any:
-    """Append the ops of `decomposition` on `args` and `kwargs`; returns its results, nested as those of `node`."""
-    operands: list[fx.Node] = []
-    fx.map_arg((args, kwargs), operands.append)
+def _traced(
+    node: fx.Node, decomposition: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], known: Decomposed
+) -> fx.Graph:
+    """The ops of `decomposition` on `args` and `kwargs`, with a placeholder for each use of a node."""
+    operands = _operands(args, kwargs)
+    names = {used: f"%{position} {describe(value(used))}" for position, used in enumerate(operands)}
+    call = describe_arguments((tuple(args), dict(kwargs)), names)
+    kind = f"{decomposition.__qualname__}{call} = {describe(value(node))}"
 
     def run(*values: Tensor) -> Any:
         given = iter(values)
         own_args, own_kwargs = fx.map_arg((args, kwargs), lambda _: next(given))
         return tree_map(_like, decomposition(*own_args, **own_kwargs), value(node))
 
-    with torch.no_grad():
-        traced = make_fx(run)(*map(value, operands))
-    inlined = dict(zip(traced.graph.find_nodes(op="placeholder"), map(copies.__getitem__, operands), strict=True))
-    for part in traced.graph.nodes:
-        if part.op == "call_function":
-            copy = graph.node_copy(part, inlined.__getitem__)
+    if kind not in known:
+        with torch.no_grad():
+            known[kind] = make_fx(run)(*map(value, operands)).graph
+    return known[kind]
+
+
+def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[fx.Node]:
+    """The nodes among the arguments, with repeats."""
+    operands: list[fx.Node] = []
+    fx.map_arg((args, kwargs), operands.append)
+    return operands
+
+
+def _inline(
+    graph: fx.Graph,
+    node: fx.Node,
+    part: fx.Graph,
+    copies: Mapping[fx.Node, Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Append the ops of `part` on copies of the arguments; returns its results, nested as those of `node`."""
+    given = map(copies.__getitem__, _operands(args, kwargs))
+    inlined = dict(zip(part.find_nodes(op="placeholder"), given, strict=True))
+    for traced in part.nodes:
+        if traced.op == "call_function":
+            copy = graph.node_copy(traced, inlined.__getitem__)
             set_origin(copy, node, backward=is_backward(node))
-            inlined[part] = copy
-    (output,) = traced.graph.find_nodes(op="output")
+            inlined[traced] = copy
+    (output,) = part.find_nodes(op="output")
     return fx.map_arg(output.args[0], inlined.__getitem__)
 
 

@@ -93,6 +93,7 @@ class _Localizer:
         self._alive = _alive(joint.module.graph)
         self._leaving = _leaving(joint)
         self._forward_needs = {need for node in self._alive for need in self._needs_of_forward(node)}
+        self._needed_by_forward = {node for node, _ in self._forward_needs}
 
     def run(self) -> JointGraph:
         for node in self._alive:
@@ -220,7 +221,7 @@ class _Localizer:
         held = self._pieces[operand]
         whole = next(iter(held)).with_placement("z", REPLICATE)
         if whole not in held:  # a parameter in its storage layout
-            backward = all(node is not operand for node, _ in self._forward_needs)
+            backward = operand not in self._needed_by_forward
             (stored,) = held.values()
             self._move(operand, whole, consumer, backward=backward)
             set_source(held[whole], stored)

@@ -19,7 +19,7 @@ from fxpar.ir.node_meta import Placed
 from fxpar.ir.stage import JointGraph, Port, StageBorder
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.search import AUTOMATIC_AXES, Search
-from fxpar.layouts.search_once import search_once
+from fxpar.layouts.search_once import Searched, search_once
 from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.layouts.weights import weights_of_products
 from fxpar.world.mesh import Mesh
@@ -36,6 +36,7 @@ def propagate_layouts(
     microbatches: int,
     earlier: Sequence[StageBorder] = (),
     placement: Sequence[int] | None = None,
+    known: Searched | None = None,
 ) -> StageBorder:
     """Set the `node_meta.Placed` of every node of `joint`, at the least cost; returns the layouts of the border.
 
@@ -56,6 +57,7 @@ def propagate_layouts(
         microbatches: how many of them share one reduction of a parameter's gradient.
         earlier: the borders of the stages before this one, whose edges it uses.
         placement: of each stage on the pipe axis; by default stage s is at s.
+        known: what was searched for other stages, which equal ones take over; this search is added.
 
     Raises:
         InfeasibleLayoutError: the pins cannot all be met.
@@ -63,7 +65,8 @@ def propagate_layouts(
     program = operations(joint)
     by_node = _pinned_nodes(program, pins)
     edges = EdgePrices(earlier, mesh, prices.network, placement)
-    solved = SolvedAxes.of(program, search_once(Search(program, by_node, mesh, prices, microbatches, edges)))
+    search = Search(program, by_node, mesh, prices, microbatches, edges)
+    solved = SolvedAxes.of(program, search_once(search, known))
     _warn_of_replicas(program, by_node, mesh, solved)
     _annotate(joint, program, solved)
     return _border(program, solved)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +18,42 @@ from fxpar.ir.stage import Port, PortKind, StageGraph
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Which stage each node belongs to, and which values every stage computes for itself."""
+    """Which stage each node belongs to, and which values every stage computes for itself.
+
+    order: the operations of the forward, in order, with `places` of all nodes of the captured graph.
+    contexts: the operations that enter or leave a context.
+    mutations: as `storages_mutated_later` finds them.
+    """
 
     stage_of: dict[fx.Node, int]
     recomputed: Set[fx.Node]
     num_stages: int
+    order: Sequence[fx.Node]
+    places: Mapping[fx.Node, int]
+    contexts: Set[fx.Node]
+    mutations: Sequence[tuple[fx.Node, fx.Node]]
+
+    @classmethod
+    def of(cls, capture: Capture, boundaries: Sequence[str]) -> _Cut:
+        """The cut where the modules at the paths `boundaries` begin."""
+        order = operations(capture)
+        return cls(
+            _assign(capture, boundaries),
+            recomputable(order, capture.sources),
+            len(boundaries) + 1,
+            order,
+            {node: place for place, node in enumerate(capture.module.graph.nodes)},
+            {node for node in order if is_context(node)},
+            list(storages_mutated_later(order)),
+        )
+
+    def own_nodes(self) -> list[list[fx.Node]]:
+        """The operations of each stage that no other one runs."""
+        found: list[list[fx.Node]] = [[] for _ in range(self.num_stages)]
+        for node in self.order:
+            if node not in self.recomputed and node not in self.contexts:
+                found[self.stage_of[node]].append(node)
+        return found
 
 
 def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGraph, ...]:
@@ -38,11 +70,12 @@ def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGrap
         InvalidStagesError: a stage computes nothing of its own.
         UnsupportedGraphError: a stage changes in place what another stage computed.
     """
-    order = operations(capture)
-    cut = _Cut(_assign(capture, boundaries), recomputable(order, capture.sources), len(boundaries) + 1)
-    _check_work(order, cut, boundaries)
-    _check_mutations(order, cut)
-    builders = [_StageBuilder(capture, cut, order, stage) for stage in range(cut.num_stages)]
+    cut = _Cut.of(capture, boundaries)
+    own = cut.own_nodes()
+    _check_work(own, boundaries)
+    _check_mutations(cut)
+    numbers = {node: number for number, node in enumerate(cut.order)}
+    builders = [_StageBuilder(capture, cut, numbers, stage, nodes) for stage, nodes in enumerate(own)]
     edges = {node for builder in builders for node in builder.edges_in}
     return tuple(builder.build(edges) for builder in builders)
 
@@ -63,7 +96,7 @@ def _assign(capture: Capture, boundaries: Sequence[str]) -> dict[fx.Node, int]:
         if isinstance(producer, fx.Node) and not isinstance(producer.meta.get("example_value"), torch.Tensor):
             stage_of[node] = stage_of.get(producer, 0)  # an item of a tuple is in the stage of the tuple
         else:
-            stage_of[node] = sum(start <= index for start in starts)
+            stage_of[node] = bisect_right(starts, index)
     return stage_of
 
 
@@ -79,18 +112,17 @@ def _with_parents(paths: Sequence[str]) -> set[str]:
     return {".".join(path[:depth]) for path in parts for depth in range(1, len(path) + 1)}
 
 
-def _check_work(order: Sequence[fx.Node], cut: _Cut, boundaries: Sequence[str]) -> None:
-    busy = {cut.stage_of[node] for node in order if node not in cut.recomputed and not is_context(node)}
-    for stage in range(cut.num_stages - 1):  # the last one returns the results, if nothing else
-        if stage not in busy:
+def _check_work(own: Sequence[Sequence[fx.Node]], boundaries: Sequence[str]) -> None:
+    for stage, nodes in enumerate(own[:-1]):  # the last one returns the results, if nothing else
+        if not nodes:
             raise InvalidStagesError(
                 f"stages: of those that begin at {', '.join(map(repr, boundaries))}, stage {stage} computes nothing "
                 "but what depends on no parameter, which runs wherever it is used; begin stages elsewhere, or use fewer"
             )
 
 
-def _check_mutations(order: Sequence[fx.Node], cut: _Cut) -> None:
-    for owner, mutator in storages_mutated_later(order):
+def _check_mutations(cut: _Cut) -> None:
+    for owner, mutator in cut.mutations:
         if owner in cut.recomputed or cut.stage_of[owner] == cut.stage_of[mutator]:
             continue
         raise UnsupportedGraphError(
@@ -102,23 +134,21 @@ def _check_mutations(order: Sequence[fx.Node], cut: _Cut) -> None:
 class _StageBuilder:
     """Collects what one stage computes and what it takes from outside, then writes its graph."""
 
-    def __init__(self, capture: Capture, cut: _Cut, order: Sequence[fx.Node], stage: int) -> None:
-        self._capture, self._cut, self._stage = capture, cut, stage
-        self._nodes: set[fx.Node] = set()
+    def __init__(
+        self, capture: Capture, cut: _Cut, numbers: Mapping[fx.Node, int], stage: int, own: Sequence[fx.Node]
+    ) -> None:
+        self._capture, self._cut, self._numbers, self._stage = capture, cut, numbers, stage
+        self._nodes: set[fx.Node] = {*own, *cut.contexts}
         self._sources: set[fx.Node] = set()
         self.edges_in: set[fx.Node] = set()
         self._is_last = stage == cut.num_stages - 1
-        for node in order:
-            if is_context(node) or (cut.stage_of[node] == stage and node not in cut.recomputed):
-                self._nodes.add(node)
         pending = [used for node in self._nodes for used in node.all_input_nodes]
         pending += capture.results if self._is_last else []
         self._close_over(pending)
-        if mutators := {m for owner, m in storages_mutated_later(order) if owner in self._nodes & set(cut.recomputed)}:
+        if mutators := {m for owner, m in cut.mutations if owner in self._nodes and owner in cut.recomputed}:
             self._nodes |= mutators
             self._close_over([used for node in mutators for used in node.all_input_nodes])
-        self._order = [node for node in order if node in self._nodes]
-        self._numbers = {node: number for number, node in enumerate(order)}
+        self._order = sorted(self._nodes, key=numbers.__getitem__)
 
     def _close_over(self, pending: list[fx.Node]) -> None:
         while pending:
@@ -138,12 +168,11 @@ class _StageBuilder:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         placeholders: dict[Port, fx.Node] = {}
-        for node in self._capture.module.graph.nodes:
-            if node in self._sources or node in self.edges_in:
-                port = self._capture.sources.get(node) or Port(PortKind.EDGE, node.name)
-                if port not in placeholders:  # a tied weight is read at several nodes
-                    placeholders[port] = _placeholder(graph, node)
-                copies[node] = placeholders[port]
+        for node in sorted(self._sources | self.edges_in, key=self._cut.places.__getitem__):
+            port = self._capture.sources.get(node) or Port(PortKind.EDGE, node.name)
+            if port not in placeholders:  # a tied weight is read at several nodes
+                placeholders[port] = _placeholder(graph, node)
+            copies[node] = placeholders[port]
         for node in self._order:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             set_program_order(copies[node], self._numbers[node])

@@ -51,7 +51,17 @@ def trace_joint(stage: StageGraph, *, with_backward: bool, known: Traced | None 
             del cuts[unfit.position]
         except UnsupportedGraphError:
             break  # the trace of the whole stage names what the user knows
-    return trace_whole(stage, with_backward=with_backward)
+    return _from_equal_stage(stage, traced, with_backward) or trace_whole(stage, with_backward=with_backward)
+
+
+def _from_equal_stage(stage: StageGraph, traced: Traced, with_backward: bool) -> JointGraph | None:
+    """The joint graph of a stage that is one segment, if it has no submodules; None if that cannot be traced."""
+    if stage.module.graph.find_nodes(op="get_attr"):
+        return None
+    try:
+        return _from_segments(stage, segments(stage, [], with_backward=with_backward), traced, with_backward)
+    except (UnfitCutError, UnsupportedGraphError):
+        return None
 
 
 def _is_worth_it(parts: Sequence[Segment], traced: Traced) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby, pairwise
 
@@ -91,6 +91,22 @@ class ReshardPlan:
                 for rank in relay.path[:-1]:
                     messages[self.hosts[rank]] += relay.num_chunks
         return max(ends) + network.chunk_us * max(messages.values(), default=0)
+
+    def moved_to(self, ranks: Sequence[int], hosts: Sequence[int]) -> ReshardPlan:
+        """The same plan for other ranks: `ranks[r]`, ascending, in place of rank r.
+
+        It is what `make_plan` returns for them if `hosts`, the host of every rank, are in the same order for these
+        ranks as for those of this plan.
+        """
+
+        def moved(group: Group) -> Group:
+            return tuple(ranks[rank] for rank in group)
+
+        tasks = (UnitTask(task.region, moved(task.senders), moved(task.receivers)) for task in self.tasks)
+        relays = (
+            replace(relay, path=moved(relay.path), readers=tuple(map(moved, relay.readers))) for relay in self.relays
+        )
+        return replace(self, hosts=tuple(hosts), tasks=tuple(tasks), relays=tuple(relays))
 
     @property
     def digest(self) -> str:

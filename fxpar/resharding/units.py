@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 from fxpar.resharding.tile import Interval, Tile, Tiles
@@ -35,24 +37,50 @@ def unit_tasks(source: Tiles, destination: Tiles) -> tuple[UnitTask, ...]:
     The paper's text has one per source slice; its case 4 and its lower bounds imply that it counts intersections.
     """
     held = _holders(source)
+    near = _Near(held)
     tasks = []
-    near: dict[_Rows, list[Tile]] = {}
     for needed, takers in _holders(destination).items():
-        rows = needed.ranges[:1]
-        if rows not in near:
-            near[rows] = _near(rows, held)
-        for tile in near[rows]:
+        for tile in near.tiles(needed.ranges[:1]):
             region = tile.intersect(needed)
             if region.num_elements:
                 tasks.append(UnitTask(region, tuple(held[tile]), tuple(takers)))
     return tuple(tasks)
 
 
-def _near(rows: _Rows, tiles: Collection[Tile]) -> list[Tile]:
-    """The tiles that hold some of `rows`: with many batch shards, these are few of all tiles."""
-    distinct = {tile.ranges[:1]: None for tile in tiles}
-    meeting = {found for found in distinct if Tile(found).intersect(Tile(rows)).num_elements}
-    return [tile for tile in tiles if tile.ranges[:1] in meeting]
+class _Near:
+    """Finds the tiles that hold some of given rows: with many batch shards, these are few of all tiles."""
+
+    def __init__(self, tiles: Collection[Tile]) -> None:
+        self._by_rows: dict[_Rows, list[tuple[int, Tile]]] = {}
+        for place, tile in enumerate(tiles):
+            self._by_rows.setdefault(tile.ranges[:1], []).append((place, tile))
+        spans = [(*_span(rows), rows) for rows in self._by_rows]
+        self._spans = sorted(spans)
+        self._ends = list(accumulate((stop for _, stop, _ in self._spans), max))
+        self._known: dict[_Rows, list[Tile]] = {}
+
+    def tiles(self, rows: _Rows) -> list[Tile]:
+        """The tiles with common rows, in the order in which they were given."""
+        if rows not in self._known:
+            found = [each for meeting in self._meeting(rows) for each in self._by_rows[meeting]]
+            self._known[rows] = [tile for _, tile in sorted(found, key=lambda each: each[0])]
+        return self._known[rows]
+
+    def _meeting(self, rows: _Rows) -> Iterator[_Rows]:
+        start, stop = _span(rows)
+        at = bisect_left(self._spans, (stop,))
+        while at and self._ends[at - 1] > start:
+            at -= 1
+            other = self._spans[at][2]
+            if Tile(other).intersect(Tile(rows)).num_elements:
+                yield other
+
+
+def _span(rows: _Rows) -> tuple[int, int]:
+    """From the first to the last of some rows; of a scalar, and where there are none, one that meets all or none."""
+    if not rows:
+        return (0, 1)
+    return (rows[0][0][0], rows[0][-1][1]) if rows[0] else (0, 0)
 
 
 def _holders(tiles: Tiles) -> dict[Tile, list[int]]:

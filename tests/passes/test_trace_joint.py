@@ -139,3 +139,19 @@ def test_an_op_whose_effects_torch_orders_is_an_error_that_says_how_to_write_it(
         (stage,) = stages_of(Reporting(), [], torch.zeros(4, dtype=torch.long), torch.ones(4, 5))
         with pytest.raises(UnsupportedGraphError, match=r"stage 0 calls fxpar_test.report.*Tensor\(a!\)"):
             trace_joint(stage, with_backward=True)
+
+
+class Numbered(nn.Sequential):
+    """Layers without names; the sum of what the last one returns is the loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)
+        return out.sum()
+
+
+@pytest.mark.parametrize("repeats", [1, 6])
+def test_names_of_parameters_may_be_numbers(repeats: int) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(repeats) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.ReLU())]
+    (stage,) = stages_of(Numbered(*layers), [], torch.randn(4, 6))
+    check(stage, trace_joint(stage, with_backward=True))

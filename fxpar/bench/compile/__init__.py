@@ -1,1 +1,1 @@
-"""`fxpar bench compile`: from the launch of a program to its second step."""
+"""`fxpar bench compile`: from the launch of a program to its second step, and the time of the passes at scale."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
+from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.shared_values import is_context, recomputable
-from fxpar.ir.capture import Capture, example, is_marker
-from fxpar.ir.node_meta import module_path
+from fxpar.ir.capture import Capture, is_marker
+from fxpar.ir.node_meta import known_value, module_path
 from fxpar.passes.split_stages import operations
 
 
@@ -36,7 +39,8 @@ def balance_stages(capture: Capture, num_stages: int, prices: Prices) -> tuple[s
             f"stages: {num_stages} stages need {num_stages - 1} places to cut, but the forward of the model runs "
             f"through {len(starts)} modules with work of their own after the first; use fewer stages (mesh axis pipe)"
         )
-    entering = {position: _bytes_across(nodes, position) / prices.edge_bytes_per_us for position in starts}
+    across = _bytes_across(nodes)
+    entering = {position: across[position] / prices.edge_bytes_per_us for position in starts}
     cuts = _split(times, entering, num_stages)
     return tuple(starts[position] for position in cuts)
 
@@ -70,18 +74,27 @@ def _module_starts(nodes: Sequence[fx.Node]) -> dict[int, str]:
 
 
 def _node_times(capture: Capture, nodes: Sequence[fx.Node], prices: Prices) -> list[float]:
-    """Estimated forward time of each node in microseconds; the backward takes about twice as long for every node."""
+    """Estimated forward time of each node in microseconds; the backward takes about twice as long for every node.
+
+    Equal ops on equal values are timed once.
+    """
+    known: dict[str, float] = {}
+    times = []
     with FlopCounterMode(display=False) as counter:
-        return [_node_time(node, capture, prices, counter) for node in nodes]
+        for node in nodes:
+            value = node.meta.get("example_value")
+            is_border = node in capture.sources or is_marker(node, "exit")
+            if is_border or node.op not in ("call_function", "call_method") or not isinstance(value, Tensor):
+                times.append(0.0)
+                continue
+            kind = describe_call(node, {used: describe(known_value(used)) for used in node.all_input_nodes})
+            if kind not in known:
+                known[kind] = _node_time(node, value, prices, counter)
+            times.append(known[kind])
+    return times
 
 
-def _node_time(node: fx.Node, capture: Capture, prices: Prices, counter: FlopCounterMode) -> float:
-    is_border = node in capture.sources or is_marker(node, "exit")
-    if is_border or node.op not in ("call_function", "call_method"):
-        return 0.0
-    value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor):
-        return 0.0
+def _node_time(node: fx.Node, value: Tensor, prices: Prices, counter: FlopCounterMode) -> float:
     before = counter.get_total_flops()
     _run(node, value)
     flops = counter.get_total_flops() - before
@@ -98,38 +111,68 @@ def _run(node: fx.Node, value: Tensor) -> None:
             node.target(*args, **kwargs)
 
 
-def _bytes_across(nodes: Sequence[fx.Node], position: int) -> int:
-    before, after = set(nodes[:position]), set(nodes[position:])
-    crossing = {node for node in before if any(user in after for user in node.users)}
-    values = [example(node) for node in crossing if isinstance(node.meta.get("example_value"), torch.Tensor)]
-    return sum(value.nbytes for value in values if value.requires_grad)
+def _bytes_across(nodes: Sequence[fx.Node]) -> list[int]:
+    """For each position, the bytes of the values that are computed before it, used after it, and have a gradient."""
+    place = {node: position for position, node in enumerate(nodes)}
+    changes = [0] * (len(nodes) + 1)
+    for node, position in place.items():
+        value = node.meta.get("example_value")
+        last = max((place[user] for user in node.users if user in place), default=position)
+        if last > position and isinstance(value, Tensor) and value.requires_grad:
+            changes[position + 1] += value.nbytes
+            changes[last + 1] -= value.nbytes
+    return list(accumulate(changes))
 
 
 def _prefix_sums(times: Sequence[float]) -> list[float]:
-    sums = [0.0]
-    for time in times:
-        sums.append(sums[-1] + time)
-    return sums
+    return list(accumulate(times, initial=0.0))
 
 
-def _split(times: Sequence[float], entering: dict[int, float], num_stages: int) -> tuple[int, ...]:
-    """The cuts that minimise the slowest stage; dynamic programming over the allowed positions."""
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+def _split(times: Sequence[float], entering: Mapping[int, float], num_stages: int) -> tuple[int, ...]:
+    """The cuts that minimise the slowest stage; dynamic programming over the allowed positions.
+
+    Of equally good ones, those whose first cut comes first, then the second, and so on.
+    """
+    starts = sorted(entering)
+    best = _Best([0], [0.0], [()], times, entering)
     for _ in range(num_stages - 1):
-        best = {
-            cut: min(
-                (max(worst, _cost(times, entering, start, cut)), (*cuts, cut))
-                for start, (worst, cuts) in best.items()
-                if start < cut
-            )
-            for cut in entering
-            if any(start < cut for start in best)
-        }
-    end = len(times) - 1
-    _, cuts = min((max(worst, _cost(times, entering, start, end)), cuts) for start, (worst, cuts) in best.items())
-    assert all(a < b for a, b in pairwise(cuts)), f"cuts out of order: {cuts}"
-    return cuts
+        found = [(cut, *best.before(cut)) for cut in starts if cut > best.starts[0]]
+        cuts = [(*earlier, cut) for cut, _, earlier in found]
+        best = _Best([cut for cut, _, _ in found], [worst for _, worst, _ in found], cuts, times, entering)
+    _, chosen = best.before(len(times) - 1)
+    assert all(a < b for a, b in pairwise(chosen)), f"cuts out of order: {chosen}"
+    return chosen
 
 
-def _cost(times: Sequence[float], entering: dict[int, float], start: int, end: int) -> float:
-    return times[end] - times[start] + entering.get(start, 0.0)
+class _Best:
+    """The best cuts before each position where the next stage may start.
+
+    Args:
+        starts: these positions, ascending.
+        worst: the time of the slowest stage before each of them.
+        cuts: where the stages before begin, and the next one.
+        times, entering: as in `_split`.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[int],
+        worst: Sequence[float],
+        cuts: Sequence[tuple[int, ...]],
+        times: Sequence[float],
+        entering: Mapping[int, float],
+    ) -> None:
+        self.starts, self._cuts, self._times = starts, cuts, times
+        self._worst = np.asarray(worst)
+        self._times_before = np.asarray([times[start] for start in starts])
+        self._entering = np.asarray([entering.get(start, 0.0) for start in starts])
+        self._preference = np.argsort(sorted(range(len(cuts)), key=cuts.__getitem__))
+
+    def before(self, end: int) -> tuple[float, tuple[int, ...]]:
+        """The time of the slowest stage, and the cuts, if the next stage ends at `end`."""
+        ahead = bisect_left(self.starts, end)
+        own = self._times[end] - self._times_before[:ahead] + self._entering[:ahead]
+        slowest = np.maximum(self._worst[:ahead], own)
+        worst = slowest.min()
+        (equal,) = np.nonzero(slowest == worst)
+        return float(worst), self._cuts[int(equal[np.argmin(self._preference[equal])])]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fxpar.costs.prices import prices_of
+from fxpar.passes.stages import balance_stages as module
 from fxpar.passes.stages.balance_stages import balance_stages
 from tests.support.captures import captured
 
@@ -58,3 +60,17 @@ def test_the_slowest_stage_has_as_little_to_do_as_it_can(widths: tuple[int, ...]
     chosen = tuple(int(path.removeprefix("layers.")) for path in balance_stages(capture, num_stages, prices))
     best = min(slowest(cuts) for cuts in combinations(range(1, len(widths)), num_stages - 1))
     assert slowest(chosen) == pytest.approx(best)
+
+
+def test_equal_ops_are_run_once() -> None:
+    for count in (4, 16):
+        capture, distribution = captured(Chain((NARROW,) * count), (torch.randn(HEIGHT, NARROW),))
+        with patch.object(module, "_run", side_effect=module._run) as run:
+            balance_stages(capture, 2, prices_of(distribution.mesh))
+        assert run.call_count == 1
+
+
+def test_of_equally_good_cuts_the_first_are_taken() -> None:
+    times = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert module._split(times, dict.fromkeys(range(1, 5), 0.0), 3) == (1, 3)
+    assert module._split(times, {1: 0.0, 2: 5.0, 3: 0.0, 4: 0.0}, 3) == (1, 3)
