@@ -16,6 +16,7 @@ T = TypeVar("T")
 __all__ = [
     "CppKernel",
     "DeferredKernel",
+    "KernelFiles",
     "build_cpp_library",
     "cpu_and_compiler",
     "cpu_vector_isa",
@@ -52,11 +53,30 @@ class CppKernel:
         command: str = CppBuilder("library", "source", self.options).get_command_line()
         return command
 
+    @property
+    def files(self) -> "KernelFiles":
+        """What another process of this machine needs to know of it."""
+        return KernelFiles(str(self.source), str(self.library), self.lock_path, self.command)
+
+    def with_files(self, files: "KernelFiles") -> "CppKernel":
+        """Another process's kernel, to be compiled by the same command as this one, and alone by that process only."""
+        return CppKernel(Path(files.source), Path(files.library), files.lock_path, lambda: None, self.options)
+
     def lock(self) -> AbstractContextManager[Any]:
         """The lock among all processes under which Inductor looks whether the library is there, and compiles it."""
         from torch.utils._filelock import FileLock
 
         return FileLock(self.lock_path)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KernelFiles:
+    """The files of a `CppKernel`, in Inductor's cache, and its command."""
+
+    source: str
+    library: str
+    lock_path: str
+    command: str
 
 
 def build_cpp_library(source: Path, options: Any) -> Path | None:

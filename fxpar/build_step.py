@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fxpar.build.connected_stages import ConnectedStages, connect_stages, remember_training, stages_of_training
 from fxpar.build.rank_graphs import derive_graphs
@@ -37,7 +38,7 @@ from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.results import result_specs
 from fxpar.runtime.step import Step
 from fxpar.schedule import MEMORY_HEADER, Program, check_memory
-from fxpar.world.agreement import check_agreement, check_collectives
+from fxpar.world.agreement import check_agreement, check_collectives, of_all_ranks
 from fxpar.world.lost_peers import warning_of_a_long_wait
 
 _ALL_RANKS_COMPILE = """all other ranks to compile the model, too, for one microbatch of these arguments:
@@ -148,7 +149,13 @@ def _graph_model(task: Task) -> GraphModel:
 def _lowered(task: Task, stages: Sequence[RunGraphs], model: GraphModel) -> list[CompiledStage]:
     lowering, mesh = lowering_named(task.options.lowering, model.compute_us), task.mesh
     here = [rank for rank, host in enumerate(mesh.hosts) if host == mesh.hosts[mesh.rank]]
-    with joint_compilation(len(here)), joint_generation(here.index(mesh.rank), len(here)):
+    place = here.index(mesh.rank)
+
+    def of_this_host(given: Any) -> list[Any]:
+        found = of_all_ranks(given)
+        return [found[rank] for rank in here]
+
+    with joint_compilation(len(here), place, of_this_host), joint_generation(place, len(here)):
         return [lower_stage(stage, lowering) for stage in stages]
 
 

@@ -12,9 +12,11 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 from fxpar._torch import inductor_cache
-from fxpar._torch_cpp import CppKernel, build_cpp_library
+from fxpar._torch_cpp import CppKernel, KernelFiles, build_cpp_library
+from fxpar.hardware.machine import num_processors
 from fxpar.lowering.joint_source import can_be_joined, includes_of, join_sources
 from fxpar.lowering.machine_lock import machine_lock, try_machine_lock
 
@@ -23,6 +25,13 @@ UNIT_CHARS = 250_000
 
 With GCC 12, headers and linking take 1.7 s, and a kernel, of 8,000 characters with its binding, 0.05 s.
 """
+
+
+SHARED_UNIT_CHARS = UNIT_CHARS // 8
+"""The same where other processors would be idle: all end sooner if each compiles headers and a few kernels."""
+
+Gather: TypeAlias = Callable[[Any], Sequence[Any]]
+"""A collective of the processes of this machine: returns what each of them passes."""
 
 
 def compile_kernels(kernels: Sequence[CppKernel], max_compilers: int) -> None:
@@ -51,6 +60,33 @@ def compile_kernels(kernels: Sequence[CppKernel], max_compilers: int) -> None:
         missing = _missing(kernel for kernel in missing if kernel.key not in done)
 
 
+def compile_in_parts(kernels: Sequence[CppKernel], place: int, gather: Gather) -> None:
+    """Compile a part of the kernels that processes of this machine lack, while others compile the other parts.
+
+    Each must call this at the same time. A process may compile kernels that only others need: so there are no more runs
+    of the compiler than processors. What is missing afterwards is left to `compile_kernels`.
+
+    Args:
+        kernels: those that this process needs.
+        place: of this process among them.
+        gather: returns what each process passes to it, by their places.
+    """
+    own = {kernel.files: kernel for kernel in _missing(kernels)}
+    of_all = gather(list(own))
+    lacking = sorted({files for found in of_all for files in found})
+    if not lacking:
+        return
+    units = _units(lacking, min(len(of_all), num_processors()), SHARED_UNIT_CHARS)
+    like = {kernel.command: kernel for kernel in own.values()}
+    unit = units[place] if place < len(units) else []
+    with ExitStack() as claims:
+        part = [own.get(files) or like[files.command].with_files(files) for files in unit if files.command in like]
+        claimed = _claim(part, claims)
+        gather(None)  # so that nobody claims a kernel of another part
+        if len(claimed) > 1:
+            _compile_unit(claimed)
+
+
 def _missing(kernels: Iterable[CppKernel]) -> list[CppKernel]:
     """Those that nobody has compiled, by name."""
     return sorted((kernel for kernel in kernels if not kernel.library.exists()), key=lambda kernel: kernel.key)
@@ -69,7 +105,10 @@ def _folder() -> Path:
 
 def _compile(kernels: Sequence[CppKernel], max_compilers: int) -> list[CppKernel]:
     """Compile together what can be; returns the kernels that are yet to be compiled alone."""
-    units = [unit for unit in _units(kernels, max_compilers) if len(unit) > 1]
+    known = {kernel.files: kernel for kernel in kernels}
+    units = [
+        [known[files] for files in unit] for unit in _units(list(known), max_compilers, UNIT_CHARS) if len(unit) > 1
+    ]
     for result in _run_at_once([partial(_compile_unit, unit) for unit in units], max_compilers):
         result.result()
     return _missing(kernels)
@@ -81,19 +120,19 @@ def _run_at_once(tasks: Sequence[Callable[[], None]], max_threads: int) -> list[
         return [pool.submit(copy_context().run, task) for task in tasks]
 
 
-def _units(kernels: Sequence[CppKernel], max_units: int) -> list[list[CppKernel]]:
+def _units(kernels: Sequence[KernelFiles], max_units: int, unit_chars: int) -> list[list[KernelFiles]]:
     """Kernels to compile in one run each: with equal commands and headers, and of about the same size in total."""
-    sources = {kernel: kernel.source.read_text() for kernel in kernels}
+    sources = {kernel: Path(kernel.source).read_text() for kernel in kernels}
 
-    def kind(kernel: CppKernel) -> tuple[str, tuple[str, ...], str]:
-        alone = "" if can_be_joined(sources[kernel]) else kernel.key
+    def kind(kernel: KernelFiles) -> tuple[str, tuple[str, ...], str]:
+        alone = "" if can_be_joined(sources[kernel]) else kernel.library
         return kernel.command, includes_of(sources[kernel]), alone
 
-    units: list[list[CppKernel]] = []
+    units: list[list[KernelFiles]] = []
     for _, group in groupby(sorted(kernels, key=kind), kind):
-        largest_first = sorted(group, key=lambda kernel: (-len(sources[kernel]), kernel.key))
+        largest_first = sorted(group, key=lambda kernel: (-len(sources[kernel]), kernel))
         num_chars = sum(len(sources[kernel]) for kernel in largest_first)
-        parts: list[list[CppKernel]] = [[] for _ in range(max(1, min(max_units, num_chars // UNIT_CHARS)))]
+        parts: list[list[KernelFiles]] = [[] for _ in range(max(1, min(max_units, num_chars // unit_chars)))]
         for kernel in largest_first:
             min(parts, key=lambda part: sum(len(sources[each]) for each in part)).append(kernel)
         units += parts

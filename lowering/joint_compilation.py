@@ -10,20 +10,22 @@ from pathlib import Path
 from fxpar._torch import inductor_cache
 from fxpar._torch_cpp import DeferredKernel, deferred_cpp_kernels
 from fxpar.hardware.machine import num_processors
-from fxpar.lowering.compile_kernels import compile_kernels
+from fxpar.lowering.compile_kernels import Gather, compile_in_parts, compile_kernels
 from fxpar.lowering.machine_lock import machine_lock
 
 _is_active: ContextVar[bool] = ContextVar("whether kernels wait to be compiled together", default=False)
 
 
 @contextmanager
-def joint_compilation(processes: int = 1) -> Iterator[None]:
+def joint_compilation(processes: int = 1, place: int = 0, gather: Gather | None = None) -> Iterator[None]:
     """Within, code that Inductor generates does not wait for its C++ kernels; they are compiled at the end.
 
     Within another, this one does nothing. If the body raises, kernels are compiled when they are first called.
 
     Args:
         processes: how many processes of this machine do this at the same time, and share its processors.
+        place: of this process among them.
+        gather: a collective of these processes, which then compile each other's kernels, too.
 
     Raises:
         CppCompileError: the compiler does not take a kernel.
@@ -38,6 +40,8 @@ def joint_compilation(processes: int = 1) -> Iterator[None]:
     finally:
         _is_active.reset(active)
     missing = [kernel.missing for kernel in kernels if kernel.missing is not None]
+    if gather is not None and processes > 1:
+        compile_in_parts(missing, place, gather)
     compile_kernels(missing, max(1, num_processors() // processes))
     for kernel in kernels:
         _load(kernel)

@@ -17,10 +17,10 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.exc import CppCompileError
 
+from fxpar.lowering import compile_kernels, lower
 from fxpar.lowering import joint_compilation as joint
-from fxpar.lowering import lower
 from fxpar.lowering.joint_compilation import joint_compilation
-from fxpar.world.launch import run_ranks
+from fxpar.world.launch import RankFailedError, run_ranks
 from tests.lowering.graphs import forward_and_backward
 from tests.support.small_models import GPT
 
@@ -90,6 +90,42 @@ def test_kernels_of_several_modules_are_compiled_in_one_run() -> None:
     assert built == ["kernels.so"]
     assert [values(scope) for scope in scopes] == [[1, 2], [3], [4]]
     assert len({file.stat().st_ino for scope in scopes for file in libraries(scope)}) == 1
+
+
+def of_all(given: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, given)
+    return found
+
+
+def compile_in_parts(rows: Sequence[Sequence[str]], unit_chars: int) -> tuple[list[float], list[str]]:
+    """What the kernels of this rank's row write, and what it built, where all ranks compile together."""
+    rank = dist.get_rank()
+    with (
+        patch.object(compile_kernels, "SHARED_UNIT_CHARS", unit_chars),
+        watching() as built,
+        joint_compilation(len(rows), rank, of_all),
+    ):
+        scope = module(*rows[rank])
+    return values(scope), built
+
+
+@pytest.mark.parametrize(("unit_chars", "num_units"), [(10**6, 1), (10, 2)])
+def test_processes_compile_parts_of_what_any_of_them_needs(unit_chars: int, num_units: int) -> None:
+    module(source(0))  # looks for vector instructions, too
+    shared, first, second, third = (source(number) for number in range(1, 5))
+    found = run_ranks(3, compile_in_parts, [[shared, first], [shared, second], [third]], unit_chars)
+    assert [wrote for wrote, _ in found] == [[1, 2], [1, 3], [4]]
+    assert [built for _, built in found] == [["kernels.so"]] * num_units + [[]] * (3 - num_units)
+
+
+def test_a_part_that_does_not_compile_is_the_error_of_those_that_need_it() -> None:
+    module(source(0))
+    good, bad, other = source(1), source("undeclared"), source(2)
+    with pytest.raises(RankFailedError, match="undeclared"):
+        run_ranks(2, compile_in_parts, [[good, bad], [other]], 10**6)
+    (found,) = run_ranks(1, compile_by_inductor, good, other)
+    assert found == ([1, 2], [])
 
 
 def test_inductor_finds_them_in_a_process_that_does_not_use_fxpar() -> None:
