@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fxpar.build.announce import announced
 from fxpar.build.connected_stages import ConnectedStages, connect_stages, remember_training, stages_of_training
 from fxpar.build.rank_graphs import derive_graphs
 from fxpar.build.rank_program import RankProgram, keep_program, kept_program
@@ -98,8 +99,9 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
 
 
 def _connected(task: Task) -> ConnectedStages:
-    own, program = _found(task) or _derived(task)
-    return connect_stages(task, program, own)
+    with announced(task):
+        own, program = _found(task) or _derived(task)
+        return connect_stages(task, program, own)
 
 
 def _found(task: Task) -> tuple[list[CompiledStage], RankProgram] | None:

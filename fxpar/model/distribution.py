@@ -75,6 +75,7 @@ class Distribution:
     unset: the names of this rank's tensors that have no values yet, for a model that was built on the meta device.
     seed, num_steps: decide which random numbers a step draws; `num_steps` counts the steps with grad.
     arguments: the pytree structure of the latest call's arguments.
+    compiled: of each step that was compiled, whether with a backward, and its arguments.
     has_warned_of_mixing: whether `fxpar.passes.decompose.batch_mixing` has given its warning.
     """
 
@@ -104,6 +105,7 @@ class Distribution:
         self.seed = common_seed()
         self.num_steps = 0
         self.arguments: pytree.TreeSpec | None = None
+        self.compiled: list[tuple[bool, str]] = []
         self.has_warned_of_mixing = False
         self.handle = next(_handles)
         _by_handle[self.handle] = self

@@ -1,0 +1,65 @@
+"""A line of the log says what was compiled, and why."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import fxpar
+from fxpar.world.launch import run_ranks
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(re.sub(r"[0-9.]+ s ", "TIME ", record.getMessage()))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).square().mean()
+
+
+def compile_for_several_reasons() -> list[str]:
+    """The lines of this rank, as a launcher starts it."""
+    os.environ["RANK"] = str(dist.get_rank())
+    lines = Lines()
+    logger = logging.getLogger("fxpar")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(lines)
+    model = Model()
+    mesh = fxpar.init_mesh(pipe=2)
+    fxpar.distribute(model, mesh, stages=["second"], microbatches=2)
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
+    with torch.no_grad():
+        step(torch.zeros(4, 4))
+    for rows in (4, 8, 4, 8):
+        step(torch.zeros(rows, 4)).backward()
+    with torch.no_grad():
+        step(torch.zeros(8, 4))
+    torch.compile(model, backend="fxpar", options={"lowering": "aten", "check_inputs": False})(torch.zeros(8, 4))
+    return lines.found
+
+
+def test_the_first_rank_tells_what_was_compiled_and_why() -> None:
+    first, second = run_ranks(2, compile_for_several_reasons)
+    assert first == [
+        "compiled an evaluation in TIME (the first of this model), for x: torch.float32 (2, 4)",
+        "compiled a training step in TIME (the first with gradients), for x: torch.float32 (2, 4)",
+        "compiled a training step in TIME (arguments of other shapes or dtypes), for x: torch.float32 (4, 4)",
+        "compiled a training step in TIME (other options, or another path through the forward), "
+        "for x: torch.float32 (4, 4)",
+    ]
+    assert second == []
