@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from fxpar._torch import graph_arguments, reads_of_grad_mode, stored_outside
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
+from fxpar.ir.canonical_names import with_canonical_names
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.markers import PLAIN
 from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, source_line
@@ -159,16 +160,14 @@ def read_capture(module: fx.GraphModule) -> Capture:
     _note_kept_outside()
     inline_checkpoints(module)
     define_attention_dropout(module)
-    nodes = list(module.graph.nodes)
-    exits = [node for node in nodes if is_marker(node, "exit")]
-    if not exits:
+    if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
-    placeholders = [node for node in nodes if node.op == "placeholder"]
-    sources = _sources(nodes, placeholders)
+    positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    module = with_canonical_names(module)
+    nodes = list(module.graph.nodes)
+    sources = _sources(nodes, [node for node in nodes if node.op == "placeholder"])
     arguments = {
-        port: placeholders.index(_argument(node))
-        for node, port in sources.items()
-        if port.kind is not PortKind.PARAMETER
+        port: positions[_argument(node).name] for node, port in sources.items() if port.kind is not PortKind.PARAMETER
     }
     outputs = _output_nodes(module)
     leaving = [node for node in outputs if is_marker(node, "exit")]
@@ -179,8 +178,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
     entered = [node for node in nodes if is_marker(node, "enter") and node.args[2] != PLAIN]
     batch_dims = {sources[node]: int(str(node.args[2])) for node in entered}
     microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
-    handle = exits[0].args[2]
-    assert isinstance(handle, int), f"{exits[0]} names no model"
+    handle = leaving[0].args[2]
+    assert isinstance(handle, int), f"{leaving[0]} names no model"
     buffers = {port: held[position] for port, position in arguments.items() if port.kind is PortKind.BUFFER}
     lines = {position: source_line(node) for position, node in kept.items()}
     return Capture(

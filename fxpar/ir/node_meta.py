@@ -243,6 +243,12 @@ def module_path(node: fx.Node) -> str:
     return normalize_path(path)
 
 
+def forget_module(node: fx.Node) -> None:
+    """Let `module_path` be '', as for what no module computes."""
+    for key in _STACKS:
+        node.meta.pop(key, None)
+
+
 def source_line(node: fx.Node) -> str:
     """The file and line in the user's code that made the node: the innermost that is not PyTorch's or fxpar's own."""
     frames = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip().startswith("File ")]

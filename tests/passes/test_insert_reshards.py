@@ -132,57 +132,57 @@ def forward(
     # stage 0: ranks 0-1 on host 0
     layers_0_weight_on_2_3: f64[2@x*2, 4] = fxpar.reshard(layers_0_weight, 0, [2, 3])  # [2@x*2, 4] -> [2@x*2, 4]; 2 tasks by broadcast: 128 bytes, makespan 128, bound 128 bytes
     stage_0 = self.stage_0(state_0, input_0, layers_0_weight)
-    hinted: f64[8, 2@x*2] = stage_0[0]
+    shard: f64[8, 2@x*2] = stage_0[0]
     kept_0 = stage_0[-1]
-    hinted_on_1_2_3: f64[8, 4] = fxpar.reshard(hinted, 0, [1, 2, 3])  # [8, 2@x*2] -> [8, 4], [8, 2@x*2], [8, 2@x*2]; 4 tasks by broadcast: 512 bytes, makespan 512, bound 512 bytes
+    shard_on_1_2_3: f64[8, 4] = fxpar.reshard(shard, 0, [1, 2, 3])  # [8, 2@x*2] -> [8, 4], [8, 2@x*2], [8, 2@x*2]; 4 tasks by broadcast: 512 bytes, makespan 512, bound 512 bytes
 
     # stage 1: ranks 2-3 on host 1
-    stage_1 = self.stage_1(state_1, hinted_on_1_2_3)
-    second: f64[8, 2@x*2] = stage_1[0]
+    stage_1 = self.stage_1(state_1, shard_on_1_2_3)
+    tanh: f64[8, 2@x*2] = stage_1[0]
     kept_1 = stage_1[-1]
-    second_on_2: f64[8, 4] = fxpar.reshard(second, 1, [2])  # [8, 2@x*2] -> [8, 4]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    tanh_on_2: f64[8, 4] = fxpar.reshard(tanh, 1, [2])  # [8, 2@x*2] -> [8, 4]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
 
     # stage 2: ranks 4-5 on host 2
-    stage_2 = self.stage_2(state_2, hinted_on_1_2_3, second_on_2, layers_0_weight_on_2_3, input_random)
-    third: f64[8, 2@x*2] = stage_2[0]
+    stage_2 = self.stage_2(state_2, shard_on_1_2_3, tanh_on_2, layers_0_weight_on_2_3, input_random)
+    dropout: f64[8, 2@x*2] = stage_2[0]
     buffers_2 = stage_2[1]
     kept_2 = stage_2[-1]
-    third_on_3: f64[8, 4] = fxpar.reshard(third, 2, [3])  # [8, 2@x*2] -> [8, 4]; 2 tasks inside hosts
+    dropout_on_3: f64[8, 4] = fxpar.reshard(dropout, 2, [3])  # [8, 2@x*2] -> [8, 4]; 2 tasks inside hosts
 
     # stage 3: ranks 6-7 on host 2
-    stage_3 = self.stage_3(state_3, input_1, hinted_on_1_2_3, third_on_3, layers_0_weight_on_2_3)
+    stage_3 = self.stage_3(state_3, input_1, shard_on_1_2_3, dropout_on_3, layers_0_weight_on_2_3)
     result_0: f64[()] = stage_3[0]
     result_1: f64[8, 2@x*2] = stage_3[1]
     kept_3 = stage_3[-1]
 
     # backward of stage 3: ranks 6-7 on host 2
     backward_3 = self.backward_3(kept_3, gradient_of_result_0)
-    gradient_3_of_third: f64[2@x*4, 4] = backward_3[0]
+    gradient_3_of_dropout: f64[2@x*4, 4] = backward_3[0]
     gradient_3_of_layers_0_weight: f64[2@x*2, 4] = backward_3[1]
     gradients_3 = backward_3[2]
-    gradient_3_of_hinted: f64[8, 4] = aten.zeros_like(hinted_on_1_2_3)
-    gradient_3_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_hinted, 3, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
-    gradient_3_of_third_on_2: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_third, 3, [2])  # [2@x*4, 4] -> [8, 2@x*2]; 4 tasks inside hosts
+    gradient_3_of_shard: f64[8, 4] = aten.zeros_like(shard_on_1_2_3)
+    gradient_3_of_shard_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_shard, 3, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_3_of_dropout_on_2: f64[8, 2@x*2] = fxpar.reshard(gradient_3_of_dropout, 3, [2])  # [2@x*4, 4] -> [8, 2@x*2]; 4 tasks inside hosts
 
     # backward of stage 2: ranks 4-5 on host 2
-    backward_2 = self.backward_2(kept_2, gradient_3_of_third_on_2)
-    gradient_2_of_hinted: f64[8, 2@x*2] = backward_2[0]
-    gradient_2_of_second: f64[8, 2@x*2] = backward_2[1]
+    backward_2 = self.backward_2(kept_2, gradient_3_of_dropout_on_2)
+    gradient_2_of_shard: f64[8, 2@x*2] = backward_2[0]
+    gradient_2_of_tanh: f64[8, 2@x*2] = backward_2[1]
     gradient_2_of_layers_0_weight: f64[2@x*2, 4] = backward_2[2]
     gradients_2 = backward_2[3]
-    gradient_2_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_hinted, 2, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
-    gradient_2_of_second_on_1: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_second, 2, [1])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_2_of_shard_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_shard, 2, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_2_of_tanh_on_1: f64[8, 2@x*2] = fxpar.reshard(gradient_2_of_tanh, 2, [1])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
 
     # backward of stage 1: ranks 2-3 on host 1
-    backward_1 = self.backward_1(kept_1, gradient_2_of_second_on_1)
-    gradient_1_of_hinted: f64[8, 2@x*2] = backward_1[0]
+    backward_1 = self.backward_1(kept_1, gradient_2_of_tanh_on_1)
+    gradient_1_of_shard: f64[8, 2@x*2] = backward_1[0]
     gradients_1 = backward_1[1]
-    gradient_1_of_hinted_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_1_of_hinted, 1, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
+    gradient_1_of_shard_on_0: f64[8, 2@x*2] = fxpar.reshard(gradient_1_of_shard, 1, [0])  # [8, 2@x*2] -> [8, 2@x*2]; 2 tasks by broadcast: 256 bytes, makespan 256, bound 256 bytes
 
     # backward of stage 0: ranks 0-1 on host 0
-    gradient_of_hinted: f64[8, 2@x*2] = aten.add.Tensor(gradient_3_of_hinted_on_0, gradient_2_of_hinted_on_0)
-    gradient_of_hinted_1: f64[8, 2@x*2] = aten.add.Tensor(gradient_of_hinted, gradient_1_of_hinted_on_0)
-    backward_0 = self.backward_0(kept_0, gradient_of_hinted_1)
+    gradient_of_shard: f64[8, 2@x*2] = aten.add.Tensor(gradient_3_of_shard_on_0, gradient_2_of_shard_on_0)
+    gradient_of_shard_1: f64[8, 2@x*2] = aten.add.Tensor(gradient_of_shard, gradient_1_of_shard_on_0)
+    backward_0 = self.backward_0(kept_0, gradient_of_shard_1)
     gradient_0_of_layers_0_weight: f64[2@x*2, 4] = backward_0[0]
     gradients_0 = backward_0[1]
 
@@ -230,7 +230,7 @@ def test_all_batch_shards_are_in_one_plan_but_share_their_parameters() -> None:
     """Half of the values start on each of two hosts; a parameter is on both of them already."""
     pipeline = pipeline_of(["layers.2"], hosts=[0, 1, 2, 2], sizes={"data": 2})
     by_name = {reshard.crossing.name: reshard.plan for reshard in pipeline.reshards}
-    value = by_name["the value of edge second from stage 0 to stage 1"]
+    value = by_name["the value of edge tanh from stage 0 to stage 1"]
     assert [(task.senders, task.receivers) for task in value.tasks] == [((0,), (2,)), ((1,), (3,))]
     parameter = by_name["the value of parameter layers.0.weight from stage 0 to stage 1"]
     assert [(task.senders, task.receivers) for task in parameter.tasks] == [((0, 1), (2, 3))]

@@ -187,17 +187,14 @@ def capture(distribution: Distribution, make_inputs: Callable[[], Any]) -> Captu
 
 
 def operations(captured: Capture) -> list[tuple[Any, ...]]:
-    """The operations in order, with numbers for nodes: their names come from variables that a copy does not have."""
-    numbers = {node: f"%{number}" for number, node in enumerate(captured.module.graph.nodes)}
+    """The operations in order, without the model's handle, which markers have last."""
 
     def described(node: fx.Node) -> str:
-        args = node.args[:-1] if str(node.target).startswith("fxpar") else node.args  # without the model's handle
-        return str(fx.node.map_aggregate((args, node.kwargs), lambda given: numbers.get(given, given)))
+        return str((node.args[:-1] if str(node.target).startswith("fxpar") else node.args, node.kwargs))
 
     return [
-        (str(node.target), described(node), module_path(node), type_of(node.meta.get("example_value")))
+        (node.name, str(node.target), described(node), module_path(node), type_of(node.meta.get("example_value")))
         for node in captured.module.graph.nodes
-        if node.op != "placeholder"
     ]
 
 
