@@ -104,7 +104,7 @@ def test_the_whole_backward_is_left_as_it_was() -> None:
 
 WHOLE_BACKWARD = """\
 def forward(
-    input_1: f32[5, 4],
+    linear: f32[5, 4],
     _1_weight: f32[2, 4],
     relu: f32[5, 2],
     gradient_of_result_0: f32[()],
@@ -127,7 +127,7 @@ def forward(
     t_1: f32[2, 4] = aten.t(t)
     mm: f32[5, 4] = aten.mm(threshold_backward, t_1)
     t_2: f32[2, 5] = aten.t(threshold_backward)
-    mm_1: f32[2, 4] = aten.mm(t_2, input_1)
+    mm_1: f32[2, 4] = aten.mm(t_2, linear)
     t_3: f32[4, 2] = aten.t(mm_1)
     sum_2: f32[1, 2] = aten.sum.dim_IntList(threshold_backward, [0], True)
     view: f32[2] = aten.view(sum_2, [2])
@@ -165,13 +165,13 @@ def forward(
 
 SECOND_HALF = """\
 def forward(
-    input_1: f32[5, 4],
+    linear: f32[5, 4],
     threshold_backward: f32[5, 2],
 ):
 
     # backward of 1
     t_2: f32[2, 5] = aten.t(threshold_backward)
-    mm_1: f32[2, 4] = aten.mm(t_2, input_1)
+    mm_1: f32[2, 4] = aten.mm(t_2, linear)
     t_3: f32[4, 2] = aten.t(mm_1)
     sum_2: f32[1, 2] = aten.sum.dim_IntList(threshold_backward, [0], True)
     view: f32[2] = aten.view(sum_2, [2])
