@@ -14,11 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-from fxpar._torch import inductor_cache
 from fxpar._torch_cpp import CppKernel, KernelFiles, build_cpp_library
 from fxpar.hardware.machine import num_processors
 from fxpar.lowering.joint_source import can_be_joined, includes_of, join_sources
-from fxpar.lowering.machine_lock import machine_lock, try_machine_lock
+from fxpar.lowering.machine_lock import machine_lock, shared_folder, try_machine_lock
 
 UNIT_CHARS = 250_000
 """The size of sources that take as long to compile as their headers: a translation unit of less is not worth its cost.
@@ -54,7 +53,7 @@ def compile_kernels(kernels: Sequence[CppKernel], max_compilers: int) -> None:
             failed = _compile(claimed, max_compilers)
             _run_at_once([kernel.compile_alone for kernel in failed], max_compilers)
         if not claimed:
-            with machine_lock(_folder(), missing[0].key):  # which is released when it is compiled, or cannot be
+            with machine_lock(shared_folder(), missing[0].key):  # which is released when it is compiled, or cannot be
                 pass
         done = {kernel.key for kernel in claimed}
         missing = _missing(kernel for kernel in missing if kernel.key not in done)
@@ -94,13 +93,9 @@ def _missing(kernels: Iterable[CppKernel]) -> list[CppKernel]:
 
 def _claim(kernels: Sequence[CppKernel], claims: ExitStack) -> list[CppKernel]:
     """Claim the kernels that no other process has claimed, all at once: otherwise several would get a few each."""
-    with machine_lock(_folder(), "claim kernels"):
-        claimed = [kernel for kernel in kernels if try_machine_lock(_folder(), kernel.key, claims)]
+    with machine_lock(shared_folder(), "claim kernels"):
+        claimed = [kernel for kernel in kernels if try_machine_lock(shared_folder(), kernel.key, claims)]
     return _missing(claimed)
-
-
-def _folder() -> Path:
-    return inductor_cache() / "fxpar"
 
 
 def _compile(kernels: Sequence[CppKernel], max_compilers: int) -> list[CppKernel]:
@@ -141,7 +136,7 @@ def _units(kernels: Sequence[KernelFiles], max_units: int, unit_chars: int) -> l
 
 def _compile_unit(kernels: Sequence[CppKernel]) -> None:
     """Compile all in one library, and put it where the library of each is expected, unless the compiler fails."""
-    with TemporaryDirectory(dir=_folder()) as folder:
+    with TemporaryDirectory(dir=shared_folder()) as folder:
         source = Path(folder, "kernels.cpp")
         source.write_text(join_sources({kernel.key: kernel.source.read_text() for kernel in kernels}))
         library = build_cpp_library(source, kernels[0].options)

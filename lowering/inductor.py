@@ -13,7 +13,6 @@ from fxpar._torch import (
     FakeTensorMode,
     ShapeEnv,
     TracingContext,
-    inductor_cache,
     inductor_compile,
     inductor_decompositions,
     make_fx,
@@ -25,7 +24,7 @@ from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.joint_compilation import joint_compilation
 from fxpar.lowering.joint_generation import deferred_code, joint_generation
 from fxpar.lowering.kept_code import code_question
-from fxpar.lowering.machine_lock import machine_lock
+from fxpar.lowering.machine_lock import machine_lock, shared_folder
 from fxpar.lowering.stitch import Compiled, stitch_regions
 
 
@@ -57,7 +56,7 @@ def _generate(region: fx.GraphModule, backward: bool, *, caches: bool) -> Compil
         decomposed = _decompose(region, inputs)
     with tracing(TracingContext(mode)), ExitStack() as one_at_a_time:
         if caches:
-            one_at_a_time.enter_context(machine_lock(inductor_cache() / "fxpar", f"{decomposed.code}{inputs}"))
+            one_at_a_time.enter_context(machine_lock(shared_folder(), f"{decomposed.code}{inputs}"))
         return inductor_compile(decomposed, inputs, backward=backward, caches=caches)
 
 

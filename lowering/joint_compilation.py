@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from fxpar._torch import inductor_cache
 from fxpar._torch_cpp import DeferredKernel, deferred_cpp_kernels
 from fxpar.hardware.machine import num_processors
 from fxpar.lowering.compile_kernels import Gather, compile_in_parts, compile_kernels
-from fxpar.lowering.machine_lock import machine_lock
+from fxpar.lowering.machine_lock import machine_lock, shared_folder
 
 _is_active: ContextVar[bool] = ContextVar("whether kernels wait to be compiled together", default=False)
 
@@ -54,7 +53,7 @@ def _load(kernel: DeferredKernel) -> None:
     except ImportError as damaged:
         if damaged.path is None:
             raise
-        with machine_lock(inductor_cache() / "fxpar", f"load {damaged.path}"):
+        with machine_lock(shared_folder(), f"load {damaged.path}"):
             try:
                 kernel.load()  # another process may have compiled it again
             except ImportError:

@@ -7,15 +7,13 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fxpar._torch import inductor_cache
 from fxpar.hardware.machine import num_processors
 from fxpar.lowering.kept_code import find_code, keep_code
-from fxpar.lowering.machine_lock import machine_lock, try_machine_lock
+from fxpar.lowering.machine_lock import machine_lock, shared_folder, try_machine_lock
 from fxpar.lowering.stitch import Compiled
 
 
@@ -93,10 +91,10 @@ def _generate_all(codes: Sequence[_DeferredCode], processor: int) -> None:
     missing.sort(key=lambda code: (-len(code.question), code.question))
     # One at a time on each processor: Inductor's import takes as long as the code of several regions, and a process
     # whose neighbour has generated all that it needs does without.
-    with machine_lock(_folder(), f"generate code on processor {processor}"):
+    with machine_lock(shared_folder(), f"generate code on processor {processor}"):
         claimed_by_others = [code for code in missing if not _claim(code)]
     for code in claimed_by_others:
-        with machine_lock(_folder(), code.question):  # which is released when it is generated, or cannot be
+        with machine_lock(shared_folder(), code.question):  # which is released when it is generated, or cannot be
             if not code.find():
                 code.generate()
 
@@ -106,12 +104,8 @@ def _claim(code: _DeferredCode) -> bool:
     if code.find():
         return True
     with ExitStack() as claim:
-        if not try_machine_lock(_folder(), code.question, claim):
+        if not try_machine_lock(shared_folder(), code.question, claim):
             return False
         if not code.find():  # another process may have kept it since
             code.generate()
     return True
-
-
-def _folder() -> Path:
-    return inductor_cache() / "fxpar"

@@ -9,6 +9,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
+from fxpar._torch import inductor_cache
+
+
+def shared_folder() -> Path:
+    """The folder, in Inductor's cache, of what all processes of this user on this machine share: locks and results."""
+    return inductor_cache() / "fxpar"
+
 
 @contextmanager
 def machine_lock(folder: Path, work: str) -> Iterator[None]:

@@ -9,10 +9,9 @@ from functools import cache
 from threading import Thread
 from typing import Any
 
-from fxpar._torch import inductor_cache
 from fxpar._torch_cpp import cpu_and_compiler, cpu_vector_isa
 from fxpar.cache.derive_once import find, keep
-from fxpar.lowering.machine_lock import machine_lock
+from fxpar.lowering.machine_lock import machine_lock, shared_folder
 
 
 @cache
@@ -36,7 +35,7 @@ def _passes(instructions: Any) -> bool:
     A test starts a process that imports torch.
     """
     question = f"vector instructions\n{instructions}\n{cpu_and_compiler()}"
-    with machine_lock(inductor_cache() / "fxpar", question):
+    with machine_lock(shared_folder(), question):
         known: bool | None = find(question)
         if known is None:
             known = bool(instructions)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import triton
 from triton.runtime.errors import OutOfResources
 
-from fxpar._torch import inductor_cache
+from fxpar.lowering.machine_lock import shared_folder
 from fxpar.lowering.triton.plan import Fused, How
 from fxpar.lowering.triton.tiling import Op, Tiling, tilings
 from fxpar.lowering.triton.tuner import Memory, TuningProblem, fastest
@@ -23,7 +23,7 @@ _WARM_UP, _REPEATS = 2, 5
 @cache
 def memory() -> Memory:
     """The tuning results of this user on this machine, stored in Inductor's cache folder."""
-    return Memory(inductor_cache() / "fxpar" / "fused")
+    return Memory(shared_folder() / "fused")
 
 
 def versions() -> str:
