@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
@@ -19,7 +18,7 @@ from fxpar.ir.node_meta import module_path
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.world.mesh import Mesh
-from tests.support.small_models import GPT, hf_gpt2, hf_llama
+from tests.support.small_models import GPT, hf_gemma, hf_gpt2, hf_llama, labelled, tokens
 
 LAYERS = 5
 CALLS = [0]
@@ -126,30 +125,6 @@ def freeze(model: Chain) -> None:
         layer.requires_grad_(False)
 
 
-def alternate() -> nn.Module:
-    config = transformers.Gemma3TextConfig(
-        vocab_size=96,
-        hidden_size=24,
-        intermediate_size=48,
-        num_hidden_layers=6,
-        layer_types=["sliding_attention", "full_attention"] * 3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        sliding_window=4,
-        use_cache=False,
-    )
-    return transformers.Gemma3ForCausalLM(config)
-
-
-def tokens() -> Tensor:
-    return torch.randint(96, (2, 12))
-
-
-def labelled() -> dict[str, Tensor]:
-    return {"input_ids": tokens(), "labels": tokens()}
-
-
 def rows() -> tuple[Tensor]:
     return (torch.randn(4, 8),)
 
@@ -158,7 +133,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "gpt": (lambda: GPT(layers=LAYERS), lambda: (tokens(), tokens()), LAYERS - 1),
     "gpt2": (lambda: hf_gpt2(layers=LAYERS, dropout=0.1), labelled, LAYERS - 1),
     "llama": (lambda: hf_llama(layers=LAYERS), labelled, LAYERS - 1),
-    "gemma": (alternate, labelled, 5),  # masks are arguments
+    "gemma": (lambda: hf_gemma(layers=6), labelled, 5),  # masks are arguments
     "chain": (chain, rows, LAYERS - 2),  # the first one's input requires no gradient
     "tied": (lambda: chain(tie), rows, LAYERS - 2),
     "in place": (lambda: chain(layer=InPlace), rows, LAYERS - 2),

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from fxpar._torch import FakeTensorMode, make_fx
 from fxpar.ir.node_meta import value
+from fxpar.lowering import inductor
 from fxpar.passes.partition import partition
 from tests.support.joint_graphs import joint_graph
 
@@ -30,6 +31,19 @@ def traced(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
     with mode, torch.no_grad():
         graph: fx.GraphModule = make_fx(function)(*map(mode.from_tensor, inputs))
     return graph
+
+
+def note_generated() -> list[fx.GraphModule]:
+    """A list that gets each region for which Inductor generates code in this process, from now on."""
+    generated: list[fx.GraphModule] = []
+    generate = inductor._generate
+
+    def noted(region: fx.GraphModule, backward: bool, *, caches: bool) -> Any:
+        generated.append(region)
+        return generate(region, backward, caches=caches)
+
+    inductor._generate = noted
+    return generated
 
 
 def traced_module(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:

@@ -18,6 +18,7 @@ from fxpar.lowering import inductor
 from fxpar.lowering.joint_compilation import joint_compilation
 from fxpar.lowering.joint_generation import deferred_code, joint_generation
 from fxpar.world.launch import run_ranks
+from tests.lowering.graphs import note_generated
 
 COMMON, OWN = [6, 7], [[8], [9, 10]]
 
@@ -41,14 +42,7 @@ def lower_and_run(rows: Sequence[Sequence[int]], processors: int | None = None) 
     """What this rank's programs return, and for how many regions it generated code."""
     if processors is not None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:processors])
-    generated: list[fx.GraphModule] = []
-    generate = inductor._generate
-
-    def counted(region: fx.GraphModule, backward: bool, *, caches: bool) -> Any:
-        generated.append(region)
-        return generate(region, backward, caches=caches)
-
-    inductor._generate = counted
+    generated = note_generated()
     own = rows[dist.get_rank()]
     dist.barrier()
     with joint_compilation(), joint_generation(dist.get_rank(), len(rows)):

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from fxpar._torch import FakeTensorMode, make_fx
 from fxpar.cache.folder import CacheFolder
 from fxpar.lowering import inductor
 from fxpar.world.launch import run_ranks
+from tests.lowering.graphs import note_generated
 
 
 def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -23,14 +24,7 @@ def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
 def lower_and_run(rows: int, threads: int, options: dict[str, Any]) -> tuple[list[Tensor], int]:
     """What the lowered program returns, and how many regions Inductor generated code for."""
     torch.set_num_threads(threads)
-    generated: list[fx.GraphModule] = []
-    generate = inductor._generate
-
-    def counted(region: fx.GraphModule, backward: bool, *, caches: bool) -> Any:
-        generated.append(region)
-        return generate(region, backward, caches=caches)
-
-    inductor._generate = counted
+    generated = note_generated()
     x, weight = torch.linspace(-1, 1, rows * 8).view(rows, 8), torch.linspace(0, 2, 64).view(8, 8)
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(tensor) for tensor in (x, weight)]

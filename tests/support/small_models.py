@@ -113,6 +113,33 @@ def hf_llama(
     return transformers.LlamaForCausalLM(config)
 
 
+def hf_gemma(*, layers: int = 2) -> nn.Module:
+    """transformers' Gemma 3, randomly initialised; every other layer attends to a window."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=96,
+        hidden_size=24,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        sliding_window=4,
+        use_cache=False,
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def tokens() -> Tensor:
+    """A batch of random tokens that these models take: (2, 12)."""
+    return torch.randint(96, (2, 12))
+
+
+def labelled() -> dict[str, Tensor]:
+    """The arguments of those of transformers."""
+    return {"input_ids": tokens(), "labels": tokens()}
+
+
 def hf_mixtral(*, vocabulary: int = 96, width: int = 24, experts: int = 4, length: int = 12) -> nn.Module:
     """transformers' Mixtral, randomly initialised; its tokens go to two experts each."""
     config = transformers.MixtralConfig(

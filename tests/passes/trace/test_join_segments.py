@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, fx, nn
 
 from fxpar.graph.extract import returned
@@ -21,7 +20,7 @@ from fxpar.passes.trace.segment import segments
 from fxpar.passes.trace.trace_whole import trace_whole
 from fxpar.passes.trace_joint import Traced, trace_joint
 from tests.support.joint_graphs import stage_graph
-from tests.support.small_models import GPT, Block, hf_llama
+from tests.support.small_models import GPT, Block, hf_gemma, hf_llama, labelled, tokens
 
 LAYERS = 6
 
@@ -80,42 +79,17 @@ class OneBlock(nn.Module):
         return self.last(x).square().mean()
 
 
-def tokens() -> Tensor:
-    return torch.randint(96, (2, 12))
-
-
 def checkpointed_llama() -> nn.Module:
     model = hf_llama(layers=LAYERS)
     model.gradient_checkpointing_enable()
     return model.train()
 
 
-def gemma() -> nn.Module:
-    """Every other layer attends to a window."""
-    config = transformers.Gemma3TextConfig(
-        vocab_size=96,
-        hidden_size=24,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        layer_types=["sliding_attention", "full_attention"] * 4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        sliding_window=4,
-        use_cache=False,
-    )
-    return transformers.Gemma3ForCausalLM(config)
-
-
-def labelled() -> dict[str, Tensor]:
-    return {"input_ids": tokens(), "labels": tokens()}
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "gpt": (lambda: GPT(layers=LAYERS), lambda: (tokens(), tokens())),
     "llama": (lambda: hf_llama(layers=LAYERS), labelled),
     "checkpointed llama": (checkpointed_llama, labelled),
-    "gemma": (gemma, labelled),
+    "gemma": (lambda: hf_gemma(layers=8), labelled),
     "chain": (Chain, lambda: (torch.randn(4, 8),)),
     "tied chain": (lambda: Chain(tied=True), lambda: (torch.randn(4, 8),)),
     "half frozen chain": (lambda: Chain(frozen=3), lambda: (torch.randn(4, 8),)),
