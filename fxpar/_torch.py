@@ -1,6 +1,5 @@
 """Every private PyTorch name that fxpar uses, as of torch 2.13; a new release may need changes here."""
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -94,12 +93,10 @@ __all__ = [
     "make_fx",
     "mark_static",
     "never_compiled",
-    "note_reads_of_grad_mode",
     "pipeline_schedule_of_csv",
     "pipelined_all_gather_matmul",
     "pipelined_matmul_reduce_scatter",
     "process_group_named",
-    "reads_of_grad_mode",
     "recompile_limit",
     "register_work",
     "rename_placeholder",
@@ -185,44 +182,6 @@ def stored_outside() -> dict[fx.Node, str]:
     for changed in effects.id_to_variable.values():
         if isinstance(changed.mutation_type, ValueMutationExisting) and effects.is_modified(changed):
             note(getattr(changed, "items", ()), "an item")
-    return found
-
-
-_READS = "_fxpar_reads_of_grad_mode"
-
-
-@functools.cache
-def note_reads_of_grad_mode() -> None:
-    """Let Dynamo note where the code that it traces asks for what grad mode decides; see `reads_of_grad_mode`."""
-    from torch._dynamo.variables import TensorVariable, TorchInGraphFunctionVariable
-
-    call, read = TorchInGraphFunctionVariable.call_function, TensorVariable.var_getattr
-
-    def note(tx: Any, node: fx.Node | None) -> None:
-        vars(tx.output).setdefault(_READS, []).append(node)
-
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.value is torch.is_grad_enabled:
-            note(tx, None)
-        return call(self, tx, args, kwargs)
-
-    def var_getattr(self: Any, tx: Any, name: str) -> Any:
-        if name in ("requires_grad", "is_leaf", "grad_fn"):
-            note(tx, self.as_proxy().node)
-        return read(self, tx, name)
-
-    TorchInGraphFunctionVariable.call_function = call_function  # type: ignore[method-assign]
-    TensorVariable.var_getattr = var_getattr  # type: ignore[method-assign]
-
-
-def reads_of_grad_mode() -> list[fx.Node | None]:
-    """The tensors whose `requires_grad`, `is_leaf` or `grad_fn` is read in a trace; None for a read of the mode itself.
-
-    To be called while Dynamo calls the backend, of traces that began after `note_reads_of_grad_mode`.
-    """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    found: list[fx.Node | None] = vars(InstructionTranslator.current_tx().output).get(_READS, [])
     return found
 
 

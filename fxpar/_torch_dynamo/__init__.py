@@ -1,4 +1,4 @@
-"""How Dynamo traces a model's layers once. Uses private PyTorch names as of torch 2.13, as `fxpar._torch` does."""
+"""What fxpar changes in how Dynamo traces a model, by private PyTorch names as of torch 2.13."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

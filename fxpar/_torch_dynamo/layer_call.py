@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -53,7 +54,7 @@ class LayerCall:
         assert self.layer.source is not None, "a layer that the trace made"
         return self.layer.source
 
-    @property
+    @cached_property
     def path(self) -> str:
         """Where the module was found, as in `nn_module_stack`."""
         return re.sub(r"\._modules\['([^']+)'\]", r".\1", self.layer.get_nn_module_stack_source().name)

@@ -71,7 +71,7 @@ def _purpose(task: Task) -> Hashable:
     alone. Objects are told apart by identity: a training step that is in use keeps its own.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        question = replace(task, with_backward=True).question
+        question = (task if task.with_backward else replace(task, with_backward=True)).question
     capture = task.capture
     buffers = tuple((port.name, id(buffer)) for port, buffer in capture.buffers.items())
     return question, buffers, None if capture.is_self_contained else id(capture)

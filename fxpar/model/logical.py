@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from fxpar._torch import (
     ignore_logging_calls,
     never_compiled,
-    note_reads_of_grad_mode,
     recompile_limit,
     skip_frame,
 )
+from fxpar._torch_dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch_dynamo.traced_property import TracedProperty
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
@@ -45,6 +45,7 @@ def install(distribution: Distribution) -> None:
 
     The root's forward is wrapped in `enter` and `exit` markers; the output of a hinted module is marked, too.
     """
+    hinted_forward = cache(_hinted_forward)  # one function for equal layers, which Dynamo then knows to be equal
     ignore_logging_calls()
     note_reads_of_grad_mode()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
@@ -56,7 +57,7 @@ def install(distribution: Distribution) -> None:
             members[module]["forward"] = synchronized_forward(module, path, num_batch_shards(distribution.mesh))
         if path in distribution.hints.outputs:
             plain = members[module].get("forward", type(module).forward)
-            members[module]["forward"] = _hinted_forward(plain, tuple(distribution.hints.outputs[path]))
+            members[module]["forward"] = hinted_forward(plain, tuple(distribution.hints.outputs[path]))
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {
@@ -89,7 +90,6 @@ def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution
     return TracedProperty(read, torch.ops.fxpar.param, stand_in, described)
 
 
-@cache  # hints alone do not make layers different
 def _hinted_forward(plain: Callable[..., Any], spec: tuple[Any, ...]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         output = plain(self, *args, **kwargs)
