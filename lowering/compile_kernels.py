@@ -30,7 +30,7 @@ SHARED_UNIT_CHARS = UNIT_CHARS // 8
 """The same where other processors would be idle: all end sooner if each compiles headers and a few kernels."""
 
 Gather: TypeAlias = Callable[[Any], Sequence[Any]]
-"""A collective of the processes of this machine: returns what each of them passes."""
+"""Returns what each process of this machine passes to it; it may be a collective with other machines's, too."""
 
 
 def compile_kernels(kernels: Sequence[CppKernel], max_compilers: int) -> None:
@@ -62,8 +62,9 @@ def compile_kernels(kernels: Sequence[CppKernel], max_compilers: int) -> None:
 def compile_in_parts(kernels: Sequence[CppKernel], place: int, gather: Gather) -> None:
     """Compile a part of the kernels that processes of this machine lack, while others compile the other parts.
 
-    Each must call this at the same time. A process may compile kernels that only others need: so there are no more runs
-    of the compiler than processors. What is missing afterwards is left to `compile_kernels`.
+    Each must call this at the same time, and calls `gather` twice, whatever it lacks: so must processes of other
+    machines that take part in it. A process may compile kernels that only others need: so there are no more runs of the
+    compiler than processors. What is missing afterwards is left to `compile_kernels`.
 
     Args:
         kernels: those that this process needs.
@@ -73,8 +74,6 @@ def compile_in_parts(kernels: Sequence[CppKernel], place: int, gather: Gather) -
     own = {kernel.files: kernel for kernel in _missing(kernels)}
     of_all = gather(list(own))
     lacking = sorted({files for found in of_all for files in found})
-    if not lacking:
-        return
     units = _units(lacking, min(len(of_all), num_processors()), SHARED_UNIT_CHARS)
     like = {kernel.command: kernel for kernel in own.values()}
     unit = units[place] if place < len(units) else []

@@ -24,7 +24,7 @@ def joint_compilation(processes: int = 1, place: int = 0, gather: Gather | None 
     Args:
         processes: how many processes of this machine do this at the same time, and share its processors.
         place: of this process among them.
-        gather: a collective of these processes, which then compile each other's kernels, too.
+        gather: see `compile_in_parts`; with it, the processes compile each other's kernels, too.
 
     Raises:
         CppCompileError: the compiler does not take a kernel.
@@ -39,7 +39,7 @@ def joint_compilation(processes: int = 1, place: int = 0, gather: Gather | None 
     finally:
         _is_active.reset(active)
     missing = [kernel.missing for kernel in kernels if kernel.missing is not None]
-    if gather is not None and processes > 1:
+    if gather is not None:
         compile_in_parts(missing, place, gather)
     compile_kernels(missing, max(1, num_processors() // processes))
     for kernel in kernels:

@@ -92,19 +92,23 @@ def test_kernels_of_several_modules_are_compiled_in_one_run() -> None:
     assert len({file.stat().st_ino for scope in scopes for file in libraries(scope)}) == 1
 
 
-def of_all(given: Any) -> list[Any]:
+def gather(given: Any, ranks: Sequence[int]) -> list[Any]:
+    """A collective of all ranks; returns what those of `ranks` gave."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, given)
-    return found
+    return [found[rank] for rank in ranks]
 
 
-def compile_in_parts(rows: Sequence[Sequence[str]], unit_chars: int) -> tuple[list[float], list[str]]:
-    """What the kernels of this rank's row write, and what it built, where all ranks compile together."""
+def compile_in_parts(
+    rows: Sequence[Sequence[str]], unit_chars: int, machines: Sequence[int] = (0, 0, 0)
+) -> tuple[list[float], list[str]]:
+    """What the kernels of this rank's row write, and what it built, where ranks of a machine compile together."""
     rank = dist.get_rank()
+    here = [other for other, machine in enumerate(machines[: len(rows)]) if machine == machines[rank]]
     with (
         patch.object(compile_kernels, "SHARED_UNIT_CHARS", unit_chars),
         watching() as built,
-        joint_compilation(len(rows), rank, of_all),
+        joint_compilation(len(here), here.index(rank), lambda given: gather(given, here)),
     ):
         scope = module(*rows[rank])
     return values(scope), built
@@ -126,6 +130,15 @@ def test_a_part_that_does_not_compile_is_the_error_of_those_that_need_it() -> No
         run_ranks(2, compile_in_parts, [[good, bad], [other]], 10**6)
     (found,) = run_ranks(1, compile_by_inductor, good, other)
     assert found == ([1, 2], [])
+
+
+@pytest.mark.parametrize("lacks", [0, 1, 2])
+def test_a_process_that_is_alone_on_its_machine_takes_part_whatever_it_lacks(lacks: int) -> None:
+    module(source(0))
+    first, second, *others = (source(number) for number in range(1, 5))
+    rows = [[first], [first, second], others[:lacks]]
+    found = run_ranks(3, compile_in_parts, rows, 10**6, (0, 0, 1))
+    assert [wrote for wrote, _ in found] == [[1], [1, 2], [3, 4][:lacks]]
 
 
 def test_inductor_finds_them_in_a_process_that_does_not_use_fxpar() -> None:
