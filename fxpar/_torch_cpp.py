@@ -1,5 +1,6 @@
 """The private PyTorch names behind Inductor's C++ kernels, as of torch 2.13; the other ones are in `_torch.py`."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -10,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
+
+import torch
 
 T = TypeVar("T")
 
@@ -248,6 +251,10 @@ class LazyFilter(Sequence[T]):
         return not (isinstance(index, int) and 0 <= index < len(self._found))
 
 
+_IMPORTS_ALIGN = "from torch._inductor.codegen.memory_planning import _align as align"
+_IMPORTS_KERNELS = "from torch._inductor.select_algorithm import extern_kernels"
+
+
 def inductor_options() -> str:
     """Inductor's options in this thread, and the threads and vector instructions that it uses on this CPU."""
     from torch._inductor import config, cpu_vec_isa
@@ -259,13 +266,28 @@ def inductor_options() -> str:
 
 
 def generated_code(compiled: Any) -> str | None:
-    """The Python module that Inductor generated for a graph, if that is all there is to it: no constants, only CPU."""
+    """The Python module that Inductor generated for a graph, if that is all there is to it: no constants, only CPU.
+
+    It does without the modules that generate code, if it can: their import takes a third of what PyTorch's takes.
+    """
     from torch._inductor.output_code import CompiledFxGraph
 
     if not isinstance(compiled, CompiledFxGraph) or set(compiled.device_types) != {"cpu"}:
         return None
     more = compiled.constants, compiled.torchbind_constants, compiled.inputs_to_check, compiled.partition_maps
-    return None if any(more) or compiled.guards_expr not in (None, "True") else compiled.source_code
+    if any(more) or compiled.guards_expr not in (None, "True"):
+        return None
+    return _without_generators(compiled.source_code)
+
+
+def _without_generators(source: str) -> str:
+    from torch._inductor.select_algorithm import extern_kernels
+
+    source = source.replace(f"{_IMPORTS_ALIGN}\n", "") if not re.search(r"\balign\(", source) else source
+    called = re.findall(r"\bextern_kernels\.(\w+)", source)
+    if all(getattr(torch, name, None) is getattr(extern_kernels, name) for name in called):
+        source = source.replace(_IMPORTS_KERNELS, "import torch as extern_kernels")
+    return source
 
 
 def load_generated_code(source: str) -> Callable[[list[Any]], Sequence[Any]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,22 @@ def test_a_later_launch_generates_nothing_and_computes_the_same_bits(first: tupl
     assert generated == 0
     assert all(map(torch.equal, found, expected))
     assert [tensor.stride() for tensor in found] == [tensor.stride() for tensor in expected]
+
+
+IN_A_FRESH_INTERPRETER = """
+import sys
+from tests.lowering.test_kept_code import lower_and_run
+_, generated = lower_and_run(6, 1, {})
+print(generated, [name for name in ("lowering", "select_algorithm") if f"torch._inductor.{name}" in sys.modules])
+"""
+
+
+def test_a_later_launch_does_not_import_the_modules_that_generate_code(first: tuple[Path, list[Tensor]]) -> None:
+    folder, _ = first
+    command = [sys.executable, "-c", IN_A_FRESH_INTERPRETER]
+    environment = os.environ | {"FXPAR_CACHE_DIR": str(folder)}
+    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert found.stdout.split("\n")[0] == "0 []"
 
 
 def test_other_shapes_options_and_numbers_of_threads_generate_code_of_their_own(
