@@ -7,11 +7,15 @@ import operator
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from posixpath import commonpath
+from textwrap import wrap
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from fxpar.graph.describe import describe_call
+from fxpar.graph.equal_pieces import EqualPiece, find_equal_pieces
 from fxpar.ir.layout import Layout, Partial
 from fxpar.ir.node_meta import communication, fused, group, is_backward, known_value, layout_of
 from fxpar.resharding.pipeline import Reshard, reshard_of
@@ -28,6 +32,10 @@ _DTYPES = {
     torch.uint8: "u8",
     torch.bool: "bool",
 }
+
+
+FEWEST_REPEATED = 10
+"""To say that so many ops are others once more takes as much room as they do."""
 
 
 class Dump:
@@ -73,6 +81,8 @@ class Dump:
 def format_graph(module: fx.GraphModule) -> str:
     """`module` as Python code, one line per op, grouped by the `nn.Module` that each op comes from.
 
+    Of pieces that compute the same, such as layers, the first is shown; of the others, which values of it are others.
+
     A type is the dtype and the shape; a dim sharded over x reads `2@x*8`. Comments have the logical layout of a local
     shape, partial sums, the axis and bytes of a collective, and the transfer of a value between stages: the bytes
     between hosts, the makespan (bytes at the rate of one interface), and the lower bound of the makespan.
@@ -81,17 +91,49 @@ def format_graph(module: fx.GraphModule) -> str:
     lines = [*_totals(nodes), "def forward("]
     lines += [_with_comment(f"    {node.name}{_annotation(node)},", node) for node in nodes if node.op == "placeholder"]
     lines.append("):")
-    heading: str | None = None
-    for node in nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if _heading(node) != heading:
-            heading = _heading(node)
-            lines += ["", f"    # {heading}"]
-        lines.append(_with_comment(f"    {node.name}{_annotation(node)} = {_call(node)}", node))
+    lines += _operations([node for node in nodes if node.op not in ("placeholder", "output")])
     for node in module.graph.find_nodes(op="output"):
         lines += ["", f"    return {_argument(node.args[0])}"]
     return "\n".join(lines) + "\n"
+
+
+def _operations(nodes: list[fx.Node]) -> Iterator[str]:
+    """The lines of operations, under headings."""
+    pieces = {piece.nodes[0]: piece for piece in find_equal_pieces(nodes, _label, FEWEST_REPEATED)}
+    left_out = {node for piece in pieces.values() for node in piece.nodes[1:]}
+    heading: str | None = None
+    for node in nodes:
+        if node in pieces:
+            heading = None
+            yield from ("", *_equal_piece(pieces[node]))
+        elif node not in left_out:
+            if _heading(node) != heading:
+                heading = _heading(node)
+                yield from ("", f"    # {heading}")
+            yield _with_comment(f"    {node.name}{_annotation(node)} = {_call(node)}", node)
+
+
+def _label(node: fx.Node) -> str:
+    """What is said of an operation, but for the names of its module and of values."""
+    call = describe_call(node, dict.fromkeys(node.all_input_nodes, "%"))
+    return _with_comment(f"{is_backward(node)} {_annotation(node)} = {call}", node)
+
+
+def _equal_piece(piece: EqualPiece) -> Iterator[str]:
+    """What is said of operations that are others once more."""
+    first, last = piece.original[0], piece.original[-1]
+    module = commonpath([group(node).replace(".", "/") for node in piece.nodes]).replace("/", ".")
+    heading = _heading_of(module, backward=is_backward(piece.nodes[0]))
+    yield f"    # {heading}: the {len(piece.nodes)} ops from {first.name} to {last.name} once more, with"
+    yield from _replacements({one: other for one, other in piece.inputs.items() if one is not other})
+    yield "    # which return"
+    yield from _replacements(piece.outputs)
+
+
+def _replacements(values: dict[fx.Node, fx.Node]) -> list[str]:
+    text = ", ".join(f"{other.name} for {one.name}" for one, other in values.items()) or "nothing else"
+    indent = "    #     "
+    return wrap(text, 120, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
 
 
 def _totals(nodes: list[fx.Node]) -> Iterator[str]:
@@ -114,8 +156,12 @@ def _totals(nodes: list[fx.Node]) -> Iterator[str]:
 
 
 def _heading(node: fx.Node) -> str:
-    name = group(node) or "(no module)"
-    return f"backward of {name}" if is_backward(node) else name
+    return _heading_of(group(node), backward=is_backward(node))
+
+
+def _heading_of(module: str, *, backward: bool) -> str:
+    name = module or "(no module)"
+    return f"backward of {name}" if backward else name
 
 
 def _annotation(node: fx.Node) -> str:
@@ -185,6 +231,8 @@ def _target(node: fx.Node) -> str:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return str(target).removesuffix(".default")
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target)
     if isinstance(target, str):
         return f"self.{target}"
     return f"{target.__module__.lstrip('_')}.{target.__qualname__}"

@@ -62,6 +62,58 @@ def forward(
     )
 
 
+class Block(nn.Module):
+    """Ten ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        for _ in range(8):
+            h = h.sin()
+        return x + h
+
+
+class Stack(nn.Module):
+    """Equal blocks, of which the second one's result is returned, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        middle = self.blocks[1](self.blocks[0](x.relu()))
+        return self.blocks[2](middle).sum(), middle
+
+
+def test_equal_layers_are_shown_once() -> None:
+    text = format_graph(stage_graph(Stack(), (torch.randn(3, 4),), {}).module)
+    ast.parse(text)
+    weight = "l_self_modules_blocks_modules_{}_modules_linear_parameters_weight_"
+    assert text.count(".sin()") == 8
+    assert (
+        f"""\
+    # blocks.1: the 10 ops from h to add once more, with
+    #     add for relu, {weight.format(1)} for
+    #     {weight.format(0)}
+    # which return
+    #     middle for add
+
+    # blocks.2: the 10 ops from h to add once more, with
+    #     middle for relu, {weight.format(2)} for
+    #     {weight.format(0)}
+    # which return
+    #     add_2 for add
+
+    # (no module)
+    sum_1: f32[()] = add_2.sum()
+"""
+        in text
+    )
+
+
 LOCAL_GRAPH = """\
 # forward: 1 all_reduce over x, 4 bytes together
 # backward: 1 all_gather over x, 72 bytes together
