@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from fxpar.cache.ambient import ambient_state
 from fxpar.cache.derive_once import derive_once
+from fxpar.cache.folder import own_cache
 from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import plan_stages
 from fxpar.costs.prices import cluster_of
 from fxpar.ir.capture import Capture
 from fxpar.ir.stage import PlannedStage
+from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.distribution import Distribution
 from fxpar.rules import registered_rules
 
@@ -39,8 +41,13 @@ def planned_stages(
         own.append(_Answer(stages, tuple(texts)))
         return own[0]
 
+    def prepare() -> None:
+        # Whether or not the lowering turns out to need it: what is found is kept for all programs of this machine.
+        if distribution.mesh.device_type == "cpu" and own_cache() is not None:
+            find_vector_isa()
+
     question = plan_question(capture, distribution, boundaries, with_backward=with_backward)
-    answer = derive_once(question, derive, on_disk=may_be_kept(capture))
+    answer = derive_once(question, derive, on_disk=may_be_kept(capture), meanwhile=prepare)
     if not own:
         give(answer.warnings)
     return answer.stages
