@@ -74,7 +74,8 @@ def compile_in_parts(kernels: Sequence[CppKernel], place: int, gather: Gather) -
     own = {kernel.files: kernel for kernel in _missing(kernels)}
     of_all = gather(list(own))
     lacking = sorted({files for found in of_all for files in found})
-    units = _units(lacking, min(len(of_all), num_processors()), SHARED_UNIT_CHARS)
+    # A process with no other beside it leaves all to `compile_kernels`, which occupies every processor.
+    units = _units(lacking, min(len(of_all), num_processors()), SHARED_UNIT_CHARS) if len(of_all) > 1 else []
     like = {kernel.command: kernel for kernel in own.values()}
     unit = units[place] if place < len(units) else []
     with ExitStack() as claims:

@@ -171,8 +171,12 @@ def test_kernels_with_macros_of_their_own_or_other_headers_stay_apart() -> None:
 def test_large_kernels_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxpar.lowering.compile_kernels.UNIT_CHARS", 1000)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    for processes, num_builds in ((1, 2), (2, 1)):
-        with watching() as built, joint_compilation(processes):
+
+    def alone(given: Any) -> list[Any]:
+        return [given]
+
+    for processes, gather_all, num_builds in ((1, None, 2), (1, alone, 2), (2, None, 1)):
+        with watching() as built, joint_compilation(processes, 0, gather_all):
             scope = module(*map(source, range(6)))
         assert values(scope) == [*range(6)]
         assert len(built) == num_builds
