@@ -36,10 +36,8 @@ def find_equal_pieces(
         label: operations are equal where their labels are, whatever values they read.
         smallest: the least number of operations in a piece.
     """
-    numbers: dict[str, int] = {}
-    labels = [numbers.setdefault(label(node), len(numbers)) for node in operations]
     crossings = count_crossings([(node,) for node in operations])
-    repeats = find_repeats(labels, crossings, smallest)
+    repeats = find_repeats([label(node) for node in operations], crossings, smallest)
     return [piece for repeat in repeats for piece in _equal_pieces(operations, repeat)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,7 +25,7 @@ class Repeat:
         return self.start + self.period * self.count
 
 
-def find_repeats(labels: Sequence[int], prices: Sequence[int], smallest: int) -> list[Repeat]:
+def find_repeats(labels: Sequence[Hashable], prices: Sequence[int], smallest: int) -> list[Repeat]:
     """The repeats of a sequence, in order and disjoint: the one that saves most items, then those in the remainder.
 
     Args:
@@ -34,7 +34,9 @@ def find_repeats(labels: Sequence[int], prices: Sequence[int], smallest: int) ->
             its cuts cost least.
         smallest: the least number of items in a piece.
     """
-    items, costs = np.asarray(labels, dtype=np.int64), np.asarray(prices, dtype=np.int64)
+    numbers: dict[Hashable, int] = {}
+    items = np.asarray([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.int64)
+    costs = np.asarray(prices, dtype=np.int64)
     found: list[Repeat] = []
     stretches = [(0, len(items))]
     while stretches:

@@ -24,10 +24,8 @@ def stack(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return layer(middle, c), middle
 
 
-def find(
-    function: Callable[..., object],
-) -> tuple[list[fx.Node], list[tuple[list[str], dict[str, str], dict[str, str]]]]:
-    """The operations of the traced function, and the pieces, by names."""
+def find(function: Callable[..., object]) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
+    """The operations, inputs and outputs of the pieces of the traced function, by names."""
     nodes = [node for node in fx.symbolic_trace(function).graph.nodes if node.op == "call_function"]
     return [
         (

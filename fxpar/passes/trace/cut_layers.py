@@ -38,8 +38,7 @@ def cut_layers(module: fx.GraphModule, *, with_backward: bool) -> list[int]:
     forbidden = _forbidden(module, nodes, with_backward)
     crossings = count_crossings([(node,) for node in nodes])
     prices = [len(nodes) * (position in forbidden) + crossed for position, crossed in enumerate(crossings)]
-    numbers: dict[str, int] = {}
-    labels = [numbers.setdefault(_label(node), len(numbers)) for node in nodes]
+    labels = [_label(node) for node in nodes]
     cuts: set[int] = set()
     for repeat in find_repeats(labels, prices, COST_OF_A_TRACE):
         cuts.update(range(repeat.start, repeat.stop + 1, repeat.period))
