@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 import fxpar
+from fxpar.hardware.machine import num_processors
 from fxpar.schedule import SCHEDULE_NAMES
 
 Batch = tuple[Tensor, ...]
@@ -69,7 +69,7 @@ def compare(distributed: Iterable[float], alone: Iterable[float], mesh: fxpar.Me
     problem = None
     losses, seconds = watch(distributed, f"{mesh.num_ranks} processes", work, visible=mesh.rank == 0)
     if mesh.rank == 0:
-        torch.set_num_threads(os.cpu_count() or 1)  # this process now has the machine to itself
+        torch.set_num_threads(num_processors())  # this process now has the machine to itself
         reference, _ = watch(alone, "without fxpar", work, visible=True)
         problem = report(losses, reference, seconds, work, path)
     dist.barrier()  # the other processes sleep here until rank 0 is done

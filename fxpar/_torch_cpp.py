@@ -251,10 +251,6 @@ class LazyFilter(Sequence[T]):
         return not (isinstance(index, int) and 0 <= index < len(self._found))
 
 
-_IMPORTS_ALIGN = "from torch._inductor.codegen.memory_planning import _align as align"
-_IMPORTS_KERNELS = "from torch._inductor.select_algorithm import extern_kernels"
-
-
 def inductor_options() -> str:
     """Inductor's options in this thread, and the threads and vector instructions that it uses on this CPU."""
     from torch._inductor import config, cpu_vec_isa
@@ -278,6 +274,10 @@ def generated_code(compiled: Any) -> str | None:
     if any(more) or compiled.guards_expr not in (None, "True"):
         return None
     return _without_generators(compiled.source_code)
+
+
+_IMPORTS_ALIGN = "from torch._inductor.codegen.memory_planning import _align as align"
+_IMPORTS_KERNELS = "from torch._inductor.select_algorithm import extern_kernels"
 
 
 def _without_generators(source: str) -> str:
