@@ -41,13 +41,11 @@ def planned_stages(
         own.append(_Answer(stages, tuple(texts)))
         return own[0]
 
-    def prepare() -> None:
-        # Whether or not the lowering turns out to need it: what is found is kept for all programs of this machine.
-        if distribution.mesh.device_type == "cpu" and own_cache() is not None:
-            find_vector_isa()
-
+    # Whether or not the lowering turns out to need it: what is found is kept for all programs of this machine.
+    if distribution.mesh.device_type == "cpu" and own_cache() is not None:
+        find_vector_isa()  # while one rank plans
     question = plan_question(capture, distribution, boundaries, with_backward=with_backward)
-    answer = derive_once(question, derive, on_disk=may_be_kept(capture), meanwhile=prepare)
+    answer = derive_once(question, derive, on_disk=may_be_kept(capture))
     if not own:
         give(answer.warnings)
     return answer.stages

@@ -12,9 +12,7 @@ from fxpar.world.compute_once import compute_once
 T = TypeVar("T")
 
 
-def derive_once(
-    question: str, derive: Callable[[], T], *, on_disk: bool = True, meanwhile: Callable[[], None] = lambda: None
-) -> T:
+def derive_once(question: str, derive: Callable[[], T], *, on_disk: bool = True) -> T:
     """The result of `derive`, or an equal one: of an earlier launch from the disk, or of the rank that asked first.
 
     This is not a collective, see `compute_once`. What cannot be encoded, each rank derives for itself.
@@ -24,7 +22,6 @@ def derive_once(
         derive: returns what `fxpar.cache.encode` can encode.
         on_disk: whether a later launch may use it; if not, the question need only tell apart what ranks of one world
             ask.
-        meanwhile: see `compute_once`.
     """
     found: T | None = find(question) if on_disk else None
     if found is not None:
@@ -40,7 +37,7 @@ def derive_once(
             _put(question, encoded)
         return answer
 
-    return compute_once(question, derive_and_keep, lambda _: encoded, decoded, meanwhile=meanwhile)
+    return compute_once(question, derive_and_keep, lambda _: encoded, decoded)
 
 
 def find(question: str) -> Any:

@@ -22,8 +22,6 @@ def compute_once(
     derive: Callable[[], T],
     encode: Callable[[T], bytes | None] = pickle.dumps,
     decode: Callable[[bytes], T] = pickle.loads,
-    *,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> T:
     """The result of `derive`, which only the first rank that asks the same `question` calls, for all ranks.
 
@@ -34,14 +32,12 @@ def compute_once(
         question: everything that the answer depends on.
         derive: returns the answer.
         encode, decode: the answer as bytes, and back. Without bytes, each rank derives the answer itself.
-        meanwhile: what the other ranks do before they wait for the answer.
     """
     store = world_store()
     if store is None:
         return derive()
     store = PrefixStore(f"fxpar/once/{hashlib.sha256(question.encode()).hexdigest()}", store)
     if store.add(_CLAIMS, 1) > 1:
-        meanwhile()
         found = _answer_of_first(store)
         return derive() if found == _NO_ANSWER else decode(found)
     told: bytes | None = None

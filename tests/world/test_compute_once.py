@@ -21,18 +21,6 @@ def test_all_get_the_answer_of_one() -> None:
     assert answers[0][0] == answers[0][2]
 
 
-def note_waiting() -> tuple[bool, bool]:
-    """Whether this rank derived the answer, and whether it did something else before it got it."""
-    noted: list[int] = []
-    answer = compute_once("a", os.getpid, meanwhile=lambda: noted.append(1))
-    return answer == os.getpid(), bool(noted)
-
-
-def test_those_who_wait_do_something_else_meanwhile() -> None:
-    found = run_ranks(3, note_waiting)
-    assert sorted(found) == [(False, True), (False, True), (True, False)]
-
-
 def ask_in_another_order() -> list[int]:
     """The answers to a and b; of rank 1 also that to a question of its own, and its process."""
     if dist.get_rank() == 0:
