@@ -10,7 +10,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_allocated_bytes(run: Callable[[], object]) -> int:
-    """The most that is allocated at once during `run`, beyond what was before; what that frees is not seen."""
+    """The most that is allocated at once during `run`, beyond what was before; what that frees is not seen.
+
+    Nor is what threads of gloo free: those that are late to let go of a collective's tensors make it seem more.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         run()
     assert found.profiler is not None
