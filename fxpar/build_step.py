@@ -157,7 +157,7 @@ def _lowered(task: Task, stages: Sequence[RunGraphs], model: GraphModel) -> list
         found = of_all_ranks(given)
         return [found[rank] for rank in here]
 
-    with joint_compilation(len(here), place, of_this_host), joint_generation(place, len(here)):
+    with joint_compilation(len(here), place, of_this_host), joint_generation(place, of_this_host):
         return [lower_stage(stage, lowering) for stage in stages]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.joint_compilation import joint_compilation
 from fxpar.lowering.joint_generation import deferred_code, joint_generation
-from fxpar.lowering.kept_code import code_question
+from fxpar.lowering.kept_code import Source, code_question
 from fxpar.lowering.machine_lock import machine_lock, shared_folder
 from fxpar.lowering.stitch import Compiled, stitch_regions
 
@@ -33,22 +34,23 @@ def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     # In a backward, Inductor takes care of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
     with joint_compilation(), joint_generation():
-        stitched = stitch_regions(graph, lambda region: _compile(region, backward))
+        stitched = stitch_regions(graph, lambda region: _compile(Source(region, backward)))
     run: Callable[..., Sequence[Tensor]] = replace_cpu_collectives(stitched).forward
     return run
 
 
-def _compile(region: fx.GraphModule, backward: bool) -> Compiled:
+def _compile(source: Source) -> Compiled:
     """Code for a region, or what will be, at the end of the joint generation."""
-    question = code_question(region, backward)
+    question = code_question(source)
     if question is None:
-        return _generate(region, backward, caches=True)
+        return _generate(source, caches=True)
     # Our own cache keeps the code, so Inductor's has no use for it: a key of that takes long to compute.
-    return deferred_code(question, lambda: _generate(region, backward, caches=False))
+    return deferred_code(question, source, partial(_generate, caches=False))
 
 
-def _generate(region: fx.GraphModule, backward: bool, *, caches: bool) -> Compiled:
+def _generate(source: Source, *, caches: bool) -> Compiled:
     """Inductor's code for a region, which `caches` leaves to other ranks and later launches in Inductor's cache."""
+    region = source.region
     # Inductor only caches graphs whose fake mode has a ShapeEnv.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
@@ -57,7 +59,7 @@ def _generate(region: fx.GraphModule, backward: bool, *, caches: bool) -> Compil
     with tracing(TracingContext(mode)), ExitStack() as one_at_a_time:
         if caches:
             one_at_a_time.enter_context(machine_lock(shared_folder(), f"{decomposed.code}{inputs}"))
-        return inductor_compile(decomposed, inputs, backward=backward, caches=caches)
+        return inductor_compile(decomposed, inputs, backward=source.backward, caches=caches)
 
 
 def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModule:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from math import ceil
+from hashlib import sha256
 from typing import Any
 
 from torch import Tensor
 
+from fxpar.cache.derive_once import find, keep
 from fxpar.hardware.machine import num_processors
-from fxpar.lowering.kept_code import find_code, keep_code
-from fxpar.lowering.machine_lock import machine_lock, shared_folder, try_machine_lock
+from fxpar.lowering.compile_kernels import Gather
+from fxpar.lowering.kept_code import Source, code_question, find_code, keep_code
 from fxpar.lowering.stitch import Compiled
 
 
@@ -22,9 +23,14 @@ class _DeferredCode:
     """Stands for the code of a region, which is there when the `joint_generation` has ended."""
 
     question: str
-    """See `deferred_code`."""
-    make: Callable[[], Compiled]
+    source: Source
+    make: Callable[[Source], Compiled]
     function: Compiled | None = None
+
+    @property
+    def digest(self) -> str:
+        """The question, shorter."""
+        return sha256(self.question.encode()).hexdigest()
 
     def __call__(self, box: list[Tensor]) -> Sequence[Any]:
         assert self.function is not None, "a region was called before its code was generated"
@@ -37,7 +43,7 @@ class _DeferredCode:
 
     def generate(self) -> None:
         """Generate the code, and keep it."""
-        self.function = self.make()
+        self.function = self.make(self.source)
         keep_code(self.question, self.function)
 
 
@@ -45,15 +51,16 @@ _deferred: ContextVar[list[_DeferredCode] | None] = ContextVar("code that is to 
 
 
 @contextmanager
-def joint_generation(place: int = 0, processes: int = 1) -> Iterator[None]:
+def joint_generation(place: int = 0, gather: Gather = lambda own: [own]) -> Iterator[None]:
     """Code that is deferred within is generated at the end. Within another, this one does nothing.
 
-    Processes of this machine may do this at the same time: each claims a region that no other has claimed, generates
-    its code and keeps it for the others, and goes on to the next. It waits for others when nothing is left to claim.
+    Processes of a machine do this at the same time, no more of them than it has processors: Inductor's import takes as
+    long as the code of several regions. A process may generate code that only others need. Each must call `gather`
+    three times, whatever it lacks: so must processes of other machines that take part in it.
 
     Args:
-        place: of this process among those of this machine, in an order in which neighbours need similar code.
-        processes: how many there are. No more of them generate at a time than the machine has processors.
+        place: of this process among those of this machine.
+        gather: returns what each process passes to it, by their places.
 
     Raises:
         what the generation raises, in every process that needs the code.
@@ -67,45 +74,82 @@ def joint_generation(place: int = 0, processes: int = 1) -> Iterator[None]:
         yield
     finally:
         _deferred.reset(before)
-    _generate_all(deferred, place // ceil(processes / num_processors()))
+    _generate_all(deferred, place, gather)
 
 
-def deferred_code(question: str, generate: Callable[[], Compiled]) -> Compiled:
-    """What `generate` will have returned, or an equal process has kept, at the end of the `joint_generation`.
+def deferred_code(question: str, source: Source, generate: Callable[[Source], Compiled]) -> Compiled:
+    """What `generate` will have returned, here or elsewhere, at the end of the `joint_generation`.
 
     Args:
         question: all that the code depends on, as text.
-        generate: is called by at most one of the processes that ask this at the same time, if its result can be kept.
+        source: what it is the code of; it is handed to another process if that generates the code.
+        generate: the same function in all processes; one of them calls it, if its result can be kept.
     """
     deferred = _deferred.get()
     assert deferred is not None, "code is deferred within a joint generation only"
-    deferred.append(_DeferredCode(question, generate))
+    deferred.append(_DeferredCode(question, source, generate))
     return deferred[-1]
 
 
-def _generate_all(codes: Sequence[_DeferredCode], processor: int) -> None:
-    """Large regions first, so that processes are done at about the same time."""
-    missing = [code for code in codes if not code.find()]
-    if not missing:
-        return
-    missing.sort(key=lambda code: (-len(code.question), code.question))
-    # One at a time on each processor: Inductor's import takes as long as the code of several regions, and a process
-    # whose neighbour has generated all that it needs does without.
-    with machine_lock(shared_folder(), f"generate code on processor {processor}"):
-        claimed_by_others = [code for code in missing if not _claim(code)]
-    for code in claimed_by_others:
-        with machine_lock(shared_folder(), code.question):  # which is released when it is generated, or cannot be
-            if not code.find():
-                code.generate()
-
-
-def _claim(code: _DeferredCode) -> bool:
-    """Find or generate the code, unless another process is doing this; returns whether it is there."""
-    if code.find():
-        return True
-    with ExitStack() as claim:
-        if not try_machine_lock(shared_folder(), code.question, claim):
-            return False
-        if not code.find():  # another process may have kept it since
+def _generate_all(codes: Sequence[_DeferredCode], place: int, gather: Gather) -> None:
+    missing = {code.digest: code for code in codes if not code.find()}
+    lacking = gather({digest: len(code.question) for digest, code in missing.items()})
+    shares = _shares(lacking, num_processors())
+    _hand_over(missing, lacking, shares, place)
+    gather(None)  # so that all is handed over
+    for digest in shares.get(place, ()):
+        with suppress(Exception):  # below, every process that needs the code raises it
+            _generate_for_all(digest, missing)
+    gather(None)  # so that all is generated
+    for code in missing.values():
+        if code.function is None and not code.find():
             code.generate()
-    return True
+
+
+def _shares(lacking: Sequence[Mapping[str, int]], most: int) -> dict[int, list[str]]:
+    """What each of at most `most` processes generates, of about the same size in total.
+
+    Args:
+        lacking: what each process lacks, and its size.
+    """
+    able = [place for place, own in enumerate(lacking) if own]
+    places = [able[i * len(able) // most] for i in range(most)] if len(able) > most else able
+    shares: dict[int, list[str]] = {place: [] for place in places}
+    sizes = {digest: size for own in lacking for digest, size in own.items()}
+    for digest in sorted(sizes, key=lambda digest: (-sizes[digest], digest)):
+
+        def preference(place: int, digest: str = digest) -> tuple[int, bool]:
+            return sum(sizes[each] for each in shares[place]), digest not in lacking[place]
+
+        shares[min(places, key=preference)].append(digest)
+    return shares
+
+
+def _hand_over(
+    missing: Mapping[str, _DeferredCode],
+    lacking: Sequence[Mapping[str, int]],
+    shares: Mapping[int, Sequence[str]],
+    place: int,
+) -> None:
+    """Keep what other processes generate without needing it, for them to find; the first that needs it does this."""
+    for generator, share in shares.items():
+        for digest in share:
+            if digest not in lacking[generator] and place == next(i for i, own in enumerate(lacking) if digest in own):
+                keep(_handed_over(digest), missing[digest].source)
+
+
+def _generate_for_all(digest: str, missing: Mapping[str, _DeferredCode]) -> None:
+    if digest in missing:
+        missing[digest].generate()
+        return
+    source: Source | None = find(_handed_over(digest))
+    question = None if source is None else code_question(source)
+    if source is not None and question is not None:
+        make = next(iter(missing.values())).make  # a process that lacks nothing has no share
+        code = _DeferredCode(question, source, make)
+        if code.digest == digest:  # or Inductor has other options here
+            code.generate()
+
+
+def _handed_over(digest: str) -> str:
+    return f"the source of {digest}"

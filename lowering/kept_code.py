@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -14,14 +16,23 @@ from fxpar.ir.node_meta import known_value, value
 from fxpar.lowering.stitch import Compiled
 
 
-def code_question(region: fx.GraphModule, backward: bool) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What code is generated of: a region, and whether it is a part of a backward."""
+
+    region: fx.GraphModule
+    backward: bool
+
+
+def code_question(source: Source) -> str | None:
     """All that the code of a region depends on, as text; None if its code is not kept.
 
     Only code for the CPU is kept, which is one Python module that names its kernels by their sources.
     """
-    if own_cache() is None or not _is_on_cpu(region):
+    if own_cache() is None or not _is_on_cpu(source.region):
         return None
-    return "\n".join(("region", str(backward), _described(region), inductor_options(), ambient_state()))
+    described = _described(source.region)
+    return "\n".join(("region", str(source.backward), described, inductor_options(), ambient_state()))
 
 
 def find_code(question: str) -> Compiled | None:

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from fxpar._torch import FakeTensorMode, make_fx
 from fxpar.ir.node_meta import value
 from fxpar.lowering import inductor
+from fxpar.lowering.kept_code import Source
 from fxpar.passes.partition import partition
 from tests.support.joint_graphs import joint_graph
 
@@ -38,9 +39,9 @@ def note_generated() -> list[fx.GraphModule]:
     generated: list[fx.GraphModule] = []
     generate = inductor._generate
 
-    def noted(region: fx.GraphModule, backward: bool, *, caches: bool) -> Any:
-        generated.append(region)
-        return generate(region, backward, caches=caches)
+    def noted(source: Source, *, caches: bool) -> Any:
+        generated.append(source.region)
+        return generate(source, caches=caches)
 
     inductor._generate = noted
     return generated

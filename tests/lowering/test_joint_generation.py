@@ -11,13 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
+from torch._inductor import config as inductor_config
 
-from fxpar._torch import FakeTensorMode, make_fx, world_store
+from fxpar._torch import FakeTensorMode, make_fx
 from fxpar.cache.folder import CacheFolder
 from fxpar.lowering import inductor
 from fxpar.lowering.joint_compilation import joint_compilation
 from fxpar.lowering.joint_generation import deferred_code, joint_generation
-from fxpar.world.launch import run_ranks
+from fxpar.lowering.kept_code import Source
+from fxpar.world.agreement import of_all_ranks
+from fxpar.world.launch import RankFailedError, run_ranks
 from tests.lowering.graphs import note_generated
 
 COMMON, OWN = [6, 7], [[8], [9, 10]]
@@ -45,7 +48,7 @@ def lower_and_run(rows: Sequence[Sequence[int]], processors: int | None = None) 
     generated = note_generated()
     own = rows[dist.get_rank()]
     dist.barrier()
-    with joint_compilation(), joint_generation(dist.get_rank(), len(rows)):
+    with joint_compilation(), joint_generation(dist.get_rank(), of_all_ranks):
         lowered = [inductor.lower_to_inductor(traced(each)) for each in own]
     return [list(run(*arguments(each))) for run, each in zip(lowered, own, strict=True)], len(generated)
 
@@ -74,17 +77,37 @@ def test_each_region_is_generated_once_and_its_code_is_the_same_whoever_generate
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the processors of a process can be chosen on Linux")
-def test_of_ranks_that_share_a_processor_one_generates_what_all_need(tmp_path: Path) -> None:
-    found = launch(tmp_path, [COMMON, COMMON], processors=1)
-    assert sorted(generated for _, generated in found) == [0, len(COMMON)]
+def test_of_ranks_that_share_a_processor_one_generates_what_any_needs(tmp_path: Path) -> None:
+    found = launch(tmp_path, [[*COMMON, *own] for own in OWN], processors=1)
+    assert [generated for _, generated in found] == [len({*COMMON, *OWN[0], *OWN[1]}), 0]
+
+
+def test_a_rank_that_lacks_nothing_takes_part(tmp_path: Path) -> None:
+    found = launch(tmp_path, [[], COMMON, []])
+    assert [generated for _, generated in found] == [0, len(COMMON), 0]
+
+
+def generate_on_rank_0_with_other_options() -> int:
+    """How many regions this rank generates code for; the other one's options are not those that it was asked for."""
+    processors = sorted(os.sched_getaffinity(0))[:1]
+    os.sched_setaffinity(0, processors)
+    inductor_config.cpp.simdlen = dist.get_rank()
+    generated = note_generated()
+    with joint_compilation(), joint_generation(dist.get_rank(), of_all_ranks):
+        inductor.lower_to_inductor(traced(6))
+    return len(generated)
+
+
+def test_code_is_generated_with_the_options_of_the_rank_that_needs_it(tmp_path: Path) -> None:
+    caches = {"FXPAR_CACHE_DIR": str(tmp_path / "fxpar"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    assert run_ranks(2, generate_on_rank_0_with_other_options, environment=caches) == [1, 1]
 
 
 def call_deferred(generate: Callable[[int], Any]) -> str:
     """What code that all ranks need returns, or the error of its generation; runs on every rank."""
-    dist.barrier()
     try:
-        with joint_generation(dist.get_rank(), dist.get_world_size()):
-            code = deferred_code("a region", lambda: generate(dist.get_rank()))
+        with joint_generation(dist.get_rank(), of_all_ranks):
+            code = deferred_code("a region", Source(traced(6), backward=False), lambda _: generate(dist.get_rank()))
     except ValueError as error:
         return str(error)
     return str(code([]))
@@ -107,23 +130,12 @@ def test_each_rank_generates_for_itself_what_cannot_be_kept(tmp_path: Path) -> N
     assert run_ranks(2, call_deferred, count, environment={"FXPAR_CACHE_DIR": str(tmp_path)}) == ["[0]", "[1]"]
 
 
-def die_with_the_claim() -> str:
-    """Rank 0 dies while it generates; rank 1, which needs the same region, starts when the other one has claimed it."""
-    store = world_store()
-    assert store is not None
-
-    def generate() -> Any:
-        if dist.get_rank() == 0:
-            store.set("claimed", "")
-            os._exit(1)
-        return count(1)
-
-    if dist.get_rank() == 1:
-        store.wait(["claimed"])
-    with joint_generation():
-        code = deferred_code("a region", generate)
-    return str(code([]))
+def die_on_rank_0(rank: int) -> Any:
+    if rank == 0:
+        os._exit(1)
+    return count(rank)
 
 
-def test_the_claim_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
-    assert run_ranks(2, die_with_the_claim, environment={"FXPAR_CACHE_DIR": str(tmp_path)}, doomed=[0]) == ["[1]"]
+def test_no_rank_waits_for_one_that_died_while_it_generated(tmp_path: Path) -> None:
+    with pytest.raises(RankFailedError, match="PeerLostError"):
+        run_ranks(2, call_deferred, die_on_rank_0, environment={"FXPAR_CACHE_DIR": str(tmp_path)}, doomed=[0])
