@@ -2,12 +2,13 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -24,8 +25,10 @@ __all__ = [
     "cpu_and_compiler",
     "cpu_vector_isa",
     "deferred_cpp_kernels",
+    "examine_isa",
     "generated_code",
     "inductor_options",
+    "isa_with",
     "load_generated_code",
 ]
 
@@ -206,49 +209,61 @@ def cpu_and_compiler() -> str:
     return f"{cpu_vec_isa._get_isa_dry_compile_fingerprint('')} {found}"
 
 
+def examine_isa(isa: Any) -> dict[str, Any] | None:
+    """What Inductor finds out of vector instructions when it compiles and loads programs; None if they do not run."""
+    return {name: found for name, found in vars(isa).items() if isinstance(found, bool | str)} if isa else None
+
+
+def isa_with(isa: Any, findings: Mapping[str, Any]) -> Any:
+    """The same vector instructions with the findings of a test elsewhere, which is not repeated.
+
+    The compiler's flags depend on them: without, kernels would be compiled again, under other names.
+    """
+    kind = type(isa)
+    known: Any = type(kind.__name__, (kind,), {"__bool__": lambda self: True, "__hash__": kind.__hash__})()
+    vars(known).update(findings)
+    return known
+
+
 @cache
-def cpu_vector_isa(passes: Callable[[Any], bool] = bool) -> Callable[[], Any]:
+def cpu_vector_isa(usable: Callable[[Any], Any] = lambda isa: isa or None) -> Callable[[], Any]:
     """Inductor's function that returns the vector instructions to use on this CPU. Its first call takes seconds.
 
     That call compiles and loads test programs for every set of instructions that the CPU has, widest first, although
     all but the first that passes are seldom needed. From here on, others are tested when Inductor asks for them.
+
+    Args:
+        usable: tests a set; it returns the set, or one to use in its place, or None.
     """
     from torch._inductor import cpu_vec_isa
 
     known = cpu_vec_isa.x86_isa_checker()  # empty on other processors, where nothing changes
     candidates = [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= set(known)]
     if known and sys.platform in ("linux", "win32"):
-        valid: Any = LazyFilter(candidates, passes)
+        valid: Any = LazySequence(found for isa in candidates if (found := usable(isa)) is not None)
         cpu_vec_isa.valid_vec_isa_list = cache(lambda: valid)
     return cpu_vec_isa.pick_vec_isa
 
 
-class LazyFilter(Sequence[T]):
-    """The items that pass a test. Each is tested when it, or one behind it, is asked for; by one thread at a time."""
+class LazySequence(Sequence[T]):
+    """What an iterator returns; each item is taken when it, or one behind it, is asked for; by one thread at a time."""
 
-    def __init__(self, items: Iterable[T], passes: Callable[[T], bool] = bool) -> None:
-        self._untested = iter(items)
-        self._passes = passes
-        self._found: list[T] = []
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self._taken: list[T] = []
         self._lock = Lock()
 
     def __getitem__(self, index: Any) -> Any:
         with self._lock:
-            for item in self._untested if self._lacks(index) else ():
-                if self._passes(item):
-                    self._found.append(item)
-                if not self._lacks(index):
-                    break
-        return self._found[index]
+            limit = index + 1 - len(self._taken) if isinstance(index, int) and index >= 0 else None
+            self._taken.extend(islice(self._items, limit if limit is None else max(0, limit)))
+        return self._taken[index]
 
     def __len__(self) -> int:
         return len(self[:])
 
     def __bool__(self) -> bool:
         return any(True for _ in self)
-
-    def _lacks(self, index: Any) -> bool:
-        return not (isinstance(index, int) and 0 <= index < len(self._found))
 
 
 def inductor_options() -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import cache
 from threading import Thread
 from typing import Any
 
-from fxpar._torch_cpp import cpu_and_compiler, cpu_vector_isa
+from fxpar._torch_cpp import cpu_and_compiler, cpu_vector_isa, examine_isa, isa_with
 from fxpar.cache.derive_once import find, keep
 from fxpar.lowering.machine_lock import machine_lock, shared_folder
 
@@ -20,7 +21,7 @@ def find_vector_isa() -> None:
 
     The thread has this thread's context, which holds Inductor's options.
     """
-    question = cpu_vector_isa(_passes)
+    question = cpu_vector_isa(_usable)
     Thread(target=copy_context().run, args=(_ask, question), name="vector instructions", daemon=True).start()
 
 
@@ -29,15 +30,22 @@ def _ask(question: Callable[[], Any]) -> None:
         question()
 
 
-def _passes(instructions: Any) -> bool:
-    """Whether the instructions can be used. One process of the machine tests them; others and later launches read that.
+def _usable(isa: Any) -> Any:
+    """The instructions, if they can be used. One process of the machine tests them; others and later ones read that.
 
-    A test starts a process that imports torch.
+    A test starts compilers and processes that load what they compiled.
     """
-    question = f"vector instructions\n{instructions}\n{cpu_and_compiler()}"
+    question = f"vector instructions\n{isa}\n{cpu_and_compiler()}"
     with machine_lock(shared_folder(), question):
-        known: bool | None = find(question)
+        known: _Tested | None = find(question)
         if known is None:
-            known = bool(instructions)
+            known = _Tested(examine_isa(isa))
             keep(question, known)
-    return known
+    return None if known.findings is None else isa_with(isa, known.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tested:
+    """That vector instructions were tested; with None, they cannot be used."""
+
+    findings: Mapping[str, Any] | None
