@@ -1,4 +1,4 @@
-"""The private PyTorch names behind Inductor's C++ kernels, as of torch 2.13; the other ones are in `_torch.py`."""
+"""The private PyTorch names behind Inductor's C++ kernels, as of torch 2.13."""
 
 import re
 import sys

@@ -14,7 +14,7 @@ from fxpar.lowering.first_calls import call_fused_ops
 from fxpar.pass_log import PassLog
 from fxpar.passes.fuse_collectives import fuse_collectives
 from fxpar.passes.fusion.fusion_costs import CostsByGraph, FusionCost, estimate_fusions, max_over_ranks
-from fxpar.passes.fusion.verdicts import Verdict, Verdicts, verdict_table
+from fxpar.passes.fusion.verdicts import Verdict, Verdicts, VerdictTable
 from fxpar.passes.stage_graphs import StageGraphs
 
 GatherCosts: TypeAlias = Callable[[CostsByGraph], Iterable[CostsByGraph]]
@@ -50,7 +50,7 @@ def fuse_stages(
         fused.append(stage)
         verdicts |= of_stage
     if any(verdicts.values()):
-        log.dump.text("fuse_collectives", verdict_table(verdicts))
+        log.dump.text("fuse_collectives", VerdictTable(verdicts))
     return fused
 
 

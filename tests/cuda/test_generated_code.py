@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,16 @@ COMPILED = [
 ]
 
 
-def graphs(name: str, sizes: dict[str, int], device: str, attention: str = "efficient") -> dict[str, fx.GraphModule]:
+def graphs(name: str, sizes: dict[str, int], device: str, attention: str = "efficient") -> Mapping[str, fx.GraphModule]:
+    return _graphs(name, SIZES.index(sizes), device, attention)
+
+
+@functools.cache
+def _graphs(name: str, number: int, device: str, attention: str) -> Mapping[str, fx.GraphModule]:
+    """Lowering does not change them, so that several tests share those of a model."""
     build, batch = (MODELS | MODELS_IN_HALF)[name]
     torch.manual_seed(0)
-    return graphs_on_gpu(build(), batch(), sizes, 2, torch.device(device), KERNELS[attention])
+    return graphs_on_gpu(build(), batch(), SIZES[number], 2, torch.device(device), KERNELS[attention])
 
 
 @pytest.mark.parametrize(("name", "sizes", "capability"), COMPILED, ids=str)

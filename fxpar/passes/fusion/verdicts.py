@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-
-from rich.console import Console
-from rich.table import Table
 
 from fxpar.ir.node_meta import Communication
 from fxpar.passes.fusion.fusion_costs import FusionCost
@@ -44,27 +41,37 @@ Verdicts: TypeAlias = Mapping[str, Sequence[Verdict]]
 """By the name of a graph, the verdicts on its collectives in order."""
 
 
-def verdict_table(verdicts: Verdicts) -> str:
-    """One line for every collective of every graph, by the graphs' names, and how many of them are fused."""
-    table = Table("graph", "collective", "kind", "axis", box=None, pad_edge=False)
-    for title in ("bytes", "us alone", "us apart", "us fused"):
-        table.add_column(title, justify="right")
-    table.add_column("module")
-    table.add_column("verdict")
-    for graph, of_graph in verdicts.items():
-        for each in of_graph:
-            cost = each.cost
-            figures = (_figure(us) for us in (cost.collective_us, cost.apart_us, cost.fused_us))
-            done = each.done
-            table.add_row(
-                graph, each.collective, done.kind, done.axis, str(done.num_bytes), *figures, each.module, each.text
-            )
-    file = io.StringIO()
-    Console(file=file, width=10_000).print(table)
-    found = [each for of_graph in verdicts.values() for each in of_graph]
-    lines = [line.rstrip() for line in file.getvalue().splitlines()]
-    summary = f"{sum(each.fused is not None for each in found)} of {len(found)} collectives are fused with matmuls."
-    return "\n".join([*lines, "", summary])
+@dataclass(frozen=True, slots=True)
+class VerdictTable:
+    """As text: one line for every collective of every graph, by the graphs' names, and how many of them are fused."""
+
+    verdicts: Verdicts
+
+    def __str__(self) -> str:
+        from rich.console import Console  # it takes a tenth of a second to import, and most steps write no tables
+        from rich.table import Table
+
+        table = Table("graph", "collective", "kind", "axis", box=None, pad_edge=False)
+        for title in ("bytes", "us alone", "us apart", "us fused"):
+            table.add_column(title, justify="right")
+        table.add_column("module")
+        table.add_column("verdict")
+        for graph, of_graph in self.verdicts.items():
+            for verdict in of_graph:
+                table.add_row(graph, *_row(verdict))
+        file = io.StringIO()
+        Console(file=file, width=10_000).print(table)
+        found = [each for of_graph in self.verdicts.values() for each in of_graph]
+        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        num_fused = sum(each.fused is not None for each in found)
+        return "\n".join([*lines, "", f"{num_fused} of {len(found)} collectives are fused with matmuls."])
+
+
+def _row(verdict: Verdict) -> Iterator[str]:
+    done, cost = verdict.done, verdict.cost
+    yield from (verdict.collective, done.kind, done.axis, str(done.num_bytes))
+    yield from (_figure(us) for us in (cost.collective_us, cost.apart_us, cost.fused_us))
+    yield from (verdict.module, verdict.text)
 
 
 def _figure(us: float) -> str:

@@ -15,7 +15,7 @@ from fxpar.hardware.cluster import cluster_named
 from fxpar.ir.overlap_options import NO_OVERLAP, Overlap
 from fxpar.passes.fuse_collectives import fuse_collectives
 from fxpar.passes.fusion.fusion_costs import FusionCost, estimate_fusions, max_over_ranks
-from fxpar.passes.fusion.verdicts import Verdict, verdict_table
+from fxpar.passes.fusion.verdicts import Verdict, VerdictTable
 from fxpar.world.mesh import Mesh
 from tests.passes.fusing import modules_of
 from tests.passes.gathers_to_fuse import gathered_without_a_matmul, rows
@@ -102,7 +102,7 @@ def test_the_table_has_a_line_for_every_collective_of_every_graph() -> None:
         for name, module in modules.items()
     }
     assert (
-        verdict_table(verdicts)
+        str(VerdictTable(verdicts))
         == """\
 graph     collective              kind        axis  bytes  us alone  us apart  us fused  module  verdict
 forward   all_gather_into_tensor  all_gather  x       192      97.0     337.0     241.0          fused into \
