@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.random import fork_rng
 
-from fxpar._torch import compile_single_device
+from fxpar._torch.compiler import compile_single_device
 from fxpar.build_step import build_step
 from fxpar.config import Options, read_options
 from fxpar.environment import is_first_rank

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-from fxpar._torch_cpp import CppKernel, KernelFiles, build_cpp_library
+from fxpar._torch.cpp import CppKernel, KernelFiles, build_cpp_library
 from fxpar.hardware.machine import num_processors
 from fxpar.lowering.joint_source import can_be_joined, includes_of, join_sources
 from fxpar.lowering.machine_lock import machine_lock, shared_folder, try_machine_lock

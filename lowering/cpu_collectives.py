@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
-from fxpar._torch_distributed import Work, c10d_functional, process_group_named, register_work
+from fxpar._torch.distributed import Work, c10d_functional, process_group_named, register_work
 from fxpar.core.sum import add_up
 from fxpar.graph.extract import copied
 from fxpar.ir.node_meta import tensor

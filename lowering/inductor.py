@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import (
+from fxpar._torch.compiler import (
     FakeTensorMode,
     ShapeEnv,
     TracingContext,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from fxpar._torch_cpp import DeferredKernel, deferred_cpp_kernels
+from fxpar._torch.cpp import DeferredKernel, deferred_cpp_kernels
 from fxpar.hardware.machine import num_processors
 from fxpar.lowering.compile_kernels import Gather, compile_in_parts, compile_kernels
 from fxpar.lowering.machine_lock import machine_lock, shared_folder

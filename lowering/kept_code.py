@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar._torch_cpp import generated_code, inductor_options, load_generated_code
+from fxpar._torch.cpp import generated_code, inductor_options, load_generated_code
 from fxpar.cache.ambient import ambient_state
 from fxpar.cache.derive_once import find, keep
 from fxpar.cache.folder import own_cache

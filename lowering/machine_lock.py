@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from fxpar._torch import inductor_cache
+from fxpar._torch.compiler import inductor_cache
 
 
 def shared_folder() -> Path:

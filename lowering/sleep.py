@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
-from fxpar._torch_distributed import c10d_functional, process_group_named
+from fxpar._torch.distributed import c10d_functional, process_group_named
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import communication, fused, value
 from fxpar.ir.strides import unfilled_like

@@ -10,7 +10,7 @@ from functools import cache
 from threading import Thread
 from typing import Any
 
-from fxpar._torch_cpp import cpu_and_compiler, cpu_vector_isa, examine_isa, isa_with
+from fxpar._torch.cpp import cpu_and_compiler, cpu_vector_isa, examine_isa, isa_with
 from fxpar.cache.derive_once import find, keep
 from fxpar.lowering.machine_lock import machine_lock, shared_folder
 

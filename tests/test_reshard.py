@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import fxpar
-from fxpar._torch_distributed import device_mesh_without_groups
+from fxpar._torch.distributed import device_mesh_without_groups
 from fxpar.errors import ReshardError, UnknownAlgorithmError, UnknownStrategyError
 from fxpar.world.launch import run_ranks
 from tests.support.fake_mesh import fake_mesh

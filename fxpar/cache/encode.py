@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import FakeTensor, FakeTensorMode
+from fxpar._torch.compiler import FakeTensor, FakeTensorMode
 from fxpar.ir.node_meta import kept_meta
 
 _SMALL_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 import torch.distributed as dist
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.calibrate.compute import wait_for
 from fxpar.calibrate.fit import Line, fit_line
 from fxpar.costs.equations import elements_sent

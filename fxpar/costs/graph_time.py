@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.costs.equations import elements_sent, ring_time_us
 from fxpar.costs.op_cost import flops_of
 from fxpar.costs.placement import spread

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.redistribute import local_size
 from fxpar.ir.node_meta import communication, layout_of, tensor
 from fxpar.ir.op_predicates import is_collective, is_free_to_recompute, is_pointwise

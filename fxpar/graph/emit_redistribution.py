@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.graph_writer import LocalGraph, aten
 from fxpar.graph.redistribute import RedistributeKind, RedistributeStep
 from fxpar.ir.layout import Layout, Partial, Shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.ir.node_meta import communication, is_backward
 from fxpar.ir.stage import JointGraph, PortKind
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument, Target
 
-from fxpar._torch import FakeTensor, FakeTensorMode
+from fxpar._torch.compiler import FakeTensor, FakeTensorMode
 from fxpar.ir.node_meta import is_backward, set_origin, set_value, tensor, value
 from fxpar.ir.strides import inverse, lies_in_order, stride_order
 

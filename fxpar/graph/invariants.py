@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import FakeTensor
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.compiler import FakeTensor
+from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.layout import Layout
 from fxpar.ir.node_meta import communication, fused, has_no_result, known_placed, tensor_operands, value

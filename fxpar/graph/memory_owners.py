@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.min_cut import kept_bytes
 from fxpar.ir.op_predicates import is_view
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.dim_map import Dims, rearranges, through
 from fxpar.graph.graph_writer import GraphWriter
 from fxpar.graph.view_ops import laid_out_like, rearrange

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import graph_arguments, stored_outside
-from fxpar._torch_dynamo.grad_mode import reads_of_grad_mode
+from fxpar._torch.compiler import graph_arguments, stored_outside
+from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.canonical_names import with_canonical_names

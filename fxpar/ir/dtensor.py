@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate as DReplicate
 from torch.distributed.tensor import Shard as DShard
 from torch.distributed.tensor.placement_types import Placement as DPlacement
 
-from fxpar._torch_distributed import StridedShard
+from fxpar._torch.distributed import StridedShard
 from fxpar.ir.layout import AXES, Layout, Shard
 
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 
 GatherForm: TypeAlias = Literal["rows", "columns", "sum_right", "sum_left", "matrices"]
 """How each matmul uses the gathered value G (its second last dim was gathered; in "matrices", its first):

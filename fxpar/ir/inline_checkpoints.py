@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpar._torch import tag_activation_checkpoint
+from fxpar._torch.compiler import tag_activation_checkpoint
 from fxpar.ir.node_meta import set_region
 
 

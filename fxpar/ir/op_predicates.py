@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import compile_options, skip_frame
-from fxpar._torch_dynamo import layers_traced_once
+from fxpar._torch.compiler import compile_options, skip_frame
+from fxpar._torch.dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import mark_static, never_compiled
+from fxpar._torch.compiler import mark_static, never_compiled
 from fxpar.errors import InvalidOptionError, MicrobatchError
 from fxpar.model.distribution import Distribution
 from fxpar.world.mesh import Mesh

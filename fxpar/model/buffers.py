@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from fxpar._torch import leave_out_of_state_dict
+from fxpar._torch.compiler import leave_out_of_state_dict
 from fxpar.errors import SharedBufferError
 from fxpar.ir.capture import Capture
 from fxpar.ir.stage import PlannedStage, Port, PortKind

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Shard as DShard
 
-from fxpar._torch_distributed import StridedShard
+from fxpar._torch.distributed import StridedShard
 from fxpar.ir.dtensor import from_local, layout_of
 from fxpar.ir.tiles import shard_of
 from fxpar.world.mesh import Mesh

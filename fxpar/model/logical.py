@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch import (
+from fxpar._torch.compiler import (
     ignore_logging_calls,
     never_compiled,
     recompile_limit,
     skip_frame,
 )
-from fxpar._torch_dynamo.grad_mode import note_reads_of_grad_mode
-from fxpar._torch_dynamo.traced_property import TracedProperty
+from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
+from fxpar._torch.dynamo.traced_property import TracedProperty
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import ForwardTracer, TraceApartError

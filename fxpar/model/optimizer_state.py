@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fxpar._torch_distributed import bypass_in_get_state_dict, load_empty_groups
+from fxpar._torch.distributed import bypass_in_get_state_dict, load_empty_groups
 from fxpar.errors import OptimizerStateError
 from fxpar.model.contiguous_shards import contiguous, placed_like
 from fxpar.model.distribution import Distribution, all_distributions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxpar._torch import TorchDispatchMode
+from fxpar._torch.compiler import TorchDispatchMode
 from fxpar.core.philox import philox_uniform
 from fxpar.errors import UninitializedModuleError
 from fxpar.ir.dtensor import from_local, layout_of

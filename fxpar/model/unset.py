@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxpar._torch import never_compiled
+from fxpar._torch.compiler import never_compiled
 from fxpar.errors import NotLoadedError
 from fxpar.model.distribution import Distribution
 

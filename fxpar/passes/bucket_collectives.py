@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.graph_writer import WriterInPlace
 from fxpar.graph.min_cut import closure, operands, users
 from fxpar.ir.node_meta import (

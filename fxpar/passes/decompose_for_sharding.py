@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from fxpar._torch import make_fx
+from fxpar._torch.compiler import make_fx
 from fxpar.graph.describe import describe, describe_arguments
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.node_meta import is_backward, set_origin, tag_direction, tensor, value

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from fxpar._torch import rename_placeholder
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.compiler import rename_placeholder
+from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.extract import extract, returned
 from fxpar.graph.memory_owners import owner_of
 from fxpar.graph.min_cut import closure, users

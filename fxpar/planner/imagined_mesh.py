@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from fxpar._torch_distributed import join_imagined_world
+from fxpar._torch.distributed import join_imagined_world
 from fxpar.costs.placement import consecutive_hosts
 from fxpar.errors import PlanningError
 from fxpar.hardware.cluster import Cluster

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxpar._torch_distributed import StridedShard
+from fxpar._torch.distributed import StridedShard
 from fxpar.errors import ReshardError
 from fxpar.hardware.network import Network
 from fxpar.resharding.plan import ReshardPlan, make_plan

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxpar._torch_distributed import StridedShard
+from fxpar._torch.distributed import StridedShard
 from fxpar.ir.layout import Layout
 
 Interval: TypeAlias = tuple[int, int]

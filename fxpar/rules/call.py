@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import schema
+from fxpar._torch.compiler import schema
 from fxpar.ir import node_meta
 from fxpar.rules.rule import LocalOp, OpCall, Shape
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxpar._torch import schema
+from fxpar._torch.compiler import schema
 from fxpar.errors import InvalidRuleError
 from fxpar.ir.op_predicates import is_pointwise, is_random
 from fxpar.rules.call import parameters

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from fxpar._torch_distributed import as_dtensor_subclass
+from fxpar._torch.distributed import as_dtensor_subclass
 from fxpar.errors import RemoteResultError
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fxpar._torch_distributed import device_mesh_without_groups
+from fxpar._torch.distributed import device_mesh_without_groups
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.dtensor import from_local
 from fxpar.ir.layout import Layout, Shard

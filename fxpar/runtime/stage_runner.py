@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fxpar._torch import add_to_each
+from fxpar._torch.compiler import add_to_each
 from fxpar.ir.stage import CompiledStage, Port, PortKind
 from fxpar.runtime.gradients import own_memory
 from fxpar.runtime.step_state import StepState

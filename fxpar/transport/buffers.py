@@ -9,7 +9,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from fxpar._torch import is_shared
+from fxpar._torch.compiler import is_shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from fxpar._torch_distributed import PrefixStore, Store, world_store
+from fxpar._torch.distributed import PrefixStore, Store, world_store
 
 T = TypeVar("T")
 

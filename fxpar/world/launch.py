@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from fxpar._torch_distributed import HashStore
+from fxpar._torch.distributed import HashStore
 from fxpar.world.rank_servers import RankServers, serve
 
 T = TypeVar("T")

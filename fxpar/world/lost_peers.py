@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer
 
-from fxpar._torch_distributed import is_connection_error
+from fxpar._torch.distributed import is_connection_error
 from fxpar.errors import PeerLostError
 from fxpar.world.lost_rank import LostRankInterrupt
 from fxpar.world.peer_watch import peer_watch

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxpar._torch_distributed import HashStore
+from fxpar._torch.distributed import HashStore
 from fxpar.errors import InvalidMeshError, MeshSizeError
 from fxpar.hardware.cluster import Cluster, read_cluster
 from fxpar.ir.layout import AXES

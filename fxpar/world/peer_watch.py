@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 
 import torch.distributed as dist
 
-from fxpar._torch_distributed import abort_all_groups, wait_for_collectives
+from fxpar._torch.distributed import abort_all_groups, wait_for_collectives
 from fxpar.world.lost_rank import MOST_BYTES, UNKNOWN, LostRank, interrupt
 
 GRACE_S = 10.0

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar._torch_distributed import process_group_named
+from fxpar._torch.distributed import process_group_named
 from fxpar.errors import PeerLostError
 from fxpar.transport.worker import Worker
 

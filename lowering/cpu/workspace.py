@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from fxpar._torch_distributed import process_group_named
+from fxpar._torch.distributed import process_group_named
 from fxpar.core.shared_memory import Signal
 from fxpar.errors import PeerLostError
 from fxpar.lowering.cpu.wire import Wire

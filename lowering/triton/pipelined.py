@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fxpar._torch_distributed import pipelined_all_gather_matmul, pipelined_matmul_reduce_scatter
+from fxpar._torch.distributed import pipelined_all_gather_matmul, pipelined_matmul_reduce_scatter
 
 
 def has_pipelined_gather(form: str, outer: int, shard: Tensor) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fxpar._torch_distributed import reserved_processors
+from fxpar._torch.distributed import reserved_processors
 from fxpar.lowering.triton.tiling import Tiling
 
 

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fxpar._torch_distributed import process_group_named
+from fxpar._torch.distributed import process_group_named
 from fxpar.ir import fused_ops, random
 from fxpar.ir.tiles import LogicalBox
 from fxpar.lowering.triton.decide import decide, possible_tilings, versions

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar._torch_distributed import process_group_named, sharable_memory, symmetric_memory
+from fxpar._torch.distributed import process_group_named, sharable_memory, symmetric_memory
 
 if TYPE_CHECKING:
-    from fxpar._torch_distributed import SymmetricMemory
+    from fxpar._torch.distributed import SymmetricMemory
 
 T = TypeVar("T")
 

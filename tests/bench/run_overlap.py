@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import fxpar
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.bench.measure.interleaved import Sample
 from fxpar.bench.overlap.cases import CHAIN_Z4, OverlapCase, chain, rows, silenced
 from fxpar.bench.overlap.peers import data_parallel_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fxpar._torch import inductor_cache
+from fxpar._torch.compiler import inductor_cache
 from fxpar.bench.compile.run import PROGRAMS, Launch, Program, _bars, _rows, launch
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 import fxpar
-from fxpar._torch import FakeTensorMode, make_fx
+from fxpar._torch.compiler import FakeTensorMode, make_fx
 from fxpar.cache.encode import NotEncodableError, decode, encode
 from fxpar.compiler import plan_stages
 from fxpar.graph.invariants import Form, check_graph

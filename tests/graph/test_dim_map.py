@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from fxpar._torch import FakeTensorMode
+from fxpar._torch.compiler import FakeTensorMode
 from fxpar.graph.dim_map import Dims, SourceDigit, composed, origin, rearranges, refined, regrouped, through, whole
 from fxpar.graph.graph_writer import WriterInPlace, aten
 from fxpar.graph.view_ops import rearrange

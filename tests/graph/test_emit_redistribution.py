@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from fxpar._torch import FakeTensorMode
+from fxpar._torch.compiler import FakeTensorMode
 from fxpar.graph.emit_redistribution import emit_step
 from fxpar.graph.graph_writer import LocalGraph
 from fxpar.graph.redistribute import plan_redistribution

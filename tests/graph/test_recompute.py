@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fxpar._torch import ignore_logging_calls
+from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.ir.node_meta import is_backward, region
 from fxpar.ir.remat import Remat
 from fxpar.ir.stage import JointGraph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxpar._torch_distributed import device_mesh_without_groups
+from fxpar._torch.distributed import device_mesh_without_groups
 from fxpar.ir.dtensor import from_local, is_expressible, layout_of
 from fxpar.ir.layout import Layout, Shard
 from fxpar.world.launch import run_ranks

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fxpar._torch import ignore_logging_calls
+from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.costs.prices import Link, Prices
 from fxpar.ir.hints import Spec, resolve_hints
 from fxpar.ir.node_meta import is_backward

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxpar._torch import FakeTensorMode, make_fx
+from fxpar._torch.compiler import FakeTensorMode, make_fx
 from fxpar.ir.node_meta import value
 from fxpar.lowering import inductor
 from fxpar.lowering.kept_code import Source

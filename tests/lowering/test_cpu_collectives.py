@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.lowering import lower
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.world.launch import run_ranks

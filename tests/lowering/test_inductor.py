@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.lowering import lower
 from fxpar.world.launch import run_ranks
 from tests.lowering.graphs import Case, forward_and_backward, interpret, strides, traced

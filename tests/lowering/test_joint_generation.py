@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, fx
 from torch._inductor import config as inductor_config
 
-from fxpar._torch import FakeTensorMode, make_fx
+from fxpar._torch.compiler import FakeTensorMode, make_fx
 from fxpar.cache.folder import CacheFolder
 from fxpar.lowering import inductor
 from fxpar.lowering.joint_compilation import joint_compilation

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxpar._torch import FakeTensorMode, make_fx
+from fxpar._torch.compiler import FakeTensorMode, make_fx
 from fxpar.cache.folder import CacheFolder
 from fxpar.lowering import inductor
 from fxpar.world.launch import run_ranks

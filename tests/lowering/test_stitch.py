@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.op_predicates import is_collective
 from fxpar.ir.strides import is_dense

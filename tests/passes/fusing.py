@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch import FakeTensorMode
+from fxpar._torch.compiler import FakeTensorMode
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.graph.emit_redistribution import emit_step

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fxpar._torch import ignore_logging_calls
+from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.ir.node_meta import is_backward, module_path
 from fxpar.passes.decompose.decompositions import DECOMPOSITIONS
 from fxpar.passes.decompose.norm_decompositions import NORMS

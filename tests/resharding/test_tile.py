@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxpar._torch_distributed import StridedShard
+from fxpar._torch.distributed import StridedShard
 from fxpar.resharding.tile import tiles_of_placements
 from tests.resharding.pieces import taken
 from tests.support.fake_mesh import fake_mesh

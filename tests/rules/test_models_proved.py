@@ -12,7 +12,7 @@ from op_calls import Call, calls_in, different
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fxpar._torch import ignore_logging_calls
+from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.rules import rule_for
 from fxpar.rules.prove import prove

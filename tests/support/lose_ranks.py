@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import fxpar
-from fxpar._torch_distributed import PrefixStore, Store, world_store
+from fxpar._torch.distributed import PrefixStore, Store, world_store
 from fxpar.runtime.executor import Executor
 from fxpar.world import mesh as mesh_module
 from fxpar.world import peer_watch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 
 import fxpar
-from fxpar._torch_distributed import device_mesh_without_groups, world_store
+from fxpar._torch.distributed import device_mesh_without_groups, world_store
 from fxpar.errors import FxparError
 from fxpar.world.lost_peers import warning_of_a_long_wait
 from tests.support.move_tensors import live_on

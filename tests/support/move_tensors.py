@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 import fxpar
-from fxpar._torch_distributed import StridedShard, device_mesh_without_groups
+from fxpar._torch.distributed import StridedShard, device_mesh_without_groups
 from fxpar.errors import FxparError
 from fxpar.reshard_tensor import _open, _options
 from fxpar.resharding.request import make_request

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar._torch_distributed import is_connection_error
+from fxpar._torch.distributed import is_connection_error
 from tests.support.no_host_wait import forbid_host_waits
 
 BACKEND = "queued"

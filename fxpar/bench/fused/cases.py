@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.bench.fused.matmuls import Multiply, matmuls
 from fxpar.bench.measure.interleaved import Step
 from fxpar.ir.fused_ops import all_gather_matmul, matmul_reduce_scatter

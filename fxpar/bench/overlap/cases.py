@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import fxpar
-from fxpar._torch_distributed import have_fake_process_groups
+from fxpar._torch.distributed import have_fake_process_groups
 from fxpar.bench.measure.claims import Claim
 from fxpar.bench.measure.interleaved import Step
 from fxpar.bench.models import GPT_HINTS, example

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
-from fxpar._torch_distributed import pipeline_schedule_of_csv
+from fxpar._torch.distributed import pipeline_schedule_of_csv
 from fxpar.bench.pipeline.torch_stages import TorchStage, torch_stages
 from fxpar.schedule import build_schedule, write_csv
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import fx
 
 import fxpar.ir.fused_flops  # noqa: F401  registers the fused ops, too
-from fxpar._torch_distributed import process_group_named
+from fxpar._torch.distributed import process_group_named
 from fxpar.graph.dim_map import Dims, SourceDigit, joined, rearranges, regrouped, through, whole
 from fxpar.graph.graph_writer import GraphWriter, WriterInPlace
 from fxpar.graph.matmuls import Matmul, matmul_at

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpar._torch import rename_placeholder
+from fxpar._torch.compiler import rename_placeholder
 from fxpar.graph.describe import describe
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import is_backward, value

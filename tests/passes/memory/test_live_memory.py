@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpar._torch_distributed import c10d_functional
+from fxpar._torch.distributed import c10d_functional
 from fxpar.ir.node_meta import Communication, set_communication
 from fxpar.passes.memory.live_memory import peak_live_bytes
 from tests.support.allocated_bytes import peak_allocated_bytes

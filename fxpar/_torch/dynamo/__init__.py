@@ -1,4 +1,4 @@
-"""What fxpar changes in how Dynamo traces a model, by private PyTorch names as of torch 2.13."""
+"""What fxpar changes in how Dynamo traces a model."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +14,6 @@ def layers_traced_once(model: nn.Module) -> Callable[[], AbstractContextManager[
     """
     if torch.__version__ < "2.13":
         return nullcontext
-    from fxpar._torch_dynamo.layers import Layers
+    from fxpar._torch.dynamo.layers import Layers
 
     return Layers(model).traced_once

@@ -1,4 +1,4 @@
-"""The private PyTorch names behind process groups, DTensor and checkpoints, as of torch 2.13."""
+"""The private PyTorch names behind process groups, DTensor and checkpoints."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -9,8 +9,8 @@ from torch import fx
 from torch._dynamo.guards import GUARD_VALUE_DISPATCH, GuardCheckSpec
 from torch._guards import Guard, Source
 
-from fxpar._torch_dynamo.layer_call import LayerCall, NotEqualError, is_plain, returned_nodes
-from fxpar._torch_dynamo.traced_property import TracedProperty, are_equal_classes, name_of
+from fxpar._torch.dynamo.layer_call import LayerCall, NotEqualError, is_plain, returned_nodes
+from fxpar._torch.dynamo.traced_property import TracedProperty, are_equal_classes, name_of
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The private PyTorch names behind Dynamo, AOTAutograd, FX and Inductor, as of torch 2.13.
-
-A new release may need changes here, and where all other private names are: in `_torch_cpp.py`,
-`_torch_distributed.py` and `_torch_dynamo`.
-"""
+"""The private PyTorch names behind Dynamo, AOTAutograd, FX and Inductor."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -13,9 +13,9 @@ from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._guards import ChainedSource, Source
 
-from fxpar._torch_dynamo.layer_call import LayerCall, NotEqualError
-from fxpar._torch_dynamo.traced_layer import TracedLayer, other_place
-from fxpar._torch_dynamo.traced_property import TracedProperty, are_equal_classes
+from fxpar._torch.dynamo.layer_call import LayerCall, NotEqualError
+from fxpar._torch.dynamo.traced_layer import TracedLayer, other_place
+from fxpar._torch.dynamo.traced_property import TracedProperty, are_equal_classes
 
 
 class LayerCopy:

@@ -1,4 +1,4 @@
-"""The private PyTorch names behind Inductor's C++ kernels, as of torch 2.13."""
+"""The private PyTorch names behind Inductor's C++ kernels."""
 
 import re
 import sys

@@ -8,7 +8,7 @@ from threading import Thread
 
 from torch._inductor import cpu_vec_isa
 
-from fxpar._torch_cpp import LazySequence, cpu_vector_isa
+from fxpar._torch.cpp import LazySequence, cpu_vector_isa
 from fxpar.lowering import vector_isa
 from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.world.launch import run_ranks

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fxpar._torch_dynamo.layer_copy import LayerCopy
-from fxpar._torch_dynamo.layers import Layers
+from fxpar._torch.dynamo.layer_copy import LayerCopy
+from fxpar._torch.dynamo.layers import Layers
 from fxpar.ir.capture import Capture
 from fxpar.ir.node_meta import module_path
 from fxpar.model.distribution import Distribution

@@ -1,0 +1,1 @@
+"""Every private PyTorch name that fxpar uses, as of torch 2.13: a new release may need changes here."""
