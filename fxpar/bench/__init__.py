@@ -18,10 +18,10 @@ BENCHMARKS = {
         "choosing layouts, compiling, executor overhead, and step time against torch.distributed.pipelining; 12 minutes"
     ),
     "compile": Benchmark(
-        "from launch to second step and first evaluation, with cold and warm caches, against torch.compile; 10 minutes",
+        "from launch to second step and first evaluation, with cold and warm caches, against torch.compile; 7 minutes",
         {
             "scale": "how planning and the passes grow with layers, stages, microbatches and up to 8,192 ranks that do "
-            "not exist; some 5 minutes",
+            "not exist; some 3 minutes",
         },
     ),
     "reshard": Benchmark(

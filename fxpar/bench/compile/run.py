@@ -69,7 +69,7 @@ class Launch:
 
 
 def run(say: Say, mode: str | None = None) -> Report:
-    """Takes some 10 minutes on four ranks; or, in mode "scale", 5 minutes on ranks that do not exist."""
+    """Takes some 7 minutes on four ranks; or, in mode "scale", 3 minutes on ranks that do not exist."""
     if mode == "scale":
         return run_scale(say)
     launches: dict[tuple[str, str], list[Launch]] = {}

@@ -97,7 +97,7 @@ class Measured:
 
 
 def run_scale(say: Say) -> Report:
-    """Takes some 5 minutes."""
+    """Takes some 3 minutes."""
     found: dict[Configuration, Measured] = {}
     for configuration in dict.fromkeys([*LAYERS, *KINDS, *STAGES, *RANKS, *MICROBATCHES, GPT, LLAMA]):
         say(f"planning {configuration}")
