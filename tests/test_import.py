@@ -20,6 +20,13 @@ def test_importing_fxpar_imports_next_to_nothing_beside_torch() -> None:
     assert len(found) < 10, found
 
 
+def test_a_mesh_is_there_before_the_compiler_is_imported() -> None:
+    program = "import sys, fxpar; fxpar.init_mesh(); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert "torch.distributed" in found
+    assert not [name for name in found if name.startswith(("torch._dynamo", "torch._inductor", "triton"))]
+
+
 @pytest.mark.parametrize("name", fxpar.__all__)
 def test_every_public_name_can_be_had_and_is_listed(name: str) -> None:
     assert getattr(fxpar, name) is not None
