@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class _DeferredCode:
         keep_code(self.question, self.function)
 
 
-_deferred: ContextVar[list[_DeferredCode] | None] = ContextVar("code that is to be generated", default=None)
+_deferred: ContextVar[dict[str, _DeferredCode] | None] = ContextVar("code to be generated, by question", default=None)
 
 
 @contextmanager
@@ -68,13 +68,13 @@ def joint_generation(place: int = 0, gather: Gather = lambda own: [own]) -> Iter
     if _deferred.get() is not None:
         yield
         return
-    deferred: list[_DeferredCode] = []
+    deferred: dict[str, _DeferredCode] = {}
     before = _deferred.set(deferred)
     try:
         yield
     finally:
         _deferred.reset(before)
-    _generate_all(deferred, place, gather)
+    _generate_all(deferred.values(), place, gather)
 
 
 def deferred_code(question: str, source: Source, generate: Callable[[Source], Compiled]) -> Compiled:
@@ -87,11 +87,10 @@ def deferred_code(question: str, source: Source, generate: Callable[[Source], Co
     """
     deferred = _deferred.get()
     assert deferred is not None, "code is deferred within a joint generation only"
-    deferred.append(_DeferredCode(question, source, generate))
-    return deferred[-1]
+    return deferred.setdefault(question, _DeferredCode(question, source, generate))
 
 
-def _generate_all(codes: Sequence[_DeferredCode], place: int, gather: Gather) -> None:
+def _generate_all(codes: Iterable[_DeferredCode], place: int, gather: Gather) -> None:
     missing = {code.digest: code for code in codes if not code.find()}
     lacking = gather({digest: len(code.question) for digest, code in missing.items()})
     shares = _shares(lacking, num_processors())

@@ -87,6 +87,13 @@ def test_a_rank_that_lacks_nothing_takes_part(tmp_path: Path) -> None:
     assert [generated for _, generated in found] == [0, len(COMMON), 0]
 
 
+def test_code_that_a_rank_needs_twice_is_generated_once(tmp_path: Path) -> None:
+    """Two stages of a rank may have equal layers."""
+    ((results, generated),) = launch(tmp_path, [[6, 6]])
+    assert generated == 1
+    assert all(map(torch.equal, *results))
+
+
 def generate_on_rank_0_with_other_options() -> int:
     """How many regions this rank generates code for; the other one's options are not those that it was asked for."""
     processors = sorted(os.sched_getaffinity(0))[:1]
