@@ -54,9 +54,9 @@ _deferred: ContextVar[dict[str, _DeferredCode] | None] = ContextVar("code to be 
 def joint_generation(place: int = 0, gather: Gather = lambda own: [own]) -> Iterator[None]:
     """Code that is deferred within is generated at the end. Within another, this one does nothing.
 
-    Processes of a machine do this at the same time, no more of them than it has processors: Inductor's import takes as
-    long as the code of several regions. A process may generate code that only others need. Each must call `gather`
-    three times, whatever it lacks: so must processes of other machines that take part in it.
+    Processes of a machine do this at the same time. No more of them generate code than it has processors, since
+    Inductor's import takes as long as the code of several regions; these generate what others need, too. Each process
+    must call `gather` three times, whatever it lacks: so must processes of other machines that take part in it.
 
     Args:
         place: of this process among those of this machine.
@@ -82,7 +82,7 @@ def deferred_code(question: str, source: Source, generate: Callable[[Source], Co
 
     Args:
         question: all that the code depends on, as text.
-        source: what it is the code of; it is handed to another process if that generates the code.
+        source: what it is the code of; it is sent to another process if that generates the code.
         generate: the same function in all processes; one of them calls it, if its result can be kept.
     """
     deferred = _deferred.get()
@@ -94,12 +94,12 @@ def _generate_all(codes: Iterable[_DeferredCode], place: int, gather: Gather) ->
     missing = {code.digest: code for code in codes if not code.find()}
     lacking = gather({digest: len(code.question) for digest, code in missing.items()})
     shares = _shares(lacking, num_processors())
-    _hand_over(missing, lacking, shares, place)
-    gather(None)  # so that all is handed over
+    _publish_sources(missing, lacking, shares, place)
+    gather(None)  # so that all sources are there
     for digest in shares.get(place, ()):
         with suppress(Exception):  # below, every process that needs the code raises it
             _generate_for_all(digest, missing)
-    gather(None)  # so that all is generated
+    gather(None)  # so that all code is there
     for code in missing.values():
         if code.function is None and not code.find():
             code.generate()
@@ -124,24 +124,24 @@ def _shares(lacking: Sequence[Mapping[str, int]], most: int) -> dict[int, list[s
     return shares
 
 
-def _hand_over(
+def _publish_sources(
     missing: Mapping[str, _DeferredCode],
     lacking: Sequence[Mapping[str, int]],
     shares: Mapping[int, Sequence[str]],
     place: int,
 ) -> None:
-    """Keep what other processes generate without needing it, for them to find; the first that needs it does this."""
+    """Keep the sources that other processes generate code for but lack; the first process that has one does this."""
     for generator, share in shares.items():
         for digest in share:
             if digest not in lacking[generator] and place == next(i for i, own in enumerate(lacking) if digest in own):
-                keep(_handed_over(digest), missing[digest].source)
+                keep(_published(digest), missing[digest].source)
 
 
 def _generate_for_all(digest: str, missing: Mapping[str, _DeferredCode]) -> None:
     if digest in missing:
         missing[digest].generate()
         return
-    source: Source | None = find(_handed_over(digest))
+    source: Source | None = find(_published(digest))
     question = None if source is None else code_question(source)
     if source is not None and question is not None:
         make = next(iter(missing.values())).make  # a process that lacks nothing has no share
@@ -150,5 +150,5 @@ def _generate_for_all(digest: str, missing: Mapping[str, _DeferredCode]) -> None
             code.generate()
 
 
-def _handed_over(digest: str) -> str:
+def _published(digest: str) -> str:
     return f"the source of {digest}"

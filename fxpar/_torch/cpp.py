@@ -226,7 +226,7 @@ def isa_with(isa: Any, findings: Mapping[str, Any]) -> Any:
 
 
 @cache
-def cpu_vector_isa(usable: Callable[[Any], Any] = lambda isa: isa or None) -> Callable[[], Any]:
+def cpu_vector_isa(usable: Callable[[Any], Any]) -> Callable[[], Any]:
     """Inductor's function that returns the vector instructions to use on this CPU. Its first call takes seconds.
 
     That call compiles and loads test programs for every set of instructions that the CPU has, widest first, although
@@ -255,8 +255,8 @@ class LazySequence(Sequence[T]):
 
     def __getitem__(self, index: Any) -> Any:
         with self._lock:
-            limit = index + 1 - len(self._taken) if isinstance(index, int) and index >= 0 else None
-            self._taken.extend(islice(self._items, limit if limit is None else max(0, limit)))
+            counted = isinstance(index, int) and index >= 0  # from the start; anything else needs all items
+            self._taken.extend(islice(self._items, max(0, index + 1 - len(self._taken)) if counted else None))
         return self._taken[index]
 
     def __len__(self) -> int:
