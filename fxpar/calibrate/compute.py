@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -38,7 +39,7 @@ def matmul_rates(device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -
         while size <= _LARGEST[device.type] and seconds < _LONGEST_S:
             left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
             product = torch.empty_like(left)
-            seconds = _median_s(lambda a=left, b=right, out=product: torch.mm(a, b, out=out), device)  # type: ignore[misc]
+            seconds = _median_s(partial(torch.mm, left, right, out=product), device)
             yield MatmulRate(str(dtype).removeprefix("torch."), size, 2e-6 * size**3 / seconds)
             size *= 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def communicate() -> None:
         return [*done, done[0] + 1, c10d_functional.all_reduce(x + 3, "sum", group)]
 
     x = torch.arange(rows * 3.0).view(rows, 3) + dist.get_rank()
-    start = lambda: c10d_functional.all_reduce(x, "sum", group)  # noqa: E731
+    start = partial(c10d_functional.all_reduce, x, "sum", group)
     graph = traced(collectives, x, torch.empty(rows, 3))
     found, expected = lower("inductor")(graph)(x, start()), interpret(graph, [x, start()])
     for results in (found, expected):
