@@ -18,7 +18,7 @@ FXPAR_API int fxpar_philox_uniform(float* out, uint64_t seed, uint32_t step, uin
                                    const int64_t* sizes, const int64_t* strides, int64_t offset);
 
 // out[i] = the sum of terms[t][i] over t from 0 to `num_terms` - 1, in this order, for every i below `count`.
-// `num_terms` is 1 or more; `out` overlaps no term.
+// `num_terms` is 1 or more; `out` may be one of the terms, and overlaps no other.
 FXPAR_API void fxpar_sum(float* out, const float* const* terms, int64_t num_terms, int64_t count);
 
 // fxpar_memory_file returns a descriptor, closed on exec, of a new empty file in memory; `name` only appears in /proc.

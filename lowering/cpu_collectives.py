@@ -1,8 +1,11 @@
-"""A reduce-scatter for CPUs, which sends half the bytes of gloo's own."""
+"""Collectives of CPU tensors in place of gloo's: through shared memory if all ranks of a group are on one host."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -12,22 +15,82 @@ from fxpar._torch.distributed import Work, c10d_functional, process_group_named,
 from fxpar.core.sum import add_up
 from fxpar.graph.extract import copied
 from fxpar.ir.node_meta import tensor
+from fxpar.lowering.host_collectives import HostCollectives
+from fxpar.world.hosts import discover_hosts
 
 
 def replace_cpu_collectives(graph: fx.GraphModule) -> fx.GraphModule:
-    """`graph`, or a copy in which the reduce-scatters of CPU tensors are `exchange_and_reduce`."""
-    scatters = graph.graph.find_nodes(op="call_function", target=c10d_functional.reduce_scatter_tensor.default)
-    if not any(tensor(node).device.type == "cpu" for node in scatters):
+    """`graph`, or a copy in which the functional collectives of CPU tensors are those of this file."""
+    nodes = [node.name for node in graph.graph.nodes if node.target in _REPLACED and tensor(node).device.type == "cpu"]
+    if not nodes:
         return graph
     replaced = copied(graph.graph.nodes)
-    for node in replaced.find_nodes(op="call_function", target=c10d_functional.reduce_scatter_tensor.default):
-        if tensor(node).device.type == "cpu":
-            node.target = exchange_and_reduce
+    names = set(nodes)
+    for node in replaced.nodes:
+        if node.name in names:
+            node.target = _REPLACED[node.target]
     return fx.GraphModule(graph, replaced)
 
 
+def all_reduce(value: Tensor, reduction: str, group_name: str) -> Tensor:
+    """The functional all_reduce, by "sum" or "max"."""
+    on_host = _on_one_host(group_name)
+    if on_host is not None:
+        return on_host.all_reduce(value, reduction)
+    started: Tensor = c10d_functional.all_reduce(value, reduction, group_name)
+    return started
+
+
+def all_gather(value: Tensor, parts: int, group_name: str) -> Tensor:
+    """The functional all_gather_into_tensor."""
+    on_host = _on_one_host(group_name)
+    if on_host is not None:
+        return on_host.all_gather(value)
+    started: Tensor = c10d_functional.all_gather_into_tensor(value, parts, group_name)
+    return started
+
+
+def all_to_all(value: Tensor, received: Sequence[int], sent: Sequence[int], group_name: str) -> Tensor:
+    """The functional all_to_all_single, if all pieces are of equal size."""
+    assert len({*received, *sent}) == 1, f"pieces of {received} and {sent} rows"
+    on_host = _on_one_host(group_name)
+    if on_host is not None:
+        return on_host.all_to_all(value)
+    started: Tensor = c10d_functional.all_to_all_single(value, received, sent, group_name)
+    return started
+
+
+def reduce_scatter(value: Tensor, reduction: str, parts: int, group_name: str) -> Tensor:
+    """The functional reduce_scatter_tensor, by "sum" or "max"."""
+    on_host = _on_one_host(group_name)
+    if on_host is not None:
+        return on_host.reduce_scatter(value, reduction)
+    return exchange_and_reduce(value, reduction, parts, group_name)
+
+
+_REPLACED: Mapping[object, Callable[..., Any]] = {
+    c10d_functional.all_reduce.default: all_reduce,
+    c10d_functional.all_gather_into_tensor.default: all_gather,
+    c10d_functional.all_to_all_single.default: all_to_all,
+    c10d_functional.reduce_scatter_tensor.default: reduce_scatter,
+}
+
+
+def _on_one_host(group_name: str) -> HostCollectives | None:
+    """The collectives in shared memory; None if there are several hosts, or other ranks do not exist."""
+    group = process_group_named(group_name)
+    if group not in _known:
+        alone = group.size() == 1 or dist.get_backend(group) == "fake"
+        on_one_host = not alone and len(set(discover_hosts(group))) == 1
+        _known[group] = HostCollectives(group) if on_one_host else None
+    return _known[group]
+
+
+_known: WeakKeyDictionary[dist.ProcessGroup, HostCollectives | None] = WeakKeyDictionary()
+
+
 def exchange_and_reduce(value: Tensor, reduction: str, parts: int, group_name: str) -> Tensor:
-    """The functional reduce_scatter_tensor: gloo's sends as many bytes as its all_reduce, this one half of them.
+    """A reduce-scatter over gloo, whose own sends as many bytes as its all-reduce; this one sends half of them.
 
     The ranks exchange their pieces in an all-to-all. Each rank reduces the pieces that it received, in the order of
     ranks, when it waits for the result.

@@ -15,7 +15,7 @@ from fxpar._torch.distributed import c10d_functional, process_group_named
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import communication, fused, value
 from fxpar.ir.strides import unfilled_like
-from fxpar.lowering.cpu_collectives import exchange_and_reduce, replace_cpu_collectives
+from fxpar.lowering.cpu_collectives import all_gather, all_reduce, reduce_scatter, replace_cpu_collectives
 
 ComputeTime: TypeAlias = Callable[[fx.Node], float]
 """The microseconds that a node computes."""
@@ -100,11 +100,11 @@ class _FusedCollective:
         rows = max(1, self._num_bytes // torch.float32.itemsize // parts)
         match self._kind:
             case "all_gather":
-                self._started = c10d_functional.all_gather_into_tensor(torch.zeros(rows), parts, group)
+                self._started = all_gather(torch.zeros(rows), parts, group)
             case "reduce_scatter":
-                self._started = exchange_and_reduce(torch.zeros(parts * rows), "sum", parts, group)
+                self._started = reduce_scatter(torch.zeros(parts * rows), "sum", parts, group)
             case _:
-                self._started = c10d_functional.all_reduce(torch.zeros(parts * rows), "sum", group)
+                self._started = all_reduce(torch.zeros(parts * rows), "sum", group)
 
     def finish(self, *args: Any) -> Any:
         """Wait for it; returns zeros in place of the op's result (None in place of a list)."""

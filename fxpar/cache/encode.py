@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor, FakeTensorMode
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir.node_meta import kept_meta
 
 _SMALL_BYTES = 1 << 20
@@ -154,7 +155,7 @@ def _graph_module(rows: list[_Row], constants: dict[str, Tensor]) -> fx.GraphMod
         node = graph.create_node(op, target, args, kwargs, name=name)
         node.meta.update(meta)
         nodes.append(node)
-    return fx.GraphModule(constants, graph)
+    return lazy_graph_module(constants, graph)
 
 
 def _with_nodes(given: Any, nodes: list[fx.Node]) -> Any:

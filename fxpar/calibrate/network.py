@@ -19,7 +19,7 @@ from fxpar.calibrate.compute import wait_for
 from fxpar.calibrate.fit import Line, fit_line
 from fxpar.costs.equations import elements_sent
 from fxpar.ir.node_meta import CollectiveKind
-from fxpar.lowering.cpu_collectives import exchange_and_reduce
+from fxpar.lowering import cpu_collectives
 
 Place: TypeAlias = Literal["inside hosts", "one ring between hosts", "all rings between hosts"]
 """Which ranks form groups: those of each host; the first of every host; those at the same place of every host."""
@@ -125,16 +125,21 @@ def _time_s(kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup, devi
 
 
 def _run(kind: CollectiveKind, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    name = group.group_name
-    match kind:
-        case "all_gather":
-            started = c10d_functional.all_gather_into_tensor(tensor, group.size(), name)
-        case "all_reduce":
+    name, parts = group.group_name, group.size()
+    # As graphs run them.
+    match kind, tensor.device.type:
+        case "all_gather", "cpu":
+            started = cpu_collectives.all_gather(tensor, parts, name)
+        case "all_gather", _:
+            started = c10d_functional.all_gather_into_tensor(tensor, parts, name)
+        case "all_reduce", "cpu":
+            started = cpu_collectives.all_reduce(tensor, "sum", name)
+        case "all_reduce", _:
             started = c10d_functional.all_reduce(tensor, "sum", name)
-        case _ if tensor.is_cuda:
-            started = c10d_functional.reduce_scatter_tensor(tensor, "sum", group.size(), name)
-        case _:  # as CPU graphs do it
-            started = exchange_and_reduce(tensor, "sum", group.size(), name)
+        case _, "cpu":
+            started = cpu_collectives.reduce_scatter(tensor, "sum", parts, name)
+        case _:
+            started = c10d_functional.reduce_scatter_tensor(tensor, "sum", parts, name)
     c10d_functional.wait_tensor(started)
 
 

@@ -17,7 +17,7 @@ def add_up(terms: Sequence[Tensor], out: Tensor) -> None:
     """Write the sum of `terms`, one or more, to `out`, added in their order; 16-bit floats are summed in float32.
 
     Args:
-        terms: each of the shape of `out`, with any strides.
+        terms: each of the shape of `out`, with any strides; one may be `out` itself.
     """
     # The core only knows the size of `out`, and would read past the end of a smaller term.
     assert all(term.shape == out.shape for term in terms), f"{[*map(_shape, terms)]} to a sum of shape {_shape(out)}"
@@ -25,11 +25,10 @@ def add_up(terms: Sequence[Tensor], out: Tensor) -> None:
         addresses = (c_void_p * len(terms))(*(term.data_ptr() for term in terms))
         _sum()(out.data_ptr(), addresses, len(terms), out.numel())
         return
-    total = total_of(out).copy_(terms[0])
+    total = terms[0].to(total_dtype(out.dtype), copy=True)  # not in `out`, which may be a later term
     for term in terms[1:]:
         total += term
-    if total is not out:
-        out.copy_(total)
+    out.copy_(total)
 
 
 def total_of(out: Tensor) -> Tensor:

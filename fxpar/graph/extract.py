@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.min_cut import closure
 from fxpar.ir.node_meta import Placed, is_backward, layout_of, set_origin, set_placed, set_value, tensor, value
 from fxpar.ir.op_predicates import is_free_to_recompute
@@ -33,7 +34,7 @@ def extract(
         if node in needed and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return fx.GraphModule(module, graph)
+    return lazy_graph_module(module, graph)
 
 
 def _enter(graph: fx.Graph, made: fx.Node) -> fx.Node:
@@ -66,7 +67,7 @@ def _is_dense_part(kept: Tensor) -> bool:
 
 def reordered(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> fx.GraphModule:
     """A copy of `module` with its nodes in the order of `nodes`."""
-    return fx.GraphModule(module, copied(nodes))
+    return lazy_graph_module(module, copied(nodes))
 
 
 def copied(nodes: Iterable[fx.Node]) -> fx.Graph:

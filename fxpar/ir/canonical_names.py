@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir.node_meta import forget_module
 
 
@@ -27,4 +28,4 @@ def with_canonical_names(module: fx.GraphModule) -> fx.GraphModule:
         copies[node].meta = dict(node.meta)
     for node in placeholders:
         forget_module(copies[node])
-    return fx.GraphModule(module, graph)
+    return lazy_graph_module(module, graph)

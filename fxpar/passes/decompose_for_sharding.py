@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from fxpar._torch.compiler import make_fx
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.describe import describe, describe_arguments
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.node_meta import is_backward, set_origin, tag_direction, tensor, value
@@ -56,7 +57,7 @@ def decompose_for_sharding(
             copies[node] = graph.node_copy(node, copies.__getitem__)
     _tag(graph)
     graph.eliminate_dead_code()
-    return fx.GraphModule(joint, graph)
+    return lazy_graph_module(joint, graph)
 
 
 def _decomposed(

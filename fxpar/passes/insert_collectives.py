@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.emit_redistribution import emit_step
 from fxpar.graph.graph_writer import LocalGraph, fake_mode_of
 from fxpar.graph.redistribute import RedistributeStep, plan_redistribution, traffic
@@ -100,7 +101,7 @@ class _Localizer:
             with self._local.on_behalf_of(node, backward=is_backward(node)):
                 self._localize(node)
         self._local.graph.eliminate_dead_code()
-        return replace(self._joint, module=fx.GraphModule(self._joint.module, self._local.graph))
+        return replace(self._joint, module=lazy_graph_module(self._joint.module, self._local.graph))
 
     def _needs_of_forward(self, node: fx.Node) -> Iterator[tuple[fx.Node, Layout]]:
         if node.op in ("placeholder", "get_attr") or node.target is operator.getitem or is_backward(node):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
 from fxpar.graph.shared_values import is_context, recomputable, storages_mutated_later
 from fxpar.ir.capture import Capture, example, is_marker
@@ -189,7 +190,8 @@ class _StageBuilder:
                 self._result(graph, copies[node], position) for position, node in enumerate(self._capture.results)
             ]
         graph.output(tuple(returned))
-        return StageGraph(self._stage, fx.GraphModule(self._capture.module, graph), tuple(placeholders), tuple(outputs))
+        module = lazy_graph_module(self._capture.module, graph)
+        return StageGraph(self._stage, module, tuple(placeholders), tuple(outputs))
 
     def _result(self, graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
         """Only the loss is differentiated; other results leave detached."""

@@ -98,7 +98,7 @@ class OwnSegment(Segment):
 
 
 class PeerSegment(Segment):
-    """The segment of another rank of this host, whose process is watched.
+    """The segment of another rank of this host, whose process is watched; errors name it by its rank in the world.
 
     Raises:
         PeerLostError: the process has ended.
@@ -169,7 +169,8 @@ def _share(group: dist.ProcessGroup) -> SharedMemory:
     own_rank = dist.get_rank(group)
     own, found_at = allocate_together(OwnSegment, lambda own: own.found_at, group)
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[own_rank] and rank != own_rank]
-    return SharedMemory(own_rank, own, {rank: PeerSegment(rank, found_at[rank]) for rank in neighbours})
+    peers = {rank: PeerSegment(dist.get_global_rank(group, rank), found_at[rank]) for rank in neighbours}
+    return SharedMemory(own_rank, own, peers)
 
 
 def allocate_together(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir import node_meta
 from fxpar.ir.layout import Layout
 from fxpar.ir.node_meta import Placed
@@ -94,7 +95,7 @@ class PipelineGraph:
     def finish(self, returned: Any) -> fx.GraphModule:
         """The module, which returns `returned`: nodes in tuples and dicts."""
         self._graph.output(returned)
-        return fx.GraphModule(self._root, self._graph)
+        return lazy_graph_module(self._root, self._graph)
 
     def _note(self, node: fx.Node) -> fx.Node:
         node_meta.set_group(node, self._group)

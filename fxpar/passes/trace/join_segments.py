@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from fxpar._torch.compiler import rename_placeholder
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.describe import describe
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import is_backward, value
@@ -156,7 +157,7 @@ class _Joining:
         self._graph.output((*values, *buffers.values(), *gradients.values()))
         return JointGraph(
             stage.index,
-            fx.GraphModule(self._constants, self._graph),
+            lazy_graph_module(self._constants, self._graph),
             stage.inputs,
             (*stage.outputs, *buffers),
             tuple(self._tangents),

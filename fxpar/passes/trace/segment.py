@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.describe import describe_call
 from fxpar.ir.capture import example
 from fxpar.ir.node_meta import known_value
@@ -64,7 +65,7 @@ class Segment:
         for node in self.nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(_leave(graph, copies[node]) for node in (*self.outputs, *self.passed)))
-        return StageGraph(stage.index, fx.GraphModule(stage.module, graph), self.input_ports, self.output_ports)
+        return StageGraph(stage.index, lazy_graph_module(stage.module, graph), self.input_ports, self.output_ports)
 
 
 def _leave(graph: fx.Graph, node: fx.Node) -> fx.Node:
