@@ -41,6 +41,15 @@ def all_reduce(value: Tensor, reduction: str, group_name: str) -> Tensor:
     return started
 
 
+def sum_in_place(value: Tensor, group_name: str) -> Tensor:
+    """The functional all_reduce_ of a sum, for a contiguous tensor on any device."""
+    on_host = _on_one_host(group_name) if value.device.type == "cpu" else None
+    if on_host is not None:
+        return on_host.all_reduce_in_place(value, "sum")
+    started: Tensor = c10d_functional.all_reduce_(value, "sum", group_name)
+    return started
+
+
 def all_gather(value: Tensor, parts: int, group_name: str) -> Tensor:
     """The functional all_gather_into_tensor."""
     on_host = _on_one_host(group_name)

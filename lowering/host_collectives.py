@@ -6,7 +6,8 @@ and the delay of the others overlaps with what a rank computes in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from fxpar._torch.distributed import Work, register_work
 from fxpar.core.sum import add_up
+from fxpar.errors import LostInCollectiveError, PeerLostError
 from fxpar.transport.channel import Arrival, ChannelRequest, open_channels
 
 _TIMEOUT_S = default_pg_timeout.total_seconds()
@@ -48,8 +50,11 @@ class HostCollectives:
 
     def all_reduce(self, value: Tensor, reduction: str) -> Tensor:
         """The sum or maximum of the values of all ranks."""
-        result = value.clone(memory_format=torch.contiguous_format)
-        return self._exchange(value, result, lambda others: self._reduce(others, reduction, result))
+        return self.all_reduce_in_place(value.clone(memory_format=torch.contiguous_format), reduction)
+
+    def all_reduce_in_place(self, value: Tensor, reduction: str) -> Tensor:
+        """`value`, contiguous, which becomes the sum or maximum of those of all ranks."""
+        return self._exchange(value, value, lambda others: self._reduce(others, reduction, value))
 
     def reduce_scatter(self, value: Tensor, reduction: str) -> Tensor:
         """This rank's piece, along the first dim, of the sum or maximum of the values of all ranks."""
@@ -100,7 +105,8 @@ class HostCollectives:
             torch.maximum(result, other, out=result)
 
     def _exchange(self, value: Tensor, result: Tensor, read: Read) -> Tensor:
-        message = self._writer.begin(value.nbytes)
+        with _in_collective():
+            message = self._writer.begin(value.nbytes)
         _as_tensor(message.buffer, value.dtype, value.shape).copy_(value)
         message.publish(value.nbytes)
         arrivals = {rank: reader.receive(value.nbytes) for rank, reader in self._readers.items()}
@@ -121,13 +127,23 @@ class _Reading(Work):
         """Finish. `wait_tensor` calls it once, without a timeout.
 
         Raises:
-            PeerLostError: another rank has ended.
+            LostInCollectiveError: another rank has ended.
         """
-        memory = {rank: arrival.wait(arrival.num_bytes, _TIMEOUT_S) for rank, arrival in self._arrivals.items()}
+        with _in_collective():
+            memory = {rank: arrival.wait(arrival.num_bytes, _TIMEOUT_S) for rank, arrival in self._arrivals.items()}
         self._read({rank: _as_tensor(each, self._dtype, self._shape) for rank, each in memory.items()})
         for arrival in self._arrivals.values():
             arrival.release()
         return True
+
+
+@contextmanager
+def _in_collective() -> Iterator[None]:
+    """A context in which a PeerLostError, which names a message, becomes one whose value the caller names."""
+    try:
+        yield
+    except PeerLostError as lost:
+        raise LostInCollectiveError("a value in a collective", lost.peer, lost.reason) from lost
 
 
 def _as_tensor(memory: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

@@ -55,8 +55,13 @@ class PeerLostError(FxparError):
     """A rank died or failed, or its connection broke, while a value was on its way."""
 
     def __init__(self, value: str, peer: int | None, reason: str) -> None:
+        self.peer, self.reason = peer, reason
         lost = "another rank" if peer is None else f"rank {peer}"
         super().__init__(f"lost {lost} while moving {value}: {reason}; look at that rank's own output")
+
+
+class LostInCollectiveError(PeerLostError):
+    """A rank was lost in a collective, which does not know what it moves: `naming_lost_peers` does."""
 
 
 class BrokenWorldError(FxparError):

@@ -90,7 +90,8 @@ def _choose_saved(joint: JointGraph, borders: _JointBorder, recomputed: Recomput
     before = closure([*borders.outputs, *borders.effects_before], operands) | {*borders.inputs}
     after = closure(borders.tangents, users)
     wanted = closure([*borders.gradients, *borders.effects_after], operands)
-    undecided = [node for node in joint.module.graph.nodes if node in wanted - after]
+    may_be_saved = wanted - after
+    undecided = [node for node in joint.module.graph.nodes if node in may_be_saved]
     leaving = {*borders.gradients, *(operand for node in wanted & after for operand in node.all_input_nodes)}
     free = _free_to_keep(joint, borders)
     return min_cut_values(undecided, before, leaving, free, recomputed.again, recomputed.dropped)

@@ -98,7 +98,8 @@ def _choose_crossing(backward: fx.GraphModule, borders: _BackwardBorder) -> list
     early = borders.early | {*borders.saved, *borders.tangents}
     wanted = closure(borders.weight_gradients, operands)
     late = closure((node for node in wanted - early if not is_free_to_recompute(node)), users)
-    undecided = [node for node in backward.graph.nodes if node in wanted - late]
+    may_be_early = wanted - late
+    undecided = [node for node in backward.graph.nodes if node in may_be_early]
     leaving = {*borders.weight_gradients, *(operand for node in wanted & late for operand in node.all_input_nodes)}
     return min_cut_values(undecided, early, leaving, borders.resident)
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from fxpar._torch.distributed import c10d_functional
 from fxpar.ir.layout import Layout, Partial, Shard
+from fxpar.lowering.cpu_collectives import sum_in_place
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
-from fxpar.transport.route_messages import complete
+from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
 
 
@@ -136,18 +137,21 @@ class _AllReduce:
 
     def __init__(self, gradients: dict[str, Tensor], sums: AxisSums, mesh: Mesh) -> None:
         self._gradients, self._sums, self._group = gradients, sums, mesh.group(sums.axis)
-        self._under_way: list[tuple[Tensor, dist.Work]] = []
+        self._value = f"gradients to their sum over axis {sums.axis}"
+        self._under_way: list[Tensor] = []
 
     def begin(self) -> None:
         for bucket in self._sums.buckets:
             flat = torch.cat([self._gradients[each.name].reshape(-1) for each in bucket])
             planned = sum(each.num_elements for each in bucket), bucket[0].dtype
             assert (flat.numel(), flat.dtype) == planned, f"{bucket}: {planned} is planned, not {flat.shape}"
-            self._under_way.append((flat, dist.all_reduce(flat, group=self._group, async_op=True)))
+            with naming_lost_peers(self._value):
+                self._under_way.append(sum_in_place(flat, self._group.group_name))
 
     def finish(self) -> None:
-        for bucket, (flat, work) in zip(self._sums.buckets, self._under_way, strict=True):
-            complete(work, f"gradients to their sum over axis {self._sums.axis}")
+        for bucket, started in zip(self._sums.buckets, self._under_way, strict=True):
+            with naming_lost_peers(self._value):
+                flat = c10d_functional.wait_tensor(started)
             pieces = flat.split([each.num_elements for each in bucket])
             for each, piece in zip(bucket, pieces, strict=True):
                 self._gradients[each.name] = piece.view(self._gradients[each.name].shape)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Timer
 
 from fxpar._torch.distributed import is_connection_error
-from fxpar.errors import PeerLostError
+from fxpar.errors import LostInCollectiveError, PeerLostError
 from fxpar.world.lost_rank import LostRankInterrupt
 from fxpar.world.peer_watch import peer_watch
 
@@ -17,7 +17,8 @@ from fxpar.world.peer_watch import peer_watch
 def naming_lost_peers(value: str, peer: int | None = None) -> Iterator[None]:
     """A context in which errors about a lost rank become a PeerLostError that names `value`; others do not change.
 
-    Such errors are c10d's about a broken connection or an aborted communicator, and the interrupt of a `PeerWatch`.
+    Such errors are c10d's about a broken connection or an aborted communicator, those of collectives in shared memory,
+    and the interrupt of a `PeerWatch`.
 
     Args:
         value: what is being communicated.
@@ -33,6 +34,8 @@ def naming_lost_peers(value: str, peer: int | None = None) -> Iterator[None]:
         yield
     except LostRankInterrupt as interrupt:
         raise interrupt.lost.while_moving(value) from None
+    except LostInCollectiveError as error:
+        raise PeerLostError(value, error.peer, error.reason) from error
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
