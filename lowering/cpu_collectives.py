@@ -86,11 +86,11 @@ _REPLACED: Mapping[object, Callable[..., Any]] = {
 
 
 def _on_one_host(group_name: str) -> HostCollectives | None:
-    """The collectives in shared memory; None if there are several hosts, or other ranks do not exist."""
+    """The collectives in shared memory; None if there are several hosts, or others than gloo's are asked for."""
     group = process_group_named(group_name)
     if group not in _known:
-        alone = group.size() == 1 or dist.get_backend(group) == "fake"
-        on_one_host = not alone and len(set(discover_hosts(group))) == 1
+        by_gloo = group.size() > 1 and "cpu:gloo" in dist.get_backend_config(group).split(",")
+        on_one_host = by_gloo and len(set(discover_hosts(group))) == 1
         _known[group] = HostCollectives(group) if on_one_host else None
     return _known[group]
 

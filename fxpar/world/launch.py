@@ -71,10 +71,10 @@ def run_ranks(
 
     `work` is a function of an importable module; it, its arguments and its results are pickled. Each process has one
     thread and the caller's folder, search path and standard streams. It sets `environment`, and calls `enter(rank)`,
-    which may for instance enter a network namespace, before it joins the group. The processes are forked from servers,
-    one for each rank, which have imported torch already: so they start fast, and each has a hash seed of its own. None
-    outlives the call. Ranks in `doomed` are expected to end without a result, as if they had crashed; the returned list
-    leaves them out.
+    which may for instance enter a network namespace, before it joins the group. The processes are forked from servers
+    that have imported torch already, so they start fast; those of neighbours have different hash seeds. None outlives
+    the call. Ranks in `doomed` are expected to end without a result, as if they had crashed; the returned list leaves
+    them out.
 
     Raises:
         RankFailedError: a rank raised, ended early, or was not done after `timeout_s`. A rank that times out, or dies

@@ -1,7 +1,7 @@
-"""Servers that have imported what ranks need, and fork into ranks: one server per rank, each with its own hash seed.
+"""Servers that have imported what ranks need, and fork into ranks: ranks next to each other from different servers.
 
 Each rank of a launcher has its own order of sets. Ranks forked from one process would all have the same order, and hide
-bugs that depend on it.
+bugs that depend on it; so each server has its own hash seed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ _OWNER = "owner"
 _STANDARD_STREAMS = (0, 1, 2)
 _SERVE = "from fxpar.world.launch import serve_ranks; serve_ranks()"
 
+_NUM_SERVERS = 5
+"""Rank r is forked from server r modulo 5: neighbours along an axis of a mesh are 1, 2, 3, 4, 6, 8, ... ranks apart.
+Each server takes seconds to start."""
+
 _NOTED_S = 5.0
 """How long a server may take to record that a process has ended; it is slow where the CPUs are busy."""
 
 
 class RankServers:
-    """The servers of all ranks, with their sockets in `folder`; each is started when a process is first asked of it.
+    """The servers, with their sockets in `folder`; each is started when a process is first asked of it.
 
     Several processes may use the servers of one folder. They end with the process that owns it.
     """
@@ -57,16 +61,18 @@ class RankServers:
         """A connection to a new process, which calls the function passed to `serve`, with this process's streams.
 
         Args:
+            rank: decides which server forks it.
             preload: the modules that a server imports when it starts.
 
         Raises:
             ConnectionError: the server has ended; it has printed why.
         """
-        address = self.folder / f"rank{rank}"
-        with open(self.folder / f"rank{rank}.lock", "w") as lock:
+        server = rank % _NUM_SERVERS
+        address = self.folder / f"server{server}"
+        with open(self.folder / f"server{server}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not address.exists():
-                self._start(rank, address, preload)
+                self._start(server, address, preload)
         line = socket.socket(socket.AF_UNIX)
         line.connect(str(address))
         socket.send_fds(line, [b"\0"], _STANDARD_STREAMS)
@@ -87,12 +93,12 @@ class RankServers:
         """The file in which the server of a process records how it ended."""
         return self.folder / f"end-of-{process}"
 
-    def _start(self, rank: int, address: Path, preload: Sequence[str]) -> None:
+    def _start(self, number: int, address: Path, preload: Sequence[str]) -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(address))
             listener.listen(128)  # from now on clients may connect; the server accepts when it is ready
             told = json.dumps([listener.fileno(), str(self.folder / _OWNER), list(preload), sys.path])
-            seeded = os.environ | {"PYTHONHASHSEED": str(rank + 1)}
+            seeded = os.environ | {"PYTHONHASHSEED": str(number + 1)}
             process = subprocess.Popen(
                 [sys.executable, "-c", _SERVE, told], env=seeded, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL
             )

@@ -1,12 +1,10 @@
-"""Imported by the server that ranks are forked from: what each of them would set up first, it sets up once for all.
+"""Imported by the servers that ranks are forked from: what each of them would set up first, it sets up once for all.
 
 PyTorch's compiler makes tables, imports modules and reads sources when it is first used; that takes as long as training
 a small model. Nothing here may start a thread, which would not survive the fork.
 """
 
 from __future__ import annotations
-
-import os
 
 import torch
 
@@ -15,9 +13,6 @@ from tests.lowering.graphs import traced
 from tests.support.fake_mesh import fake_mesh
 from tests.support.garbage import collect_garbage_seldom
 from tests.support.parity import Run, check_run
-
-MOST_RANKS = 8
-"""No test trains on more; those that only exchange values do."""
 
 
 def _train() -> None:
@@ -29,6 +24,5 @@ def _train() -> None:
     torch.compiler.reset()
 
 
-if int(os.environ["PYTHONHASHSEED"]) <= MOST_RANKS:  # the server of rank r has the seed r + 1
-    _train()
+_train()
 collect_garbage_seldom()
