@@ -65,6 +65,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     if options.lowering == INDUCTOR and distribution.mesh.device_type == "cpu":
         find_vector_isa()  # while the passes run
     log = PassLog(Dump(options.dump, distribution.mesh.rank))
+    if distribution.layouts.shipped is not None:
+        log.dump.text("shipped_plan", distribution.layouts.describe_plan())
     task = Task(capture, options, distribution, log, with_backward)
     with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
         check_agreement(task.facts)

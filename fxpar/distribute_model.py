@@ -9,7 +9,6 @@ from torch import nn
 
 from fxpar.backend import CapturedSteps, fxpar
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
-from fxpar.ir.hints import Entry
 from fxpar.ir.plan import Plan
 from fxpar.make_plan import make_plan
 from fxpar.model.checkpoint import install_state_dict_hooks
@@ -17,6 +16,7 @@ from fxpar.model.distribution import Distribution, whole_parameters
 from fxpar.model.logical import install, is_distributed
 from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
+from fxpar.model.resolve_layouts import Layouts
 from fxpar.model.stale_optimizers import refuse_stale_optimizers
 from fxpar.model.unset import place_buffers
 from fxpar.schedule import GivenSchedule, schedule_text
@@ -28,7 +28,7 @@ def distribute(
     mesh: Mesh,
     *,
     stages: Sequence[str] | int | None = None,
-    layouts: Mapping[str, Sequence[Entry]] | None = None,
+    layouts: Layouts = None,
     microbatches: int = 1,
     schedule: GivenSchedule = "eager-1f1b",
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -51,7 +51,10 @@ def distribute(
         layouts: sharding hints. A key is a pattern of parameter names, or of module paths with ":out" for the outputs
             of modules; `*` matches any text, dots included, and of several patterns for one name the last wins. Its
             value has an entry per tensor dim: the mesh axis that shards it ("x" or "y"), None, or `fxpar.Grouped` for a
-            fused dim, such as q, k and v in one weight. All other layouts are chosen automatically.
+            fused dim, such as q, k and v in one weight. It may also be a parallel style for the parameters of modules:
+            one of torch's, such as `ColwiseParallel()`, or the name of one, such as "colwise". If the mesh has an x
+            axis and the model ships a tensor-parallel plan, as those of transformers do, the hints are laid over those
+            of the plan. "plan" demands a plan, "search" ignores it. All other layouts are chosen automatically.
         microbatches: how many microbatches the local batch is split into, all of one size.
         schedule: "gpipe", "1f1b", "eager-1f1b", "eager-1f1b-delayed", "interleaved", "zb-h1" or "zb-h2"; or your own: a
             CSV file in the format of `torch.distributed.pipelining`, or a list of actions such as "0F0" for each rank
@@ -69,8 +72,8 @@ def distribute(
 
     Raises:
         AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,
-        InvalidOptionError, UnknownScheduleError, InvalidScheduleError, InfeasibleLayoutError, GraphBreakError,
-        SharedBufferError, UninitializedModuleError
+        UnknownStyleError, NoShippedPlanError, InvalidOptionError, UnknownScheduleError, InvalidScheduleError,
+        InfeasibleLayoutError, GraphBreakError, SharedBufferError, UninitializedModuleError
     """
     if is_distributed(model):
         raise AlreadyDistributedError(type(model).__name__)

@@ -20,7 +20,8 @@ from fxpar.ir.layout import AXES, Layout, Shard
 from fxpar.ir.plan import Plan, PlannedParameter
 from fxpar.ir.stage import PlannedStage, PortKind
 from fxpar.model.buffers import assign_buffers, record_buffers
-from fxpar.model.distribution import Distribution, LogicalParameter
+from fxpar.model.distribution import Distribution
+from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.passes.shard_storage import stored
 from fxpar.passes.stages.balance_stages import balance_stages
 from fxpar.schedule.choose_schedule import choose_placement, num_stages_of

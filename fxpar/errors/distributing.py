@@ -48,6 +48,27 @@ class InvalidHintError(FxparError):
         super().__init__(f"layouts: hint {hint!r} for {where}: {problem}")
 
 
+class UnknownStyleError(FxparError):
+    """A parallel style, of a model's plan or of `layouts`, is none of those that are known."""
+
+    def __init__(self, where: str, style: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"style {style!r} for {where}: {one_of(known, style)}; give these parameters a hint in `layouts`, which is "
+            'laid over a plan, or ignore the plan with layouts="search"'
+        )
+
+
+class NoShippedPlanError(FxparError):
+    """`layouts="plan"` asks for the plan of a model that ships none, or one that names none of its parameters."""
+
+    def __init__(self, model: str, reasons: Sequence[str]) -> None:
+        found = f"its plan shards nothing here: {'; '.join(reasons)}" if reasons else "it has none"
+        super().__init__(
+            f'layouts="plan": expected {model} or a module of it to ship a tensor-parallel plan (`tp_plan`, `_tp_plan` '
+            f"or `ep_plan`), but {found}; leave `layouts` out, or give hints"
+        )
+
+
 class InfeasibleLayoutError(FxparError):
     """No assignment of layouts satisfies all hints together."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -13,11 +12,13 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from fxpar.ir.hints import Entry, Hints, resolve_hints
+from fxpar.ir.hints import Hints
 from fxpar.ir.plan import Plan
 from fxpar.ir.stage import JointGraph, PlannedStage
 from fxpar.ir.trace_forward import ForwardTracer
 from fxpar.model.argument_names import argument_names
+from fxpar.model.logical_parameters import LogicalParameter, logical_parameters
+from fxpar.model.resolve_layouts import Layouts, ResolvedLayouts, resolve_layouts
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
 
@@ -28,37 +29,6 @@ _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
 def has_distributed_model(mesh: Mesh) -> bool:
     """Whether a model of this process is distributed over `mesh`."""
     return any(distribution.mesh is mesh for distribution in _by_handle.values())
-
-
-@dataclass(frozen=True, slots=True)
-class LogicalParameter:
-    """A parameter of the original model.
-
-    `fqn` is its first name; `homes` are all (module, attribute) pairs that hold it, several if it is tied.
-    """
-
-    fqn: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-    homes: tuple[tuple[nn.Module, str], ...]
-
-
-def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
-    """Every parameter of `model` once, by its first name, with all modules and attributes that hold it."""
-    homes: dict[int, list[tuple[nn.Module, str]]] = {}
-    named: dict[str, nn.Parameter] = {}
-    for path, module in model.named_modules():
-        for attribute, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in homes:
-                named[f"{path}.{attribute}" if path else attribute] = parameter
-            homes.setdefault(id(parameter), []).append((module, attribute))
-    return {
-        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)]))
-        for fqn, p in named.items()
-    }
 
 
 class Distribution:
@@ -83,14 +53,14 @@ class Distribution:
         self,
         model: nn.Module,
         mesh: Mesh,
-        hints: Hints,
+        layouts: ResolvedLayouts,
         parameters: Mapping[str, LogicalParameter],
         microbatches: int,
         batch_dims: Mapping[str | int, int | None],
     ) -> None:
         self.model = model
         self.mesh = mesh
-        self.hints = hints
+        self.layouts = layouts
         self.parameters = parameters
         self.microbatches = microbatches
         self.batch_dims = batch_dims
@@ -115,19 +85,23 @@ class Distribution:
         cls,
         model: nn.Module,
         mesh: Mesh,
-        layouts: Mapping[str, Sequence[Entry]] | None = None,
+        layouts: Layouts = None,
         microbatches: int = 1,
         batch_dims: Mapping[str | int, int | None] | None = None,
     ) -> Distribution:
-        """The distribution of `model` as it is, with hints as users pass them to `distribute`.
+        """The distribution of `model` as it is, with layouts as users pass them to `distribute`.
 
         Raises:
-            HintNotFoundError, InvalidHintError: as `resolve_hints`.
+            HintNotFoundError, InvalidHintError, UnknownStyleError, NoShippedPlanError: as `resolve_layouts`.
         """
         parameters = logical_parameters(model)
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        hints = resolve_hints(layouts or {}, shapes, [path for path, _ in model.named_modules() if path])
-        return cls(model, mesh, hints, parameters, microbatches, batch_dims or {})
+        resolved = resolve_layouts(layouts, model, parameters, mesh)
+        return cls(model, mesh, resolved, parameters, microbatches, batch_dims or {})
+
+    @property
+    def hints(self) -> Hints:
+        """The sharding hints: the user's, and those of the model's own plan."""
+        return self.layouts.hints
 
     def argument_name(self, position: int) -> str:
         """The name in messages of the tensor at `position` among all leaves of the latest call's arguments."""

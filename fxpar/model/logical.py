@@ -23,7 +23,8 @@ from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import ForwardTracer, TraceApartError
 from fxpar.model.arguments import prepare_arguments, split_dim
-from fxpar.model.distribution import Distribution, LogicalParameter
+from fxpar.model.distribution import Distribution
+from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.named_loss import named_loss
 from fxpar.model.sync_batch_norm import synchronized_forward
 from fxpar.model.unset import check_loaded

@@ -17,7 +17,8 @@ from fxpar.errors import UninitializedModuleError
 from fxpar.ir.dtensor import from_local, layout_of
 from fxpar.ir.layout import Layout
 from fxpar.ir.tiles import logical_box, shard_of
-from fxpar.model.distribution import Distribution, LogicalParameter
+from fxpar.model.distribution import Distribution
+from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.unset import is_unset, unset_like
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fxpar.hardware.cluster import Cluster
-from fxpar.ir.hints import Entry
+from fxpar.model.resolve_layouts import Layouts
 from fxpar.planner.configuration import Configuration
 from fxpar.planner.imagined_mesh import imagined_mesh
 from fxpar.planner.layers import Layers, extrapolate, of_all_layers, sample_counts, with_layers
@@ -29,7 +29,7 @@ class GraphEstimator:
     batch: Sequence[Any] | Mapping[str, Any]
     cluster: Cluster
     budget_bytes: float
-    layouts: Mapping[str, Sequence[Entry]] | None
+    layouts: Layouts
     batch_dims: Mapping[str | int, int | None] | None
     schedules: Sequence[str]
     layers: Layers | None

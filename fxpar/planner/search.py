@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from fxpar.errors import PlanningError
 from fxpar.hardware.cluster import Cluster, read_cluster
-from fxpar.ir.hints import Entry
 from fxpar.ir.layout import AXES
 from fxpar.model.arguments import split_dim
+from fxpar.model.resolve_layouts import Layouts, given_patterns
 from fxpar.planner.analytic_estimate import (
     AnalyticEstimate,
     Matrix,
@@ -66,7 +66,7 @@ def plan(
     cluster: Cluster | str | Path,
     num_ranks: int | None = None,
     *,
-    layouts: Mapping[str, Sequence[Entry]] | None = None,
+    layouts: Layouts = None,
     batch_dims: Mapping[str | int, int | None] | None = None,
     axes: Sequence[str] = AXES,
     microbatches: Sequence[int] | None = None,
@@ -113,7 +113,7 @@ def plan(
     possible = [each for each in everything if each not in too_large]
     estimates = _analytic_estimates(model, possible, rows, known, schedules)
     search = BestFirst(estimates, budget if microbatches is None else None)
-    sampled = None if whole else layers_to_sample(model, layouts or {})
+    sampled = None if whole else layers_to_sample(model, given_patterns(layouts))
     estimator = GraphEstimator(model, batch, known, budget, layouts, batch_dims, schedules, sampled)
     with imagined_world(ranks):
         search.run(estimator.estimates, most, seconds, say or _silent)

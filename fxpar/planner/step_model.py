@@ -19,7 +19,6 @@ from fxpar.costs.graph_time import GraphModel, Traffic
 from fxpar.costs.prices import Prices, agnostic_prices_of, prices_of
 from fxpar.costs.stage_times import estimate_costs
 from fxpar.errors import MicrobatchError
-from fxpar.ir.hints import Entry
 from fxpar.ir.overlap_options import Fuse, Overlap
 from fxpar.ir.plan import Plan
 from fxpar.ir.remat import Remat
@@ -29,6 +28,7 @@ from fxpar.make_plan import make_plan
 from fxpar.model.arguments import split_dim
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
+from fxpar.model.resolve_layouts import Layouts
 from fxpar.pass_log import PassLog
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
@@ -119,7 +119,7 @@ class StepModel:
         batch: Sequence[Any] | Mapping[str, Any],
         mesh: Mesh,
         microbatches: int,
-        layouts: Mapping[str, Sequence[Entry]] | None = None,
+        layouts: Layouts = None,
         batch_dims: Mapping[str | int, int | None] | None = None,
     ) -> None:
         local = local_batch(batch, num_batch_shards(mesh), microbatches, batch_dims or {})

@@ -95,3 +95,8 @@ def _both(local: LocalOp, first: fx.Node, second: fx.Node) -> fx.Node:
 def emit_layer_norm_backward(local: LocalOp) -> fx.Node:
     """native_layer_norm_backward, which on CPU reads mean and rstd as if contiguous, which slices are not."""
     return call_with(local, **{name: in_logical_order(local, name) for name in ("mean", "rstd")})
+
+
+def emit_grouped_mm(local: LocalOp) -> fx.Node:
+    """_grouped_mm, which rejects matrices that have gaps, as slices may."""
+    return call_with(local, **{name: in_logical_order(local, name) for name in ("self", "mat2")})

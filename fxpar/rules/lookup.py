@@ -14,7 +14,7 @@ from fxpar.rules.call import parameters
 from fxpar.rules.einsum import parse
 from fxpar.rules.einsum_rule import EinsumRule
 from fxpar.rules.rule import Rule
-from fxpar.rules.table import POINTWISE, TABLE
+from fxpar.rules.table import LIBRARY_OPS, POINTWISE, TABLE
 
 _registered: dict[Callable[..., Any], Rule] = {}
 """Rules that users registered; they take precedence over the table's."""
@@ -23,6 +23,8 @@ _registered: dict[Callable[..., Any], Rule] = {}
 def rule_for(target: Callable[..., Any]) -> Rule | None:
     """The sharding rule of an op, or None where it has none and so is replicated."""
     rule = _registered.get(target) or TABLE.get(target)
+    if rule is None and isinstance(target, torch._ops.OpOverload):
+        rule = LIBRARY_OPS.get(target.name())
     return POINTWISE if rule is None and _maps_elements(target) else rule
 
 

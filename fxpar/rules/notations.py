@@ -177,6 +177,20 @@ def counted(call: OpCall) -> Einsum | None:
     return Einsum((), ((Dim("a"),),)) if all(isinstance(bound, int) for bound in bounds) else None
 
 
+def grouped_matmul(call: OpCall) -> str | None:
+    """_grouped_mm: rows in groups, each multiplied by a matrix of its own; or groups of columns, for their gradient.
+
+    A shard of rows would not hold whole groups, so that their dim is whole, and that of the groups, too.
+    """
+    match [len(shape) for shape in call.inputs]:
+        case [2, 3, 1]:
+            return "S k, G k n, G, _ -> S n"
+        case [2, 2, 1]:
+            return "m S, S n, G, _ -> G m n"
+        case _:
+            return None
+
+
 def embedding_backward(call: OpCall) -> str | None:
     """embedding_dense_backward: rows add up, unless each is scaled by how often its index occurs in all."""
     return None if argument(call, "scale_grad_by_freq") else "... d, ... -> v d"

@@ -56,6 +56,9 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),
     aten.mv.default: EinsumRule("m k, k -> m", linear_in=EACH),
     aten.dot.default: EinsumRule("k, k -> ()", linear_in=EACH),
+    aten._grouped_mm.default: EinsumRule(
+        notations.grouped_matmul, linear_in=(0,), emit_local=local_indices.emit_grouped_mm
+    ),
     aten.convolution.default: EinsumRule(convolutions.convolution, emit_local=convolutions.emit_convolution),
     aten.convolution_backward.default: EinsumRule(
         convolutions.convolution_backward, linear_in=(0,), emit_local=convolutions.emit_convolution_backward
@@ -218,3 +221,10 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
         attention("{q}, {q}, {kv}, {kv}, {q}, {rows} 1, _, _, {mask}, _, _ -> {q}, {kv}, {kv}")
     ),
 }
+
+LIBRARY_OPS: Mapping[str, Rule] = {
+    # What transformers' experts call where `_grouped_mm` does not compile: rows in groups, as there.
+    "transformers::grouped_mm_fallback": EinsumRule("S k, G k n, G -> S n", linear_in=(0,)),
+    "transformers::grouped_mm_fallback_backward": EinsumRule("S k, G k n, G, S n -> S k, G k n", linear_in=(3,)),
+}
+"""Ops of libraries that models use, by their names, since they exist only once these are imported."""

@@ -18,7 +18,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from fxpar.ir.random import random_state, streams
 from fxpar.rules import rule_for
 from fxpar.rules.prove import prove, prove_two_axes
-from fxpar.rules.table import TABLE
+from fxpar.rules.table import LIBRARY_OPS, TABLE
 
 aten = torch.ops.aten
 
@@ -81,6 +81,7 @@ def written_samples() -> list[Call]:
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
             *_indices(x, apart),
             (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
+            *_grouped_matmuls(),
             *_convolutions(),
             *_norms(x, row, weight),
             *_group_norms(),
@@ -222,6 +223,16 @@ def _embeddings() -> list[tuple[Any, tuple[Any, ...]]]:
     ]
 
 
+def _grouped_matmuls() -> list[tuple[Any, tuple[Any, ...]]]:
+    rows, weights, ends = torch.randn(12, 48), torch.randn(4, 48, 96), torch.tensor([3, 3, 8, 12], dtype=torch.int32)
+    gradient = torch.randn(12, 96)
+    return [
+        (aten._grouped_mm.default, (rows, weights, ends)),
+        (aten._grouped_mm.default, (gradient, weights.mT, ends)),
+        (aten._grouped_mm.default, (rows.mT, gradient, ends)),
+    ]
+
+
 def _attention() -> list[tuple[Any, tuple[Any, ...]]]:
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -243,6 +254,24 @@ def test_row_is_proved(target: Any) -> None:
     for call in calls:
         for parts in (2, 3):
             prove(*call, parts)
+
+
+def test_rules_of_libraries_ops_are_proved() -> None:
+    import transformers.integrations.moe  # noqa: F401  registers them
+
+    rows, weights, ends = torch.randn(10, 24), torch.randn(4, 24, 48), torch.tensor([3, 3, 8, 10], dtype=torch.int32)
+    calls = [
+        Call(torch.ops.transformers.grouped_mm_fallback.default, (rows, weights, ends), {}),
+        Call(
+            torch.ops.transformers.grouped_mm_fallback_backward.default,
+            (rows, weights, ends, torch.randn(10, 48)),
+            {},
+        ),
+    ]
+    assert {call.target.name() for call in calls} == LIBRARY_OPS.keys()
+    for call in calls:
+        for parts in (2, 3):
+            assert len(prove(*call, parts)) > 1
 
 
 def test_ops_tagged_pointwise_are_proved() -> None:

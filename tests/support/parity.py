@@ -209,7 +209,7 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         model,
         mesh,
         stages=subject.boundaries(num_stages),
-        layouts=subject.hints if run.hinted else {},
+        layouts=subject.hints if run.hinted else "search",
         microbatches=run.microbatches,
         schedule=run.schedules[0],
         example_inputs=mine[0],

@@ -1,0 +1,39 @@
+"""The parameters of a model as it was before it was distributed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalParameter:
+    """A parameter of the original model.
+
+    `fqn` is its first name; `homes` are all (module, attribute) pairs that hold it, several if it is tied.
+    """
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    homes: tuple[tuple[nn.Module, str], ...]
+
+
+def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
+    """Every parameter of `model` once, by its first name, with all modules and attributes that hold it."""
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}
+    named: dict[str, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in homes:
+                named[f"{path}.{attribute}" if path else attribute] = parameter
+            homes.setdefault(id(parameter), []).append((module, attribute))
+    return {
+        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)]))
+        for fqn, p in named.items()
+    }

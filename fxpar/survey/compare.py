@@ -1,0 +1,108 @@
+"""One step of a model on a mesh, compared with the same step of the model on one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import fxpar
+from fxpar.model.resolve_layouts import Layouts
+from fxpar.survey.families import Family
+
+MICROBATCHES = 2
+
+_FLOOR = 1e-3
+"""A gradient that is smaller than so much of the largest one may be zero but for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How far a rank's step is from that of one process.
+
+    loss_error, gradient_error: relative; of the gradients the largest, relative to the gradient's largest element.
+    worst: the parameter that has it.
+    share: the part of the parameters that this rank holds.
+    """
+
+    loss_error: float
+    gradient_error: float
+    worst: str
+    share: float
+
+
+class NotTrainableError(Exception):
+    """The family does not train in eager mode on one process, so that there is nothing to compare with."""
+
+
+def compare_step(family: Family, sizes: Mapping[str, int], layouts: Layouts, lowering: str) -> Comparison:
+    """Train a family for a step on a mesh of `sizes`, with stages of about equal cost; for `run_ranks`.
+
+    Raises:
+        NotTrainableError: it has no step on one process.
+        and whatever fails.
+    """
+    mesh = fxpar.init_mesh(**sizes)
+    shards, batch = fxpar.num_batch_shards(mesh), family.arguments()
+    alone = _built(family)
+    model = copy.deepcopy(alone)
+    expected = _train_alone(alone, batch, shards * MICROBATCHES)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    mine = {name: each.chunk(shards)[fxpar.batch_rank(mesh)] for name, each in batch.items()}
+    fxpar.distribute(model, mesh, layouts=layouts, microbatches=MICROBATCHES, example_inputs=mine)
+    step = torch.compile(model, backend="fxpar", options={"lowering": lowering})
+    loss: Tensor = step(**mine)["loss"]
+    loss.backward()
+    errors = dict(_gradient_errors(alone, model))
+    worst = max(errors, key=errors.__getitem__, default="")
+    held = sum(_local(parameter).numel() for parameter in model.parameters())
+    return Comparison(abs(loss.item() - expected) / abs(expected), errors.get(worst, 0.0), worst, held / whole)
+
+
+def _built(family: Family) -> nn.Module:
+    try:
+        return family.build()
+    except Exception as error:
+        raise NotTrainableError(f"{type(error).__name__}: {error}") from error
+
+
+def _train_alone(model: nn.Module, batch: Mapping[str, Tensor], pieces: int) -> float:
+    """The loss of a step in eager mode, as the mean of those of `pieces` of the batch; gradients are in `grad`."""
+    try:
+        losses = []
+        for piece in zip(*(each.chunk(pieces) for each in batch.values()), strict=True):
+            loss = model(**dict(zip(batch, piece, strict=True)))["loss"] / pieces
+            loss.backward()
+            losses.append(loss.detach())
+        found = torch.stack(losses).sum()
+    except Exception as error:
+        raise NotTrainableError(f"{type(error).__name__}: {error}") from error
+    if not found.isfinite():
+        raise NotTrainableError(f"its loss is {found}")
+    return found.item()
+
+
+def _gradient_errors(alone: nn.Module, model: nn.Module) -> Iterator[tuple[str, float]]:
+    wanted = {name: parameter.grad for name, parameter in alone.named_parameters()}
+    least = _FLOOR * max(float(each.abs().max()) for each in wanted.values() if each is not None)
+    for name, parameter in model.named_parameters():
+        right, gradient = wanted[name], parameter.grad
+        if right is None or gradient is None:
+            # One that is not there stands for zeros.
+            present = right if right is not None else gradient
+            yield name, 0.0 if present is None else float(_whole(present).abs().max()) / least
+        else:
+            difference = (_whole(gradient) - right).abs().max()
+            yield name, float(difference) / max(float(right.abs().max()), least)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,111 @@
+"""Try families on meshes, one after another, and keep what is found in a file that a later run goes on with."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from fxpar.survey.compare import Comparison, compare_step
+from fxpar.survey.families import Family
+from fxpar.world.launch import RankFailedError, run_ranks
+
+LOSS_BAR, GRADIENT_BAR = 1e-5, 1e-4
+
+MESHES: Mapping[str, Mapping[str, int]] = {
+    "pipe=2": {"pipe": 2},
+    "z=2": {"z": 2},
+    "x=2": {"x": 2},
+    "pipe=2 x x=2": {"pipe": 2, "x": 2},
+}
+
+TIMEOUT_S = 240.0
+"""A tiny model takes ten seconds; one with hundreds of ops per token a few minutes."""
+
+Verdict = Literal["right", "wrong", "fails", "does not train alone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of a family on a mesh; `share` is the largest part of the parameters that a rank holds."""
+
+    family: str
+    head: str
+    mesh: str
+    layouts: str
+    verdict: Verdict
+    loss_error: float
+    gradient_error: float
+    share: float
+    reason: str
+    seconds: float
+
+
+def survey(
+    families: Sequence[Family], meshes: Sequence[str], layouts: Sequence[str], file: Path, lowering: str = "aten"
+) -> Iterator[Finding]:
+    """All findings, in order: those that `file` has already, and new ones, which are appended to it as JSON lines."""
+    known = {_key(each): each for each in read_findings(file)}
+    for family in families:
+        for mesh in meshes:
+            for layout in layouts if "x" in MESHES[mesh] else layouts[:1]:
+                key = family.name, family.head, mesh, layout
+                if key not in known:
+                    known[key] = _try(family, mesh, layout, lowering)
+                    with file.open("a", encoding="utf-8") as lines:
+                        lines.write(json.dumps(asdict(known[key])) + "\n")
+                yield known[key]
+
+
+def read_findings(file: Path) -> list[Finding]:
+    """The findings in a file; none if there is no file."""
+    if not file.exists():
+        return []
+    return [Finding(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def _key(finding: Finding) -> tuple[str, str, str, str]:
+    return finding.family, finding.head, finding.mesh, finding.layouts
+
+
+def _try(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
+    sizes, start = MESHES[mesh], time.monotonic()
+    ranks: Sequence[Comparison] = ()
+    verdict: Verdict
+    try:
+        ranks = run_ranks(
+            math.prod(sizes.values()),
+            compare_step,
+            family,
+            sizes,
+            None if layouts == "default" else layouts,
+            lowering,
+            environment={"FXPAR_CACHE_DIR": ""},
+            timeout_s=TIMEOUT_S,
+        )
+        loss = max(rank.loss_error for rank in ranks)
+        gradient, worst = max((rank.gradient_error, rank.worst) for rank in ranks)
+        is_right = loss <= LOSS_BAR and gradient <= GRADIENT_BAR
+        verdict, reason = ("right", "") if is_right else ("wrong", f"gradient of {worst}")
+        share = max(rank.share for rank in ranks)
+    except RankFailedError as error:
+        kind, reason = _reason(str(error))
+        verdict = "does not train alone" if kind == "NotTrainableError" else "fails"
+        loss = gradient = share = math.nan
+    return Finding(
+        family.name, family.head, mesh, layouts, verdict, loss, gradient, share, reason, time.monotonic() - start
+    )
+
+
+def _reason(text: str) -> tuple[str, str]:
+    """The kind of the error that a traceback ends with, and its message in one line."""
+    raised = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Unsupported|Exit)): ?(.*)$", text, re.MULTILINE)
+    if not raised:
+        return "", text.strip().splitlines()[-1]
+    kind, message = raised[-1]
+    return kind, message if kind == "NotTrainableError" else f"{kind}: {message}"
