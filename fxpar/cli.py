@@ -18,6 +18,7 @@ from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError
 from fxpar.planner import command as planning
 from fxpar.simulate import command as simulation
+from fxpar.survey import command as surveying
 
 if TYPE_CHECKING:
     from fxpar.bench.report import Report
@@ -77,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     planning.add_flags(planned)
     planned.set_defaults(command=_plan)
 
+    what = "try which families of transformers' models train on meshes of two and four ranks as on one process"
+    surveyed = commands.add_parser("survey", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    surveying.add_flags(surveyed)
+    surveyed.set_defaults(command=_survey)
+
     what = "show how much is kept of earlier launches, or clear it"
     kept = commands.add_parser("cache", help=what, description=f"{what[0].upper()}{what[1:]}.")
     keeping.add_flags(kept)
@@ -125,6 +131,10 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     with Console(stderr=True).status("plan") as status:
         return planning.run(options, _console(), status.update)
+
+
+def _survey(options: argparse.Namespace) -> int:
+    return surveying.run(options, _console())
 
 
 def _cache(options: argparse.Namespace) -> int:

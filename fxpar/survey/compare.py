@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class NotTrainableError(Exception):
     """The family does not train in eager mode on one process, so that there is nothing to compare with."""
 
 
-def compare_step(family: Family, sizes: Mapping[str, int], layouts: Layouts, lowering: str) -> Comparison:
+def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, lowering: str) -> Comparison:
     """Train a family for a step on a mesh of `sizes`, with stages of about equal cost; for `run_ranks`.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class Family:
         config = transformers.CONFIG_MAPPING[self.name]()
         shrink(config)
         torch.manual_seed(0)
-        model: nn.Module = getattr(transformers, _AUTO_CLASSES[self.head]).from_config(config)
+        model: nn.Module = getattr(transformers, HEADS[self.head]).from_config(config)
         return model.train()
 
     def arguments(self, rows: int = BATCH) -> dict[str, Any]:
@@ -42,7 +42,8 @@ class Family:
         return {"input_ids": tokens, "labels": _tokens(rows) if self.head == "masked-lm" else tokens}
 
 
-_AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM"}
+HEADS: Mapping[str, str] = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM"}
+"""The heads that are tried, and the class that makes a model with one."""
 
 
 def _tokens(rows: int) -> Tensor:

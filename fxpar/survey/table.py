@@ -1,0 +1,68 @@
+"""What a survey found, as a Markdown table: a row for each family, a column for each mesh."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fxpar.survey.run import Finding
+
+
+def to_markdown(findings: Sequence[Finding]) -> str:
+    """A sentence with the numbers, the table, and what went wrong, in a list.
+
+    A cell has the worst error of a gradient, relative to its largest element, and the largest part of the parameters
+    that a rank holds.
+    """
+    columns = list(dict.fromkeys(map(_column, findings)))
+    rows: dict[tuple[str, str], dict[str, Finding]] = {}
+    for finding in findings:
+        rows.setdefault((finding.family, finding.head), {})[_column(finding)] = finding
+    lines = [
+        _summary(findings),
+        "",
+        f"| family | head | {' | '.join(columns)} | seconds |",
+        f"|---|---|{'---|' * (len(columns) + 1)}",
+        *(_row(family, head, found, columns) for (family, head), found in rows.items()),
+        "",
+        *_reasons(findings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _column(finding: Finding) -> str:
+    return finding.mesh if finding.layouts == "default" else f"{finding.mesh}, {finding.layouts}"
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.verdict for finding in findings)
+    families = len({(finding.family, finding.head) for finding in findings})
+    found = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    return f"{families} families, {len(findings)} runs: {found}."
+
+
+def _row(family: str, head: str, found: Mapping[str, Finding], columns: Iterable[str]) -> str:
+    cells = [_cell(found[column]) if column in found else "" for column in columns]
+    seconds = sum(finding.seconds for finding in found.values())
+    return f"| {family} | {head} | {' | '.join(cells)} | {seconds:.0f} |"
+
+
+def _cell(finding: Finding) -> str:
+    match finding.verdict:
+        case "right":
+            return f"{finding.gradient_error:.0e}, {finding.share:.2f}"
+        case "wrong":
+            return f"**{finding.gradient_error:.0e}**, {finding.share:.2f}"
+        case _:
+            return finding.verdict
+
+
+def _reasons(findings: Sequence[Finding]) -> Iterator[str]:
+    """A line for each reason, with the families and columns that it holds for."""
+    by_reason: dict[str, dict[str, list[str]]] = {}
+    for finding in findings:
+        if finding.reason:
+            by_reason.setdefault(finding.reason, {}).setdefault(finding.family, []).append(_column(finding))
+    for reason, families in by_reason.items():
+        names = "; ".join(f"{family} on {', '.join(columns)}" for family, columns in families.items())
+        yield f"- {names}: {reason}"

@@ -1,0 +1,96 @@
+"""Families of transformers train on meshes as on one process, by their authors' plans; findings are kept and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+import fxpar.survey.run
+from fxpar.cli import main
+from fxpar.survey.families import Family, all_families
+from fxpar.survey.run import Finding, read_findings, survey
+from fxpar.survey.table import to_markdown
+from fxpar.survey.tiny_config import shrink
+
+PLANNED = ("llama", "qwen3", "mixtral", "deepseek_v3", "phi3")
+"""Plain, with norms on heads whose gradients are partial, with experts, with latent attention, with fused weights."""
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_family_trains_by_its_authors_plan(name: str, tmp_path: Path) -> None:
+    (found,) = survey([Family(name, "causal-lm")], ["pipe=2 x x=2"], ["default"], tmp_path / "found.jsonl")
+    assert found.verdict == "right", found.reason
+    assert found.share < 0.35, "every rank holds about a quarter of the parameters"
+
+
+def test_a_family_that_cannot_be_built_is_not_tried_on_ranks(tmp_path: Path) -> None:
+    (found,) = survey([Family("musicgen", "causal-lm")], ["z=2"], ["default"], tmp_path / "found.jsonl")
+    assert found.verdict == "does not train alone"
+    assert found.reason.startswith("AttributeError: ")
+
+
+def test_configurations_are_shrunk_by_the_names_of_their_fields() -> None:
+    config = transformers.CONFIG_MAPPING["gemma3_text"]()
+    deep, kinds = config.num_hidden_layers, set(config.layer_types)
+    shrink(config)
+    assert config.num_hidden_layers == 2 < deep
+    assert len(config.layer_types) == 2
+    assert set(config.layer_types) == kinds
+    assert config.hidden_size == config.num_attention_heads * config.head_dim
+    assert sum(parameter.numel() for parameter in Family("gemma3_text", "causal-lm").build().parameters()) < 100_000
+
+
+def test_all_families_of_the_heads_are_listed_once() -> None:
+    families = list(all_families())
+    assert len(families) == len(set(families)) > 200
+    assert {Family("llama", "causal-lm"), Family("bert", "masked-lm")} <= set(families)
+
+
+def finding(family: str, mesh: str, verdict: str, reason: str = "") -> Finding:
+    """What became of a family."""
+    return Finding(family, "causal-lm", mesh, "default", verdict, 0.0, 2e-7, 0.5, reason, 3.0)  # type: ignore[arg-type]
+
+
+def test_what_was_found_before_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def note(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
+        tried.append((family.name, mesh))
+        return finding(family.name, mesh, "right")
+
+    monkeypatch.setattr(fxpar.survey.run, "_try", note)
+    file, llama, gpt2 = tmp_path / "found.jsonl", Family("llama", "causal-lm"), Family("gpt2", "causal-lm")
+    first = list(survey([llama], ["z=2", "x=2"], ["default"], file))
+    assert tried == [("llama", "z=2"), ("llama", "x=2")]
+    assert read_findings(file) == first
+    assert list(survey([gpt2, llama], ["x=2"], ["default"], file)) == [finding("gpt2", "x=2", "right"), first[1]]
+    assert tried[2:] == [("gpt2", "x=2")]
+
+
+def test_the_table_has_a_row_for_a_family_and_a_line_for_a_reason() -> None:
+    table = to_markdown(
+        [
+            finding("llama", "z=2", "right"),
+            finding("llama", "x=2", "wrong", "gradient of head"),
+            finding("ctrl", "z=2", "fails", "no rule"),
+            finding("ctrl", "x=2", "fails", "no rule"),
+        ]
+    )
+    assert table.startswith("2 families, 4 runs: 2 fails, 1 right, 1 wrong.\n")
+    assert "| llama | causal-lm | 2e-07, 0.50 | **2e-07**, 0.50 | 6 |" in table
+    assert "| ctrl | causal-lm | fails | fails | 6 |" in table
+    assert "- ctrl on z=2, x=2: no rule" in table
+
+
+def test_the_command_prints_findings_and_writes_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        fxpar.survey.run, "_try", lambda family, mesh, *_: finding(family.name, mesh, "fails", "no rule")
+    )
+    arguments = ["survey", "gpt2", "--heads", "causal-lm", "--meshes", "z=2", "--save", str(tmp_path / "found.jsonl")]
+    assert main([*arguments, "--markdown", str(tmp_path / "table.md")]) == 1
+    assert capsys.readouterr().out.split() == ["gpt2", "causal-lm", "z=2", "default", "fails", "no", "rule"]
+    assert "| gpt2 | causal-lm | fails | 3 |" in (tmp_path / "table.md").read_text()
