@@ -59,6 +59,7 @@ __all__ = [
     "stored_outside",
     "tag_activation_checkpoint",
     "tracing",
+    "unwrapped",
     "with_effects",
 ]
 
@@ -68,6 +69,13 @@ def is_shared(tensor: Tensor) -> bool:
     storage = tensor.untyped_storage()
     held_here = 2  # by the tensor, and by `storage`
     return bool(torch._C._storage_Use_Count(storage._cdata) > held_here)
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor that `torch.vmap` and `torch.func.grad` wrap, which has a storage, unlike their wrappers."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def ignore_logging_calls() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -12,6 +14,13 @@ from fxpar.ir import node_meta
 from fxpar.rules.call import op_call
 
 aten = torch.ops.aten
+
+_GROUPED_MATMULS = {
+    "aten::_grouped_mm": 1,
+    "transformers::grouped_mm_fallback": 1,
+    "transformers::grouped_mm_fallback_backward": 2,
+}
+"""How many products of all rows, each with the matrix of its group, these ops compute."""
 
 
 def work_us(operation: Operation, prices: Prices) -> float:
@@ -41,4 +50,7 @@ def flops_of(node: fx.Node) -> float:
         case packet if packet in flop_registry:
             args, kwargs = fx.map_arg((node.args, node.kwargs), node_meta.value)
             return float(flop_registry[packet](*args, **kwargs, out_val=node_meta.value(node)))
+    if node.target.name() in _GROUPED_MATMULS:
+        left, right, *_ = op_call(node).inputs
+        return 2.0 * _GROUPED_MATMULS[node.target.name()] * math.prod(left) * right[-1]
     return 0.0

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.compiler import unwrapped
 from fxpar.ir.op_predicates import is_random
 from fxpar.ir.stage import Port, PortKind
 
@@ -91,15 +92,16 @@ def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, 
     by_storage: dict[int, list[fx.Node]] = {}
     for node in order:
         base = mutated(node)
-        changed = {_storage(t) for t in _tensors(base)} if base is not None else set()
+        changed = {storage_of(t) for t in _tensors(base)} if base is not None else set()
         for storage in changed:
             yield from ((earlier, node) for earlier in by_storage.get(storage, ()))
         for value in _tensors(node):
-            by_storage.setdefault(_storage(value), []).append(node)
+            by_storage.setdefault(storage_of(value), []).append(node)
 
 
-def _storage(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
+def storage_of(value: Tensor) -> int:
+    """Identifies the storage of `value`, or of what `torch.vmap` has wrapped, as long as that lives."""
+    return int(unwrapped(value).untyped_storage()._cdata)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

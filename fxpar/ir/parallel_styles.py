@@ -106,13 +106,14 @@ _BY_NAME: Mapping[str, Callable[[StyledParameter], Spec | None]] = {
     "packed_rowwise": _gate_and_up_rows,
     "embedding_rowwise": _first_dim,
     "embedding_colwise": _second_dim,
-    "grouped_gemm": _first_dim,
     "replicate": _replicated,
     # Of these, transformers must be told that gradients are partial, and where; rules find that.
     "replicated_with_grad_allreduce": _replicated,
     "mla_kv_a_proj": _replicated,
     "sequence_parallel": _replicated,
-    # Of these, the parameters have styles of their own.
+    # Of these, the parameters have styles of their own, or none: experts that are whole on their ranks need an axis of
+    # their own, since the layouts over x cannot say which rows a rank computes.
+    "grouped_gemm": _nothing,
     "all_reduce": _nothing,
     "local_params": _nothing,
     "moe_tp_experts": _nothing,

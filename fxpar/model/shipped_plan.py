@@ -42,7 +42,8 @@ class ShippedPlan:
 def read_shipped_plan(model: nn.Module, parameters: Mapping[str, LogicalParameter], parts: int) -> ShippedPlan | None:
     """The plans of `model`, or of its outermost submodules that ship one; None if there is none.
 
-    An `ep_plan` is asked about parameters that no tensor-parallel plan names: experts, in some models.
+    An `ep_plan` is asked about parameters that no tensor-parallel plan names: experts, in some models, which it leaves
+    to the search.
 
     Args:
         parameters: those of `model`, by name.
@@ -64,7 +65,7 @@ def read_shipped_plan(model: nn.Module, parameters: Mapping[str, LogicalParamete
         styled = StyledParameter(*parameter.homes[0], parameter.shape)
         hint = hint_of_style(found.style, styled, f"{found.entry.key!r} of {found.entry.origin}")
         if hint is None:
-            reasons[found.entry] = "follows from how parameters are sharded"
+            reasons[found.entry] = "leaves the layouts of its parameters to the search"
         elif not _divides(hint, parameter.shape, parts):
             reasons[found.entry] = f"the groups of {name}, {parameter.shape}, do not divide by {parts}"
         else:

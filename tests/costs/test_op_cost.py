@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fxpar.costs.dataflow import Operation, operations
-from fxpar.costs.op_cost import num_flops, work_us
+from fxpar.costs.op_cost import flops_of, num_flops, work_us
 from tests.layouts.laid_out import decomposed, prices
+from tests.lowering.graphs import traced
 
 
 class Attention(nn.Module):
@@ -43,3 +44,23 @@ def test_views_are_free_and_other_ops_write_their_results() -> None:
         expected = 0.0 if op.is_view else num_flops(op) / 1e4 + written / weighed.memory_bytes_per_us
         assert work_us(op, weighed) == expected, op
     assert {op.node.name for op in ops() if op.is_view} >= {"view", "transpose"}
+
+
+def test_grouped_matmuls_compute_each_row_with_one_matrix() -> None:
+    import transformers.integrations.moe  # noqa: F401  registers its own
+
+    ends = torch.tensor([2, 8], dtype=torch.int32)
+
+    def train(rows: Tensor, weights: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        both = torch.ops.transformers.grouped_mm_fallback_backward(rows, weights, ends, gradient)
+        return (
+            torch.ops.transformers.grouped_mm_fallback(rows, weights, ends),
+            *both,
+            torch._grouped_mm(rows, weights, offs=ends),
+            torch._grouped_mm(rows.mT, gradient, offs=ends),
+        )
+
+    graph = traced(train, torch.randn(8, 4), torch.randn(2, 4, 12), torch.randn(8, 12))
+    counts = [flops_of(node) for node in graph.graph.nodes if "grouped" in str(node.target)]
+    product = 2 * 8 * 4 * 12
+    assert sorted(counts) == [product, product, product, 2 * product]

@@ -35,7 +35,7 @@ def hint(style: Style, module: nn.Module, shape: tuple[int, ...]) -> Spec | None
         ("rowwise_split_input", (None, "x"), (None, None, "x"), (None,)),
         ("packed_colwise", (HALVES, None), (None, HALVES, None), (HALVES,)),
         ("packed_rowwise", (None, HALVES), (None, None, HALVES), (None,)),
-        ("grouped_gemm", ("x", None), ("x", None, None), ("x",)),
+        ("grouped_gemm", None, None, None),
         ("replicated_with_grad_allreduce", (None, None), (None, None, None), (None,)),
         ("mla_kv_a_proj", (None, None), (None, None, None), (None,)),
         ("moe_tp_experts", None, None, None),

@@ -72,7 +72,7 @@ def test_search_ignores_the_plan_and_plan_demands_one() -> None:
     assert resolved(GPT()).hints.parameters == {}
 
 
-def test_experts_are_sharded_by_the_tensor_parallel_plan_and_by_the_expert_plan_if_that_is_all() -> None:
+def test_experts_are_sharded_by_the_tensor_parallel_plan_and_left_to_the_search_by_the_expert_plan() -> None:
     model = hf_mixtral()
     up = "model.layers.0.mlp.experts.gate_up_proj"
     found = resolved(model)
@@ -81,7 +81,9 @@ def test_experts_are_sharded_by_the_tensor_parallel_plan_and_by_the_expert_plan_
     assert "names no parameter or module" not in found.describe_plan()
     cast(Any, model)._tp_plan = {}
     cast(Any, model.model)._tp_plan = {}
-    assert resolved(model).hints.parameters[up] == ("x", None, None)
+    found = resolved(model)
+    assert found.hints.parameters == {}
+    assert "leaves the layouts of its parameters to the search" in found.describe_plan()
 
 
 def test_a_plan_that_names_what_is_not_there_shows_it_and_one_that_shards_nothing_is_no_plan() -> None:

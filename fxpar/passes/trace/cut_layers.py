@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.repeats import count_crossings, find_repeats
-from fxpar.graph.shared_values import is_context, mutated
+from fxpar.graph.shared_values import is_context, mutated, storage_of
 from fxpar.ir.node_meta import known_value
 
 COST_OF_A_TRACE = 8
@@ -82,11 +82,11 @@ def _changes(module: fx.GraphModule, place: dict[fx.Node, int]) -> Iterator[tupl
         value = known_value(node)
         if isinstance(value, Tensor):
             own = [place[node]] if node in place else []
-            storage = value.untyped_storage()._cdata
+            storage = storage_of(value)
             touching.setdefault(storage, []).extend(own + [place[user] for user in node.users if user in place])
         base = mutated(node)
         if base is not None and isinstance(known_value(base), Tensor):
-            changed.add(known_value(base).untyped_storage()._cdata)
+            changed.add(storage_of(known_value(base)))
     return ((min(places), max(places)) for places in (touching[storage] for storage in changed) if places)
 
 
