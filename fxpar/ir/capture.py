@@ -214,6 +214,8 @@ def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[
     for node in nodes:
         if is_marker(node, "param"):
             sources[node] = Port(PortKind.PARAMETER, str(node.args[4]))
+            # A parameter requires gradients under `no_grad`, too, but what the marker returns there does not.
+            example(node).requires_grad_(example(_argument(node)).requires_grad)
         elif is_marker(node, "enter"):
             sources[node] = Port(PortKind.INPUT, str(node.args[3]))
     for node in placeholders:

@@ -51,7 +51,7 @@ def test_grouped_matmuls_compute_each_row_with_one_matrix() -> None:
 
     ends = torch.tensor([2, 8], dtype=torch.int32)
 
-    def train(rows: Tensor, weights: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    def train(rows: Tensor, weights: Tensor, gradient: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
         both = torch.ops.transformers.grouped_mm_fallback_backward(rows, weights, ends, gradient)
         return (
             torch.ops.transformers.grouped_mm_fallback(rows, weights, ends),
@@ -60,7 +60,8 @@ def test_grouped_matmuls_compute_each_row_with_one_matrix() -> None:
             torch._grouped_mm(rows.mT, gradient, offs=ends),
         )
 
-    graph = traced(train, torch.randn(8, 4), torch.randn(2, 4, 12), torch.randn(8, 12))
+    shapes = ((8, 8), (2, 8, 16), (8, 16))  # PyTorch's op takes rows of 16 bytes
+    graph = traced(train, *(torch.randn(shape).bfloat16() for shape in shapes), ends)
     counts = [flops_of(node) for node in graph.graph.nodes if "grouped" in str(node.target)]
-    product = 2 * 8 * 4 * 12
+    product = 2 * 8 * 8 * 16
     assert sorted(counts) == [product, product, product, 2 * product]

@@ -29,6 +29,7 @@ from fxpar.bench.models import (
 from fxpar.ir.hints import Entry
 from fxpar.ir.overlap_options import Fuse
 from fxpar.schedule import SCHEDULE_NAMES
+from tests.support.cycled_chain import CycledChain, cycled_batch
 from tests.support.frozen_chain import FrozenChain, class_batch
 from tests.support.small_models import hf_gpt2, hf_llama
 from tests.support.uneven_chain import SharedEmbedder, UnevenChain, chain_batch
@@ -118,6 +119,7 @@ SUBJECTS = {
     ),
     "chain": Subject(lambda stages: UnevenChain(), {}, CHAIN_OPENERS.__getitem__, chain_batch),
     "shared embedder": Subject(lambda stages: SharedEmbedder(), {}, CHAIN_OPENERS.__getitem__, chain_batch),
+    "cycles": Subject(lambda stages: CycledChain(), {}, {1: [], 2: ["head"]}.__getitem__, cycled_batch),
     "unet": Subject(
         small_unet,
         {
