@@ -49,7 +49,7 @@ def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, low
     """
     mesh = fxpar.init_mesh(**sizes)
     shards, batch = fxpar.num_batch_shards(mesh), family.arguments()
-    alone = _built(family)
+    alone = _comparable(family, batch)
     model = copy.deepcopy(alone)
     expected = _train_alone(alone, batch, shards * MICROBATCHES)
     whole = sum(parameter.numel() for parameter in model.parameters())
@@ -64,11 +64,29 @@ def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, low
     return Comparison(abs(loss.item() - expected) / abs(expected), errors.get(worst, 0.0), worst, held / whole)
 
 
-def _built(family: Family) -> nn.Module:
+def compiles_alone(family: Family) -> bool:
+    """Whether plain `torch.compile` captures the family's forward as one graph, and its backward; for `run_ranks`."""
+    batch = family.arguments()
+    step = torch.compile(_comparable(family, batch), backend="aot_eager", fullgraph=True)
     try:
-        return family.build()
+        step(**batch)["loss"].backward()
+    except Exception:
+        return False
+    return True
+
+
+def _comparable(family: Family, batch: Mapping[str, Tensor]) -> nn.Module:
+    """The model in training mode, or in evaluation mode if it draws random numbers; it has gradients in both."""
+    try:
+        model = family.build()
+        losses = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                losses.append(copy.deepcopy(model)(**batch)["loss"].item())
     except Exception as error:
         raise NotTrainableError(f"{type(error).__name__}: {error}") from error
+    return model if losses[0] == losses[1] else model.eval()
 
 
 def _train_alone(model: nn.Module, batch: Mapping[str, Tensor], pieces: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from fxpar.survey.compare import Comparison, compare_step
+from fxpar.survey.compare import Comparison, compare_step, compiles_alone
 from fxpar.survey.families import Family
 from fxpar.world.launch import RankFailedError, run_ranks
 
@@ -27,7 +27,8 @@ MESHES: Mapping[str, Mapping[str, int]] = {
 TIMEOUT_S = 240.0
 """A tiny model takes ten seconds; one with hundreds of ops per token a few minutes."""
 
-Verdict = Literal["right", "wrong", "fails", "does not train alone"]
+Verdict = Literal["right", "wrong", "fails", "torch.compile fails", "does not train alone"]
+"""The last two: also on one process, `torch.compile` does not capture it as one graph, or it has no step at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,19 @@ def _try(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
         share = max(rank.share for rank in ranks)
     except RankFailedError as error:
         kind, reason = _reason(str(error))
-        verdict = "does not train alone" if kind == "NotTrainableError" else "fails"
+        verdict = "does not train alone" if kind == "NotTrainableError" else _why_it_fails(family)
         loss = gradient = share = math.nan
     return Finding(
         family.name, family.head, mesh, layouts, verdict, loss, gradient, share, reason, time.monotonic() - start
     )
+
+
+def _why_it_fails(family: Family) -> Verdict:
+    try:
+        (compiles,) = run_ranks(1, compiles_alone, family, timeout_s=TIMEOUT_S)
+    except RankFailedError:
+        compiles = False
+    return "fails" if compiles else "torch.compile fails"
 
 
 def _reason(text: str) -> tuple[str, str]:
