@@ -10,7 +10,7 @@ export TORCH_CPP_LOG_LEVEL := ERROR
 # Each of the many processes of a test run would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test quick gpu sanitize format clean
+.PHONY: install demo test quick survey gpu sanitize format clean
 
 install: $(STAMP)
 
@@ -46,6 +46,11 @@ QUICK := $(addprefix tests/,cache docs graph hardware ir/test_trace_forward.py l
 quick: install
 	$(BIN)/ruff check
 	$(call types_and_tests,$(QUICK))
+
+# All families of transformers on all meshes, which takes hours; stopped, it goes on where it was.
+survey: install
+	mkdir -p results
+	$(BIN)/fxpar survey --save results/survey.jsonl --markdown docs/families.md
 
 # On a machine with NVIDIA GPUs: the kernels and what they win on one of them, and the demo over NCCL on all of them.
 gpu: install

@@ -13,9 +13,11 @@ from torch import Tensor, fx
 
 from fxpar._torch.distributed import Work, c10d_functional, process_group_named, register_work
 from fxpar.core.sum import add_up
+from fxpar.errors import SharedMemoryError
 from fxpar.graph.extract import copied
 from fxpar.ir.node_meta import tensor
 from fxpar.lowering.host_collectives import HostCollectives
+from fxpar.transport.shared_segment import share_memory
 from fxpar.world.hosts import discover_hosts
 
 
@@ -91,8 +93,17 @@ def _on_one_host(group_name: str) -> HostCollectives | None:
     if group not in _known:
         by_gloo = group.size() > 1 and "cpu:gloo" in dist.get_backend_config(group).split(",")
         on_one_host = by_gloo and len(set(discover_hosts(group))) == 1
-        _known[group] = HostCollectives(group) if on_one_host else None
+        _known[group] = HostCollectives(group) if on_one_host and _has_shared_memory(group) else None
     return _known[group]
+
+
+def _has_shared_memory(group: dist.ProcessGroup) -> bool:
+    """Whether all ranks have it: each learns of another that has not."""
+    try:
+        share_memory(group)
+    except SharedMemoryError:
+        return False
+    return True
 
 
 _known: WeakKeyDictionary[dist.ProcessGroup, HostCollectives | None] = WeakKeyDictionary()

@@ -117,4 +117,5 @@ def _reason(text: str) -> tuple[str, str]:
     if not raised:
         return "", text.strip().splitlines()[-1]
     kind, message = raised[-1]
+    message = re.sub(r'File "[^"]*/site-packages/', 'File "', message)  # the same on every machine
     return kind, message if kind == "NotTrainableError" else f"{kind}: {message}"

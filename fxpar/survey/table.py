@@ -1,24 +1,35 @@
-"""What a survey found, as a Markdown table: a row for each family, a column for each mesh."""
+"""What a survey found, as a page in Markdown: a row for each family, a column for each mesh."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fxpar.survey.run import Finding
+from fxpar.survey.compare import MICROBATCHES
+from fxpar.survey.run import GRADIENT_BAR, LOSS_BAR, Finding
+
+_INTRODUCTION = f"""\
+# Families of models, and whether they train
+
+A tiny random model of each family of transformers, its configuration shrunk by the names of its fields, trained for one
+step of {MICROBATCHES} microbatches on a mesh, by the plan that its authors ship, where they ship one. The loss and all
+gradients are compared with the same step of the model on one process; a model that draws random numbers in training is
+compared in evaluation mode. Right means a loss within {LOSS_BAR:.0e} and gradients within {GRADIENT_BAR:.0e}. A cell
+has the worst error of a gradient, relative to its largest element, and the largest part of the parameters that a rank
+holds: parity of replicated weights would prove little.
+
+`fxpar survey --markdown FILE` makes this page; it goes on where an earlier run stopped.
+"""
 
 
 def to_markdown(findings: Sequence[Finding]) -> str:
-    """A sentence with the numbers, the table, and what went wrong, in a list.
-
-    A cell has the worst error of a gradient, relative to its largest element, and the largest part of the parameters
-    that a rank holds.
-    """
+    """The page: an introduction, the numbers of verdicts, the table, and what went wrong, in a list."""
     columns = list(dict.fromkeys(map(_column, findings)))
     rows: dict[tuple[str, str], dict[str, Finding]] = {}
     for finding in findings:
         rows.setdefault((finding.family, finding.head), {})[_column(finding)] = finding
     lines = [
+        _INTRODUCTION,
         _summary(findings),
         "",
         f"| family | head | {' | '.join(columns)} | seconds |",

@@ -18,10 +18,13 @@ _SIZES: Mapping[str, int] = {
     r"num_attention_heads|n_heads?|num_heads|.*_attention_heads": HEADS,
     r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num": KEY_VALUE_HEADS,
     r"head_dim|d_kv|.*_head_dim|attention_head_size": HEAD_SIZE,
+    r"(n_)?mamba_(n_|num_)?heads": HEADS * 2,
+    r"mamba_(d_head|headdim)": HEAD_SIZE,
+    r"mamba_d_ssm": 2 * HIDDEN,
     r"rotary_dim": HEAD_SIZE // 2,
     r"n_positions|max_position_embeddings|max_.*positions|n_ctx|seq_length|max_seq_len": 64,
     r"num_experts|n_routed_experts|num_local_experts|moe_num_experts": 4,
-    r"num_experts_per_tok|moe_topk|moe_k|top_k_experts": 2,
+    r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts": 2,
     r"n_group|topk_group": 1,
     r"kv_lora_rank|q_lora_rank": 16,
     r"image_size": IMAGE,
@@ -55,6 +58,10 @@ def shrink(config: Any) -> None:
         config.num_key_value_heads = HEADS  # as many as there are others: not grouped
     if "head_dim" in fields and fields["head_dim"] is None:
         config.head_dim = HEAD_SIZE
+    if "expand" in fields and "num_heads" in fields:
+        config.num_heads = config.expand * HIDDEN // HEAD_SIZE  # of a state space, which is wider than what enters it
+    if "num_experts_per_tok" in fields and fields["num_experts_per_tok"] is None:
+        config.num_experts_per_tok = 2
 
 
 def _is_size(value: object) -> bool:

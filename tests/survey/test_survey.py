@@ -78,7 +78,7 @@ def test_the_table_has_a_row_for_a_family_and_a_line_for_a_reason() -> None:
             finding("ctrl", "x=2", "fails", "no rule"),
         ]
     )
-    assert table.startswith("2 families, 4 runs: 2 fails, 1 right, 1 wrong.\n")
+    assert "\n2 families, 4 runs: 2 fails, 1 right, 1 wrong.\n" in table
     assert "| llama | causal-lm | 2e-07, 0.50 | **2e-07**, 0.50 | 6 |" in table
     assert "| ctrl | causal-lm | fails | fails | 6 |" in table
     assert "- ctrl on z=2, x=2: no rule" in table
