@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.lazy_graph_module import code_of, lazy_graph_module
 from fxpar.ir.node_meta import tensor
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 
@@ -17,9 +18,7 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """The graph's own Python code, which drops every intermediate value after its last use."""
-    ready = replace_cpu_collectives(_with_strides_of_views(graph))
-    run: Callable[..., Sequence[Tensor]] = ready.forward
-    return run
+    return code_of(replace_cpu_collectives(_with_strides_of_views(graph)))
 
 
 def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
@@ -41,7 +40,7 @@ def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
             copies[node] = restored.call_function(
                 aten.as_strided.default, (copies[node], list(view.shape), list(view.stride()))
             )
-    return fx.GraphModule(graph, restored)
+    return lazy_graph_module(graph, restored)
 
 
 def _may_differ(node: fx.Node) -> bool:

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from fxpar._torch.distributed import Work, c10d_functional, process_group_named, register_work
-from fxpar.core.sum import add_up
+from fxpar._torch.lazy_graph_module import lazy_graph_module
+from fxpar.core.sum import reduce_terms
 from fxpar.errors import SharedMemoryError
 from fxpar.graph.extract import copied
 from fxpar.ir.node_meta import tensor
@@ -31,52 +32,33 @@ def replace_cpu_collectives(graph: fx.GraphModule) -> fx.GraphModule:
     for node in replaced.nodes:
         if node.name in names:
             node.target = _REPLACED[node.target]
-    return fx.GraphModule(graph, replaced)
+    return lazy_graph_module(graph, replaced)
 
 
 def all_reduce(value: Tensor, reduction: str, group_name: str) -> Tensor:
     """The functional all_reduce, by "sum" or "max"."""
-    on_host = _on_one_host(group_name)
-    if on_host is not None:
-        return on_host.all_reduce(value, reduction)
-    started: Tensor = c10d_functional.all_reduce(value, reduction, group_name)
-    return started
+    return collectives_of(process_group_named(group_name), "cpu").all_reduce(value, reduction)
 
 
 def sum_in_place(value: Tensor, group_name: str) -> Tensor:
     """The functional all_reduce_ of a sum, for a contiguous tensor on any device."""
-    on_host = _on_one_host(group_name) if value.device.type == "cpu" else None
-    if on_host is not None:
-        return on_host.all_reduce_in_place(value, "sum")
-    started: Tensor = c10d_functional.all_reduce_(value, "sum", group_name)
-    return started
+    return collectives_of(process_group_named(group_name), value.device.type).all_reduce_in_place(value, "sum")
 
 
 def all_gather(value: Tensor, parts: int, group_name: str) -> Tensor:
     """The functional all_gather_into_tensor."""
-    on_host = _on_one_host(group_name)
-    if on_host is not None:
-        return on_host.all_gather(value)
-    started: Tensor = c10d_functional.all_gather_into_tensor(value, parts, group_name)
-    return started
+    return collectives_of(process_group_named(group_name), "cpu").all_gather(value)
 
 
 def all_to_all(value: Tensor, received: Sequence[int], sent: Sequence[int], group_name: str) -> Tensor:
     """The functional all_to_all_single, if all pieces are of equal size."""
     assert len({*received, *sent}) == 1, f"pieces of {received} and {sent} rows"
-    on_host = _on_one_host(group_name)
-    if on_host is not None:
-        return on_host.all_to_all(value)
-    started: Tensor = c10d_functional.all_to_all_single(value, received, sent, group_name)
-    return started
+    return collectives_of(process_group_named(group_name), "cpu").all_to_all(value)
 
 
 def reduce_scatter(value: Tensor, reduction: str, parts: int, group_name: str) -> Tensor:
     """The functional reduce_scatter_tensor, by "sum" or "max"."""
-    on_host = _on_one_host(group_name)
-    if on_host is not None:
-        return on_host.reduce_scatter(value, reduction)
-    return exchange_and_reduce(value, reduction, parts, group_name)
+    return collectives_of(process_group_named(group_name), "cpu").reduce_scatter(value, reduction)
 
 
 _REPLACED: Mapping[object, Callable[..., Any]] = {
@@ -87,14 +69,53 @@ _REPLACED: Mapping[object, Callable[..., Any]] = {
 }
 
 
-def _on_one_host(group_name: str) -> HostCollectives | None:
-    """The collectives in shared memory; None if there are several hosts, or others than gloo's are asked for."""
-    group = process_group_named(group_name)
-    if group not in _known:
+class C10dCollectives:
+    """The functional collectives of a group, as `HostCollectives` has them."""
+
+    def __init__(self, group_name: str) -> None:
+        self._name, self._num_ranks = group_name, process_group_named(group_name).size()
+
+    def all_reduce(self, value: Tensor, reduction: str) -> Tensor:
+        """See `HostCollectives`."""
+        started: Tensor = c10d_functional.all_reduce(value, reduction, self._name)
+        return started
+
+    def all_reduce_in_place(self, value: Tensor, reduction: str) -> Tensor:
+        """See `HostCollectives`."""
+        started: Tensor = c10d_functional.all_reduce_(value, reduction, self._name)
+        return started
+
+    def reduce_scatter(self, value: Tensor, reduction: str) -> Tensor:
+        """See `HostCollectives`; of CPU tensors, by an all-to-all."""
+        if value.device.type == "cpu":
+            return exchange_and_reduce(value, reduction, self._num_ranks, self._name)
+        started: Tensor = c10d_functional.reduce_scatter_tensor(value, reduction, self._num_ranks, self._name)
+        return started
+
+    def all_gather(self, value: Tensor) -> Tensor:
+        """See `HostCollectives`."""
+        started: Tensor = c10d_functional.all_gather_into_tensor(value, self._num_ranks, self._name)
+        return started
+
+    def all_to_all(self, value: Tensor) -> Tensor:
+        """See `HostCollectives`."""
+        sizes = [value.shape[0] // self._num_ranks] * self._num_ranks
+        started: Tensor = c10d_functional.all_to_all_single(value, sizes, sizes, self._name)
+        return started
+
+
+def collectives_of(group: dist.ProcessGroup, device_type: str) -> HostCollectives | C10dCollectives:
+    """The collectives that graphs run for tensors on such devices. A collective in the first call with a group.
+
+    Those of CPU tensors go through shared memory if all ranks are on one host, and the group is gloo's.
+    """
+    if device_type != "cpu":
+        return C10dCollectives(group.group_name)
+    if group not in _of_cpus:
         by_gloo = group.size() > 1 and "cpu:gloo" in dist.get_backend_config(group).split(",")
-        on_one_host = by_gloo and len(set(discover_hosts(group))) == 1
-        _known[group] = HostCollectives(group) if on_one_host and _has_shared_memory(group) else None
-    return _known[group]
+        on_one_host = by_gloo and len(set(discover_hosts(group))) == 1 and _has_shared_memory(group)
+        _of_cpus[group] = HostCollectives(group) if on_one_host else C10dCollectives(group.group_name)
+    return _of_cpus[group]
 
 
 def _has_shared_memory(group: dist.ProcessGroup) -> bool:
@@ -106,7 +127,7 @@ def _has_shared_memory(group: dist.ProcessGroup) -> bool:
     return True
 
 
-_known: WeakKeyDictionary[dist.ProcessGroup, HostCollectives | None] = WeakKeyDictionary()
+_of_cpus: WeakKeyDictionary[dist.ProcessGroup, HostCollectives | C10dCollectives] = WeakKeyDictionary()
 
 
 def exchange_and_reduce(value: Tensor, reduction: str, parts: int, group_name: str) -> Tensor:
@@ -143,8 +164,5 @@ class _Reduction(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Finish. `wait_tensor` calls it once, without a timeout."""
         self._exchange.wait()
-        if self._reduction == "sum":
-            add_up(self._pieces.unbind(), self._result)
-        else:
-            torch.amax(self._pieces, 0, out=self._result)
+        reduce_terms(self._pieces.unbind(), self._reduction, self._result)
         return True

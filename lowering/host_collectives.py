@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from fxpar._torch.distributed import Work, register_work
-from fxpar.core.sum import add_up
+from fxpar.core.sum import reduce_terms
 from fxpar.errors import LostInCollectiveError, PeerLostError
 from fxpar.transport.channel import Arrival, ChannelRequest, open_channels
 
@@ -97,12 +97,7 @@ class HostCollectives:
 
     def _reduce(self, others: Mapping[int, Tensor], reduction: str, result: Tensor) -> None:
         """Reduce the terms of the others and of this rank, which `result` holds, into `result`."""
-        if reduction == "sum":
-            add_up([others.get(rank, result) for rank in range(self._num_ranks)], result)
-            return
-        assert reduction == "max", f"a reduction by {reduction}"
-        for other in others.values():
-            torch.maximum(result, other, out=result)
+        reduce_terms([others.get(rank, result) for rank in range(self._num_ranks)], reduction, result)
 
     def _exchange(self, value: Tensor, result: Tensor, read: Read) -> Tensor:
         with _in_collective():

@@ -19,6 +19,7 @@ from fxpar._torch.compiler import (
     make_fx,
     tracing,
 )
+from fxpar._torch.lazy_graph_module import code_of
 from fxpar.ir.node_meta import is_backward, tensor
 from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
@@ -35,8 +36,7 @@ def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     backward = any(is_backward(node) for node in graph.graph.nodes)
     with joint_compilation(), joint_generation():
         stitched = stitch_regions(graph, lambda region: _compile(Source(region, backward)))
-    run: Callable[..., Sequence[Tensor]] = replace_cpu_collectives(stitched).forward
-    return run
+    return code_of(replace_cpu_collectives(stitched))
 
 
 def _compile(source: Source) -> Compiled:

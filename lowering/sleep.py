@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx
 
 from fxpar._torch.distributed import c10d_functional, process_group_named
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import communication, fused, value
 from fxpar.ir.strides import unfilled_like
-from fxpar.lowering.cpu_collectives import all_gather, all_reduce, reduce_scatter, replace_cpu_collectives
+from fxpar.lowering.cpu_collectives import collectives_of, replace_cpu_collectives
 
 ComputeTime: TypeAlias = Callable[[fx.Node], float]
 """The microseconds that a node computes."""
@@ -96,15 +95,16 @@ class _FusedCollective:
 
     def start(self, *args: Any) -> None:
         """Start a collective that sends as many bytes as the op would; takes the op's arguments."""
-        group, parts = self._group, dist.get_world_size(process_group_named(self._group))
+        group = process_group_named(self._group)
+        parts, own = group.size(), collectives_of(group, "cpu")
         rows = max(1, self._num_bytes // torch.float32.itemsize // parts)
         match self._kind:
             case "all_gather":
-                self._started = all_gather(torch.zeros(rows), parts, group)
+                self._started = own.all_gather(torch.zeros(rows))
             case "reduce_scatter":
-                self._started = reduce_scatter(torch.zeros(parts * rows), "sum", parts, group)
+                self._started = own.reduce_scatter(torch.zeros(parts * rows), "sum")
             case _:
-                self._started = all_reduce(torch.zeros(parts * rows), "sum", group)
+                self._started = own.all_reduce(torch.zeros(parts * rows), "sum")
 
     def finish(self, *args: Any) -> Any:
         """Wait for it; returns zeros in place of the op's result (None in place of a list)."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, fx
 
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir.node_meta import set_value, value
 from fxpar.lowering.regions import Region, split_regions
 
@@ -104,7 +105,7 @@ class _Stitched:
     def finish(self) -> fx.GraphModule:
         """The whole graph, which returns what the source returns."""
         self._graph.output(fx.map_arg(self._source.graph.output_node().args[0], self._value))
-        return fx.GraphModule(self._source, self._graph)
+        return lazy_graph_module(self._source, self._graph)
 
     def _value(self, node: fx.Node) -> fx.Node:
         """The stitched graph's node for `node` of the source: a region's output, or a copied view of one."""

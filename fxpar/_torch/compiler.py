@@ -56,10 +56,10 @@ __all__ = [
     "rename_placeholder",
     "schema",
     "skip_frame",
+    "storage_of",
     "stored_outside",
     "tag_activation_checkpoint",
     "tracing",
-    "unwrapped",
     "with_effects",
 ]
 
@@ -71,11 +71,11 @@ def is_shared(tensor: Tensor) -> bool:
     return bool(torch._C._storage_Use_Count(storage._cdata) > held_here)
 
 
-def unwrapped(tensor: Tensor) -> Tensor:
-    """The tensor that `torch.vmap` and `torch.func.grad` wrap, which has a storage, unlike their wrappers."""
+def storage_of(tensor: Tensor) -> int:
+    """Identifies the storage of `tensor`, or of what `torch.vmap` has wrapped, as long as that lives."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+    return int(tensor.untyped_storage()._cdata)
 
 
 def ignore_logging_calls() -> None:

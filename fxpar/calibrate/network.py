@@ -19,7 +19,7 @@ from fxpar.calibrate.compute import wait_for
 from fxpar.calibrate.fit import Line, fit_line
 from fxpar.costs.equations import elements_sent
 from fxpar.ir.node_meta import CollectiveKind
-from fxpar.lowering import cpu_collectives
+from fxpar.lowering.cpu_collectives import collectives_of
 
 Place: TypeAlias = Literal["inside hosts", "one ring between hosts", "all rings between hosts"]
 """Which ranks form groups: those of each host; the first of every host; those at the same place of every host."""
@@ -125,21 +125,14 @@ def _time_s(kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup, devi
 
 
 def _run(kind: CollectiveKind, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    name, parts = group.group_name, group.size()
-    # As graphs run them.
-    match kind, tensor.device.type:
-        case "all_gather", "cpu":
-            started = cpu_collectives.all_gather(tensor, parts, name)
-        case "all_gather", _:
-            started = c10d_functional.all_gather_into_tensor(tensor, parts, name)
-        case "all_reduce", "cpu":
-            started = cpu_collectives.all_reduce(tensor, "sum", name)
-        case "all_reduce", _:
-            started = c10d_functional.all_reduce(tensor, "sum", name)
-        case _, "cpu":
-            started = cpu_collectives.reduce_scatter(tensor, "sum", parts, name)
+    own = collectives_of(group, tensor.device.type)
+    match kind:
+        case "all_gather":
+            started = own.all_gather(tensor)
+        case "all_reduce":
+            started = own.all_reduce(tensor, "sum")
         case _:
-            started = c10d_functional.reduce_scatter_tensor(tensor, "sum", parts, name)
+            started = own.reduce_scatter(tensor, "sum")
     c10d_functional.wait_tensor(started)
 
 

@@ -31,6 +31,15 @@ def add_up(terms: Sequence[Tensor], out: Tensor) -> None:
     out.copy_(total)
 
 
+def reduce_terms(terms: Sequence[Tensor], reduction: str, out: Tensor) -> None:
+    """Write the sum, as `add_up`, or the maximum of `terms` to `out`, which may be one of them."""
+    if reduction == "sum":
+        add_up(terms, out)
+        return
+    assert reduction == "max", f"a reduction by {reduction}"
+    out.copy_(torch.stack(list(terms)).amax(0))
+
+
 def total_of(out: Tensor) -> Tensor:
     """The accumulator for the sum `out`: `out` itself, or a new tensor of its `total_dtype`."""
     dtype = total_dtype(out.dtype)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch.compiler import unwrapped
+from fxpar._torch.compiler import storage_of
 from fxpar.ir.op_predicates import is_random
 from fxpar.ir.stage import Port, PortKind
 
@@ -97,11 +97,6 @@ def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, 
             yield from ((earlier, node) for earlier in by_storage.get(storage, ()))
         for value in _tensors(node):
             by_storage.setdefault(storage_of(value), []).append(node)
-
-
-def storage_of(value: Tensor) -> int:
-    """Identifies the storage of `value`, or of what `torch.vmap` has wrapped, as long as that lives."""
-    return int(unwrapped(value).untyped_storage()._cdata)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -26,10 +27,9 @@ Style: TypeAlias = str | object
 
 @dataclass(frozen=True, slots=True)
 class StyledParameter:
-    """A parameter that a style is asked about: the module that holds it, its attribute there, and its shape."""
+    """A parameter that a style is asked about: the module that holds it, and its shape."""
 
     module: nn.Module
-    attribute: str
     shape: tuple[int, ...]
 
 
@@ -75,22 +75,6 @@ def _rows(of: StyledParameter, groups: int = 1) -> Spec:
     return _replicated(of) if len(of.shape) == 1 else _sharded(of, -1, groups)
 
 
-def _first_dim(of: StyledParameter) -> Spec:
-    return _sharded(of, 0)
-
-
-def _second_dim(of: StyledParameter) -> Spec:
-    return _sharded(of, 1)
-
-
-def _gate_and_up_columns(of: StyledParameter) -> Spec:
-    return _columns(of, groups=2)
-
-
-def _gate_and_up_rows(of: StyledParameter) -> Spec:
-    return _rows(of, groups=2)
-
-
 def _nothing(of: StyledParameter) -> None:
     return None
 
@@ -102,10 +86,10 @@ _BY_NAME: Mapping[str, Callable[[StyledParameter], Spec | None]] = {
     "rowwise": _rows,
     "rowwise_rep": _rows,
     "rowwise_split_input": _rows,
-    "packed_colwise": _gate_and_up_columns,
-    "packed_rowwise": _gate_and_up_rows,
-    "embedding_rowwise": _first_dim,
-    "embedding_colwise": _second_dim,
+    "packed_colwise": partial(_columns, groups=2),
+    "packed_rowwise": partial(_rows, groups=2),
+    "embedding_rowwise": partial(_sharded, dim=0),
+    "embedding_colwise": partial(_sharded, dim=1),
     "replicate": _replicated,
     # Of these, transformers must be told that gradients are partial, and where; rules find that.
     "replicated_with_grad_allreduce": _replicated,
@@ -124,11 +108,11 @@ _BY_NAME: Mapping[str, Callable[[StyledParameter], Spec | None]] = {
 
 
 def _columns_of_module(style: Any, of: StyledParameter) -> Spec:
-    return _second_dim(of) if isinstance(of.module, nn.Embedding) else _columns(of)
+    return _sharded(of, 1) if isinstance(of.module, nn.Embedding) else _columns(of)
 
 
 def _rows_of_module(style: Any, of: StyledParameter) -> Spec:
-    return _first_dim(of) if isinstance(of.module, nn.Embedding) else _rows(of)
+    return _sharded(of, 0) if isinstance(of.module, nn.Embedding) else _rows(of)
 
 
 def _packed_columns(style: Any, of: StyledParameter) -> Spec:
@@ -145,22 +129,14 @@ def _equal_groups(style: Any, of: StyledParameter, attribute: str) -> int:
     return sum(blocks) // math.gcd(*blocks)
 
 
-def _replicated_module(style: Any, of: StyledParameter) -> Spec:
-    return _replicated(of)
-
-
-def _activations_only(style: Any, of: StyledParameter) -> None:
-    return None
-
-
 _BY_CLASS: Mapping[str, Callable[[Any, StyledParameter], Spec | None]] = {
     "ColwiseParallel": _columns_of_module,
     "RowwiseParallel": _rows_of_module,
-    "SequenceParallel": _replicated_module,
+    "SequenceParallel": lambda style, of: _replicated(of),
     "PackedColwiseParallel": _packed_columns,
     "PackedRowwiseParallel": _packed_rows,
-    "PrepareModuleInput": _activations_only,
-    "PrepareModuleOutput": _activations_only,
-    "PrepareModuleInputOutput": _activations_only,
+    "PrepareModuleInput": lambda style, of: None,
+    "PrepareModuleOutput": lambda style, of: None,
+    "PrepareModuleInputOutput": lambda style, of: None,
 }
 """The styles of `torch.distributed.tensor.parallel` and of diffusers, by the names of their classes or base classes."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fxpar.ir.parallel_styles import StyledParameter
+
 
 @dataclass(frozen=True, slots=True)
 class LogicalParameter:
@@ -20,6 +22,11 @@ class LogicalParameter:
     dtype: torch.dtype
     requires_grad: bool
     homes: tuple[tuple[nn.Module, str], ...]
+
+    @property
+    def styled(self) -> StyledParameter:
+        """What parallel styles ask of it."""
+        return StyledParameter(self.homes[0][0], self.shape)
 
 
 def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:

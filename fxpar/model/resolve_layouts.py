@@ -11,9 +11,10 @@ from torch import nn
 
 from fxpar.errors import HintNotFoundError, InvalidOptionError, NoShippedPlanError
 from fxpar.ir.hints import Entry, Grouped, Hints, Spec, resolve_hints
-from fxpar.ir.parallel_styles import Style, StyledParameter, hint_of_style, is_style
+from fxpar.ir.parallel_styles import Style, hint_of_style, is_style
 from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.shipped_plan import PlanEntry, ShippedPlan, read_shipped_plan
+from fxpar.report.text_table import text_of
 from fxpar.world.mesh import Mesh
 
 Layouts: TypeAlias = Mapping[str, Sequence[Entry] | Style] | Literal["plan", "search"] | None
@@ -29,21 +30,21 @@ class ResolvedLayouts:
 
     def describe_plan(self) -> str:
         """What each entry of the shipped plan became, one per line; "" if none was read."""
-        return "" if self.shipped is None else "\n".join(self._lines(self.shipped))
+        if self.shipped is None:
+            return ""
+        from rich.table import Table  # takes long to import
 
-    def _lines(self, shipped: ShippedPlan) -> Iterator[str]:
+        table = Table("key", "style", "from", "hint", "parameters", "verdict", box=None, pad_edge=False)
         by_entry: dict[tuple[PlanEntry, Spec], list[str]] = {}
-        for name, entry in shipped.sources.items():
-            by_entry.setdefault((entry, shipped.hints[name]), []).append(name)
-        rows = [("key", "style", "from", "hint", "parameters", "verdict")]
+        for name, entry in self.shipped.sources.items():
+            by_entry.setdefault((entry, self.shipped.hints[name]), []).append(name)
         for (entry, hint), names in by_entry.items():
             kept = sum(self.hints.parameters[name] == hint for name in names)
             verdict = "used" if kept == len(names) else f"overridden by `layouts` for {len(names) - kept}"
-            rows.append((entry.key, entry.style, entry.origin, _shown(hint), str(len(names)), verdict))
-        for entry, reason in shipped.without_effect.items():
-            rows.append((entry.key, entry.style, entry.origin, "-", "0", reason))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+            table.add_row(entry.key, entry.style, entry.origin, _shown(hint), str(len(names)), verdict)
+        for entry, reason in self.shipped.without_effect.items():
+            table.add_row(entry.key, entry.style, entry.origin, "-", "0", reason)
+        return text_of(table)
 
 
 def resolve_layouts(
@@ -93,8 +94,7 @@ def _without_styles(
             paths = [path for path, module in model.named_modules() if next(module.parameters(False), None) is not None]
             raise HintNotFoundError(pattern, [*paths, *parameters])
         for name in found:
-            styled = StyledParameter(*parameters[name].homes[0], parameters[name].shape)
-            spec = hint_of_style(hint, styled, f"{pattern!r} of `layouts`")
+            spec = hint_of_style(hint, parameters[name].styled, f"{pattern!r} of `layouts`")
             if spec is not None:
                 yield name, spec
 

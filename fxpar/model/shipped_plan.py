@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fxpar.ir.hints import Grouped, Spec
-from fxpar.ir.parallel_styles import Style, StyledParameter, hint_of_style
+from fxpar.ir.parallel_styles import Style, hint_of_style
 from fxpar.model.logical_parameters import LogicalParameter
 
 
@@ -57,13 +57,12 @@ def read_shipped_plan(model: nn.Module, parameters: Mapping[str, LogicalParamete
         return None
     hints: dict[str, Spec] = {}
     sources: dict[str, PlanEntry] = {}
-    reasons = {each.entry: _why_without_effect(each, model, parameters) for plan in plans for each in plan}
+    reasons: dict[PlanEntry, str] = {}
     for name, parameter in parameters.items():
         found = next(filter(None, (_styled(plan, name) for plan in plans)), None)
         if found is None:
             continue
-        styled = StyledParameter(*parameter.homes[0], parameter.shape)
-        hint = hint_of_style(found.style, styled, f"{found.entry.key!r} of {found.entry.origin}")
+        hint = hint_of_style(found.style, parameter.styled, f"{found.entry.key!r} of {found.entry.origin}")
         if hint is None:
             reasons[found.entry] = "leaves the layouts of its parameters to the search"
         elif not _divides(hint, parameter.shape, parts):
@@ -71,7 +70,13 @@ def read_shipped_plan(model: nn.Module, parameters: Mapping[str, LogicalParamete
         else:
             hints[name], sources[name] = hint, found.entry
     used = set(sources.values())
-    return ShippedPlan(hints, sources, {entry: why for entry, why in reasons.items() if entry not in used})
+    unused = {
+        each.entry: reasons.get(each.entry) or _why_without_effect(each, model, parameters)
+        for plan in plans
+        for each in plan
+        if each.entry not in used
+    }
+    return ShippedPlan(hints, sources, unused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
+from fxpar.report.text_table import text_of
 from fxpar.report.timeline import Lane, TimelineBar, draw
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ def table(plan: ReshardPlan) -> str:
             f"{relay.begin:,}" if relay.num_hops else "",
             f"{relay.end:,}" if relay.num_hops else "inside the host",
         )
-    text = StringIO()
-    Console(file=text, width=_WIDTH).print(grid)
-    return f"{headline(plan)}, {figures(plan)}\n{text.getvalue()}".rstrip("\n")
+    return f"{headline(plan)}, {figures(plan)}\n{text_of(grid, _WIDTH)}"
 
 
 def headline(plan: ReshardPlan) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -92,11 +92,10 @@ def _both(local: LocalOp, first: fx.Node, second: fx.Node) -> fx.Node:
     return local.emit(aten.logical_and.default, first, second)
 
 
-def emit_layer_norm_backward(local: LocalOp) -> fx.Node:
-    """native_layer_norm_backward, which on CPU reads mean and rstd as if contiguous, which slices are not."""
-    return call_with(local, **{name: in_logical_order(local, name) for name in ("mean", "rstd")})
+def emit_dense(*names: str) -> Callable[[LocalOp], fx.Node]:
+    """An op that takes the tensor arguments of these names without gaps, which slices may have."""
 
+    def emit(local: LocalOp) -> fx.Node:
+        return call_with(local, **{name: in_logical_order(local, name) for name in names})
 
-def emit_grouped_mm(local: LocalOp) -> fx.Node:
-    """_grouped_mm, which rejects matrices that have gaps, as slices may."""
-    return call_with(local, **{name: in_logical_order(local, name) for name in ("self", "mat2")})
+    return emit

@@ -57,7 +57,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.mv.default: EinsumRule("m k, k -> m", linear_in=EACH),
     aten.dot.default: EinsumRule("k, k -> ()", linear_in=EACH),
     aten._grouped_mm.default: EinsumRule(
-        notations.grouped_matmul, linear_in=(0,), emit_local=local_indices.emit_grouped_mm
+        notations.grouped_matmul, linear_in=(0,), emit_local=local_indices.emit_dense("self", "mat2")
     ),
     aten.convolution.default: EinsumRule(convolutions.convolution, emit_local=convolutions.emit_convolution),
     aten.convolution_backward.default: EinsumRule(
@@ -173,7 +173,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.native_layer_norm.default: EinsumRule(normalized("... {H}, {H}, {H} -> ... {H}, ... {1}, ... {1}")),
     aten.native_layer_norm_backward.default: EinsumRule(
         normalized("... {H}, ... {H}, ... {1}, ... {1}, {H}, {H} -> ... {H}, {H}, {H}"),
-        emit_local=local_indices.emit_layer_norm_backward,
+        emit_local=local_indices.emit_dense("mean", "rstd"),  # which it reads on CPUs as if they were contiguous
     ),
     aten._fused_rms_norm.default: EinsumRule(normalized("... {H}, {H} -> ... {H}, ... {1}")),
     aten._fused_rms_norm_backward.default: EinsumRule(normalized("... {H}, ... {H}, ... {1}, {H} -> ... {H}, {H}")),

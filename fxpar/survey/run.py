@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from fxpar.survey.compare import Comparison, compare_step, compiles_alone
+from fxpar.survey.compare import compare_step, compiles_alone
 from fxpar.survey.families import Family
 from fxpar.world.launch import RankFailedError, run_ranks
 
@@ -76,7 +76,6 @@ def _key(finding: Finding) -> tuple[str, str, str, str]:
 
 def _try(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
     sizes, start = MESHES[mesh], time.monotonic()
-    ranks: Sequence[Comparison] = ()
     verdict: Verdict
     try:
         ranks = run_ranks(

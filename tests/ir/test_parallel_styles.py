@@ -23,7 +23,7 @@ HALVES = Grouped(2, "x")
 
 def hint(style: Style, module: nn.Module, shape: tuple[int, ...]) -> Spec | None:
     """The hint for a weight (or a bias, of one dim) of such a shape."""
-    return hint_of_style(style, StyledParameter(module, "weight", shape), "a module")
+    return hint_of_style(style, StyledParameter(module, shape), "a module")
 
 
 @pytest.mark.parametrize(

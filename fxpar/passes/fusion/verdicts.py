@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TypeAlias
 
 from fxpar.ir.node_meta import Communication
 from fxpar.passes.fusion.fusion_costs import FusionCost
+from fxpar.report.text_table import text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ class VerdictTable:
     verdicts: Verdicts
 
     def __str__(self) -> str:
-        from rich.console import Console  # it takes a tenth of a second to import, and most steps write no tables
-        from rich.table import Table
+        from rich.table import Table  # takes long to import
 
         table = Table("graph", "collective", "kind", "axis", box=None, pad_edge=False)
         for title in ("bytes", "us alone", "us apart", "us fused"):
@@ -59,12 +58,9 @@ class VerdictTable:
         for graph, of_graph in self.verdicts.items():
             for verdict in of_graph:
                 table.add_row(graph, *_row(verdict))
-        file = io.StringIO()
-        Console(file=file, width=10_000).print(table)
         found = [each for of_graph in self.verdicts.values() for each in of_graph]
-        lines = [line.rstrip() for line in file.getvalue().splitlines()]
         num_fused = sum(each.fused is not None for each in found)
-        return "\n".join([*lines, "", f"{num_fused} of {len(found)} collectives are fused with matmuls."])
+        return f"{text_of(table)}\n\n{num_fused} of {len(found)} collectives are fused with matmuls."
 
 
 def _row(verdict: Verdict) -> Iterator[str]:

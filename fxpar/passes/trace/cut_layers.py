@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.compiler import storage_of
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.repeats import count_crossings, find_repeats
-from fxpar.graph.shared_values import is_context, mutated, storage_of
+from fxpar.graph.shared_values import is_context, mutated
 from fxpar.ir.node_meta import known_value
 
 COST_OF_A_TRACE = 8
