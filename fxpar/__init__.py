@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fxpar.ir.hints import Grouped
     from fxpar.ir.markers import shard
     from fxpar.ir.plan import Plan
+    from fxpar.ir.precision import Precision
     from fxpar.model.clip import clip_grad_norm_
     from fxpar.planner.search import plan
     from fxpar.reshard_tensor import plan_reshard, reshard
@@ -26,6 +27,7 @@ __all__ = [
     "Mesh",
     "Network",
     "Plan",
+    "Precision",
     "__version__",
     "batch_rank",
     "clip_grad_norm_",
@@ -46,6 +48,7 @@ _MODULES = {
     "Mesh": "world.mesh",
     "Network": "hardware.network",
     "Plan": "ir.plan",
+    "Precision": "ir.precision",
     "batch_rank": "world.mesh",
     "clip_grad_norm_": "model.clip",
     "distribute": "distribute_model",

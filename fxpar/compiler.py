@@ -29,6 +29,7 @@ from fxpar.layouts.search_once import Searched
 from fxpar.model.distribution import Distribution
 from fxpar.pass_log import PassLog
 from fxpar.passes.bucket_collectives import bucket_collectives
+from fxpar.passes.cast_gradients import cast_gradients
 from fxpar.passes.decompose.norm_policy import choose_norm_policy
 from fxpar.passes.decompose_for_sharding import Decomposed, decompose_for_sharding
 from fxpar.passes.fuse_stages import GatherCosts, fuse_stages
@@ -109,6 +110,9 @@ def _plan_stage(
 ) -> PlannedStage:
     joint = trace_joint(stage, with_backward=with_backward, known=known.traced)
     log.graph("trace_joint", joint.module, Form.LOGICAL, stage.index)
+    reduce_dtypes = {name: parameter.reduce_dtype for name, parameter in distribution.parameters.items()}
+    cast_gradients(joint, reduce_dtypes)
+    log.graph("cast_gradients", joint.module, Form.LOGICAL, stage.index, shows=distribution.precision is not None)
     # Before any pass that uses the mesh, since random numbers must not depend on it.
     joint = logical_random(joint)
     log.graph("logical_random", joint.module, Form.LOGICAL, stage.index)
@@ -188,7 +192,8 @@ def divide_stage(
     is_split = schedule.splits(index) and parts.backward is not None
     halves = split_backward(hoisted.body, parts) if is_split else None
     owners = distribution.final_plan.parameters
-    own = {name for name, parameter in owners.items() if parameter.stage == index}
+    parameters = distribution.parameters
+    own = {name: parameters[name].dtype for name, parameter in owners.items() if parameter.stage == index}
     working = working_bytes(hoisted.body, parts, halves, overlap, fuses=fuses)
     memory = stage_memory(local, hoisted, activation_memory(hoisted.body, parts, halves), own, working)
     graphs = StageGraphs(planned, local, hoisted, parts, halves, schedule.runs_whole(index), memory)

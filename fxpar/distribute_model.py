@@ -10,6 +10,7 @@ from torch import nn
 from fxpar.backend import CapturedSteps, fxpar
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
 from fxpar.ir.plan import Plan
+from fxpar.ir.precision import Precision
 from fxpar.make_plan import make_plan
 from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.distribution import Distribution, whole_parameters
@@ -33,6 +34,7 @@ def distribute(
     schedule: GivenSchedule = "eager-1f1b",
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     batch_dims: Mapping[str | int, int | None] | None = None,
+    precision: Precision | None = None,
     init_weights: Callable[[nn.Module], None] | None = None,
     plan: Plan | None = None,
 ) -> nn.Module:
@@ -64,6 +66,7 @@ def distribute(
             hint, which are otherwise replicated over x and y.
         batch_dims: name or position of an argument -> its batch dim, or None for one that all microbatches share. By
             default, tensors whose first dim has the size of the first tensor's first dim are split along it.
+        precision: the dtypes in which a step computes and reduces gradients (default: as parameters are stored).
         init_weights: called with each module that was built on the meta device and has parameters or buffers of its
             own, to initialise them (default: its `reset_parameters`, if it has one). What is not initialised then must
             be loaded before the first step.
@@ -72,13 +75,13 @@ def distribute(
 
     Raises:
         AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,
-        UnknownStyleError, NoShippedPlanError, InvalidOptionError, UnknownScheduleError, InvalidScheduleError,
+        UnknownStyleError, NoShippedPlanError, PrecisionPatternError, InvalidOptionError, UnknownScheduleError, InvalidScheduleError,
         InfeasibleLayoutError, GraphBreakError, SharedBufferError, UninitializedModuleError
     """
     if is_distributed(model):
         raise AlreadyDistributedError(type(model).__name__)
     count = _checked(microbatches if plan is None else plan.microbatches)
-    distribution = Distribution.of(model, mesh, layouts, count, batch_dims)
+    distribution = Distribution.of(model, mesh, layouts, count, batch_dims, precision)
     install(distribution)
     distribution.tracer.serve(fxpar, CapturedSteps)
     on_meta = place_buffers(model, mesh.device_type)

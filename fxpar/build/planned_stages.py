@@ -69,6 +69,7 @@ def plan_question(
         mesh.hosts,
         cluster_of(mesh),
         distribution.hints,
+        distribution.precision,
         distribution.plan,
         distribution.placement,
         distribution.microbatches,

@@ -41,6 +41,13 @@ class HintNotFoundError(FxparError):
         )
 
 
+class PrecisionPatternError(FxparError):
+    """A pattern in `Precision.keep` matches no parameter."""
+
+    def __init__(self, pattern: str, expected: Sequence[str]) -> None:
+        super().__init__(f"precision.keep: pattern {pattern!r} matches no parameter: {one_of(expected, pattern)}")
+
+
 class InvalidHintError(FxparError):
     """A sharding hint has an unknown axis, too many dims, or uses an axis twice."""
 

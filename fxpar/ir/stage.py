@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, fx
 
 from fxpar.ir.layout import Layout
@@ -148,8 +149,8 @@ class CompiledStage:
     `forward(*inputs)` returns one tensor per port of `outputs`, then the saved values. `backward(*saved, *tangents)`
     returns one gradient per port of `gradients`; `split` does the same in two parts. Either is None if the schedule
     does not run it, both in a forward-only program, where the saved values are dropped. `input_pieces` and
-    `tangent_pieces` are fake tensors like the inputs and the tangents. `gathers` and `reductions` run once per step,
-    before and after; None if there are none.
+    `tangent_pieces` are fake tensors like the inputs and the tangents; `gradient_dtypes` are those of the gradients.
+    `gathers` and `reductions` run once per step, before and after; None if there are none.
     """
 
     index: int
@@ -162,6 +163,7 @@ class CompiledStage:
     border: StageBorder
     input_pieces: tuple[Tensor, ...]
     tangent_pieces: tuple[Tensor, ...]
+    gradient_dtypes: tuple[torch.dtype, ...]
     split: CompiledSplit | None = None
     gathers: CompiledGathers | None = None
     reductions: CompiledReductions | None = None
@@ -169,7 +171,8 @@ class CompiledStage:
     @property
     def without_backward(self) -> CompiledStage:
         """The same forward in a forward-only program, which has no use for the saved values."""
-        return replace(self, backward=None, split=None, reductions=None, tangents=(), tangent_pieces=(), gradients=())
+        nothing: dict[str, Any] = dict.fromkeys(("tangents", "tangent_pieces", "gradients", "gradient_dtypes"), ())
+        return replace(self, backward=None, split=None, reductions=None, **nothing)
 
     @property
     def held_pieces(self) -> dict[Port, Tensor]:

@@ -14,10 +14,12 @@ from torch.utils import _pytree as pytree
 
 from fxpar.ir.hints import Hints
 from fxpar.ir.plan import Plan
+from fxpar.ir.precision import Precision
 from fxpar.ir.stage import JointGraph, PlannedStage
 from fxpar.ir.trace_forward import ForwardTracer
 from fxpar.model.argument_names import argument_names
 from fxpar.model.logical_parameters import LogicalParameter, logical_parameters
+from fxpar.model.mixed_precision import in_precision
 from fxpar.model.resolve_layouts import Layouts, ResolvedLayouts, resolve_layouts
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
@@ -57,6 +59,7 @@ class Distribution:
         parameters: Mapping[str, LogicalParameter],
         microbatches: int,
         batch_dims: Mapping[str | int, int | None],
+        precision: Precision | None,
     ) -> None:
         self.model = model
         self.mesh = mesh
@@ -64,6 +67,7 @@ class Distribution:
         self.parameters = parameters
         self.microbatches = microbatches
         self.batch_dims = batch_dims
+        self.precision = precision
         self.plan: Plan | None = None
         self.tracer = ForwardTracer(model)
         self.placement: tuple[int, ...] = ()
@@ -88,15 +92,17 @@ class Distribution:
         layouts: Layouts = None,
         microbatches: int = 1,
         batch_dims: Mapping[str | int, int | None] | None = None,
+        precision: Precision | None = None,
     ) -> Distribution:
         """The distribution of `model` as it is, with layouts as users pass them to `distribute`.
 
         Raises:
             HintNotFoundError, InvalidHintError, UnknownStyleError, NoShippedPlanError: as `resolve_layouts`.
+            PrecisionPatternError: as `in_precision`.
         """
-        parameters = logical_parameters(model)
+        parameters = in_precision(logical_parameters(model), precision)
         resolved = resolve_layouts(layouts, model, parameters, mesh)
-        return cls(model, mesh, resolved, parameters, microbatches, batch_dims or {})
+        return cls(model, mesh, resolved, parameters, microbatches, batch_dims or {}, precision)
 
     @property
     def hints(self) -> Hints:

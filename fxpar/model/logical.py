@@ -25,6 +25,7 @@ from fxpar.ir.trace_forward import ForwardTracer, TraceApartError
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
+from fxpar.model.mixed_precision import compute_dtypes, converting_forward
 from fxpar.model.named_loss import named_loss
 from fxpar.model.sync_batch_norm import synchronized_forward
 from fxpar.model.unset import check_loaded
@@ -44,9 +45,12 @@ def is_distributed(model: nn.Module) -> bool:
 def install(distribution: Distribution) -> None:
     """Set the class of each module to a subclass of the same name, whose parameters read as logical ones in a trace.
 
-    The root's forward is wrapped in `enter` and `exit` markers; the output of a hinted module is marked, too.
+    The root's forward is wrapped in `enter` and `exit` markers; the output of a hinted module is marked, too. In mixed
+    precision, modules convert their arguments.
     """
-    hinted_forward = cache(_hinted_forward)  # one function for equal layers, which Dynamo then knows to be equal
+    # One function for equal layers, which Dynamo then knows to be equal.
+    hinted_forward, in_dtype = cache(_hinted_forward), cache(converting_forward)
+    dtypes = {} if distribution.precision is None else compute_dtypes(distribution.parameters)
     ignore_logging_calls()
     note_reads_of_grad_mode()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
@@ -59,6 +63,9 @@ def install(distribution: Distribution) -> None:
         if path in distribution.hints.outputs:
             plain = members[module].get("forward", type(module).forward)
             members[module]["forward"] = hinted_forward(plain, tuple(distribution.hints.outputs[path]))
+        if module in dtypes:
+            plain = members[module].get("forward", type(module).forward)
+            members[module]["forward"] = in_dtype(plain, dtypes[module])
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {
@@ -76,7 +83,7 @@ def install(distribution: Distribution) -> None:
 def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution: Distribution) -> property:
     """The local `DTensor`; in a trace, the marker of the logical parameter."""
     fqn, requires_grad = parameter.fqn, parameter.requires_grad
-    described = list(parameter.shape), parameter.dtype, distribution.mesh.device_type, fqn, distribution.handle
+    described = list(parameter.shape), parameter.compute_dtype, distribution.mesh.device_type, fqn, distribution.handle
 
     def read(module: nn.Module) -> Tensor:
         if torch.compiler.is_compiling():

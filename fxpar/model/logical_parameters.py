@@ -14,7 +14,8 @@ from fxpar.ir.parallel_styles import StyledParameter
 class LogicalParameter:
     """A parameter of the original model.
 
-    `fqn` is its first name; `homes` are all (module, attribute) pairs that hold it, several if it is tied.
+    `fqn` is its first name; `homes` are all (module, attribute) pairs that hold it, several if it is tied. It is stored
+    in `dtype`; a step computes with it in `compute_dtype`, and sums its gradient in `reduce_dtype`.
     """
 
     fqn: str
@@ -22,6 +23,8 @@ class LogicalParameter:
     dtype: torch.dtype
     requires_grad: bool
     homes: tuple[tuple[nn.Module, str], ...]
+    compute_dtype: torch.dtype
+    reduce_dtype: torch.dtype
 
     @property
     def styled(self) -> StyledParameter:
@@ -41,6 +44,6 @@ def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
                 named[f"{path}.{attribute}" if path else attribute] = parameter
             homes.setdefault(id(parameter), []).append((module, attribute))
     return {
-        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)]))
+        fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)]), p.dtype, p.dtype)
         for fqn, p in named.items()
     }

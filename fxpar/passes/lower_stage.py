@@ -24,6 +24,7 @@ def lower_stage(graphs: RunGraphs, lowering: Lowering) -> CompiledStage:
         graphs.border,
         graphs.input_pieces,
         graphs.tangent_pieces,
+        graphs.gradient_dtypes,
         None if graphs.halves is None else _lower_split(graphs.halves, lowering),
         None if graphs.gathers is None else _lower_gathers(graphs.gathers),
         None if graphs.reductions is None else _lower_reductions(graphs.reductions),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, fx
 
 from fxpar.dump import Dump
+from fxpar.graph.extract import returned
 from fxpar.graph.invariants import Form
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.stage import JointGraph, PlannedStage, Port, StageBorder
@@ -27,6 +29,7 @@ class RunGraphs:
 
     backward: None if the schedule does not run it whole.
     input_pieces, tangent_pieces: fake tensors like the inputs and the tangents.
+    gradient_dtypes: those of the gradients.
     """
 
     index: int
@@ -37,6 +40,7 @@ class RunGraphs:
     gradients: tuple[Port, ...]
     input_pieces: tuple[Tensor, ...]
     tangent_pieces: tuple[Tensor, ...]
+    gradient_dtypes: tuple[torch.dtype, ...]
     forward: fx.GraphModule
     backward: fx.GraphModule | None
     halves: SplitBackward | None
@@ -99,6 +103,7 @@ class StageGraphs:
             body.gradients,
             tuple(pieces[: len(body.inputs)]),
             tuple(pieces[len(body.inputs) :]),
+            tuple(tensor(node).dtype for node in returned(body.module)[len(body.outputs) :]),
             self.parts.forward,
             self.of_microbatch.get("backward"),
             self.halves,

@@ -44,7 +44,7 @@ class ReductionPlan:
     @classmethod
     def of(cls, stage: CompiledStage, shared: Collection[str], mesh: Mesh) -> ReductionPlan:
         """The plan of this rank's `stage`; `shared` are the parameters that other stages use, too."""
-        dtypes = {port: piece.dtype for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)}
+        dtypes = dict(zip(stage.gradients, stage.gradient_dtypes, strict=True))
         gradients = {
             port.name: Gradient.of(port.name, stage.border.gradients[port], dtypes[port], mesh)
             for port in stage.gradients

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from fxpar.ir.capture import Capture
 from fxpar.ir.dtensor import from_local
@@ -56,7 +57,7 @@ class Step:
     def __call__(self, *args: Tensor) -> tuple[Tensor | None, ...]:
         """Run a step on Dynamo's arguments; returns the results of the forward, in its order."""
         held = self._distribution.own_parameters()
-        parameters = {name: parameter.to_local().detach() for name, parameter in held.items()}
+        parameters = {name: self._in_compute_dtype(name, parameter) for name, parameter in held.items()}
         buffers = {name: args[position] for name, position in self._buffers.items()}
         inputs = {name: args[position] for name, position in self._inputs.items()}
         if self._check_inputs is not None:
@@ -76,6 +77,9 @@ class Step:
             loss if is_loss else self._result(position, done.results.get(position))
             for position, is_loss in enumerate(self._is_loss)
         )
+
+    def _in_compute_dtype(self, name: str, held: DTensor) -> Tensor:
+        return held.to_local().detach().to(self._distribution.parameters[name].compute_dtype)
 
     @property
     def _is_stage_leader(self) -> bool:
@@ -132,9 +136,11 @@ class _Gradients:
         # On a GPU, reading the factor would wait for all kernels of the step.
         if factor.device.type != "cpu" or factor.item() != 1.0:
             torch._foreach_mul_([local[name] for name in self._names], factor)
-        planned = self._distribution.final_plan.parameters
+        planned, parameters = self._distribution.final_plan.parameters, self._distribution.parameters
         mesh = self._distribution.mesh.stage_mesh
-        return [from_local(local[name], planned[name].layout, mesh) for name in self._names]
+        return [
+            from_local(local[name].to(parameters[name].dtype), planned[name].layout, mesh) for name in self._names
+        ]
 
 
 class _ReturnGradients(torch.autograd.Function):

@@ -22,7 +22,7 @@ from fxpar.world.mesh import Mesh
 class TiedTransport:
     """The transports of one tied parameter, on a rank of its owner or of another user.
 
-    `layout` and `dtype` are those in which its owner stores it. `value` moves it to all users. `gradients` move
+    `layout` is that in which its owner stores it, `dtype` that of its gradients. `value` moves it to all users. `gradients` move
     gradients to the owner: a user has one transport if it has a gradient, and the owner has those of all users.
     """
 
@@ -45,14 +45,21 @@ class TiedParameters:
         """The tied parameters of `transports`, which move parameters and their gradients."""
         pipe = mesh.coordinate["pipe"]
         gradients: defaultdict[Port, list[EdgeTransport | LocalTransport]] = defaultdict(list)
+        dtypes: dict[Port, torch.dtype] = {}
         for crossing, transport in transports:
             if crossing.is_gradient:
                 gradients[crossing.port].append(transport)
+                dtypes[crossing.port] = crossing.dtype
         values = [(crossing, transport) for crossing, transport in transports if not crossing.is_gradient]
         return cls(
             [
                 TiedTransport(
-                    c.port.name, c.source_layout, c.dtype, pipe == c.source_pipe, value, tuple(gradients[c.port])
+                    c.port.name,
+                    c.source_layout,
+                    dtypes.get(c.port, c.dtype),
+                    pipe == c.source_pipe,
+                    value,
+                    tuple(gradients[c.port]),
                 )
                 for c, value in values
             ]

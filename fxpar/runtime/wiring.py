@@ -80,6 +80,8 @@ def _piece(crossing: Crossing, own: Sequence[CompiledStage], mesh: Mesh) -> Piec
     if crossing.port not in expected:  # the gradient of a tied parameter that its owner stores but does not use
         return Piece.like(torch.empty(shape, dtype=crossing.dtype, device=mesh.device_type))
     piece = Piece.like(expected[crossing.port])
+    if crossing.is_gradient and crossing.is_of_parameter:  # the gradient may have another dtype than the parameter
+        piece = replace(piece, dtype=crossing.dtype)
     planned = f"{tuple(shape)} and {crossing.dtype}"
     assert f"{piece.shape} and {piece.dtype}" == planned, f"{crossing.name}: {planned} are planned, not {piece}"
     return piece

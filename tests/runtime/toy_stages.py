@@ -101,6 +101,7 @@ def compile_stage(toy: Toy, planned: PlannedStage, mesh: Mesh) -> CompiledStage:
         border,
         tuple(input_pieces),
         tuple(tangent_pieces),
+        tuple(map(dtype, joint.gradients)),
         CompiledSplit(input_gradients, weight_gradients, everything, everything) if joint.gradients else None,
     )
 

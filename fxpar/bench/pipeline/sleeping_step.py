@@ -101,6 +101,7 @@ class Sleeping:
             border,
             (*(piece for _ in entering), weight),
             (made,),
+            (*(_DTYPE for _ in entering), weight.dtype),
             CompiledSplit(
                 partial(_sleep, us["I"], [piece] if entering else []), partial(_sleep, us["W"], [weight]), (), ()
             ),

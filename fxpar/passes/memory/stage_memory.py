@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import torch
 from torch import fx
 
 from fxpar.graph.extract import returned
@@ -20,25 +21,27 @@ _ADAM_STATES = 2
 
 
 def stage_memory(
-    local: JointGraph, hoisted: Hoisted, kept: ActivationMemory, own: Collection[str], working: Mapping[Kind, int]
+    local: JointGraph, hoisted: Hoisted, kept: ActivationMemory, own: Mapping[str, torch.dtype], working: Mapping[Kind, int]
 ) -> StageMemory:
     """The `StageMemory` of one stage, in bytes.
 
     Args:
         local: its graph before anything was hoisted out of it.
         kept: the activation memory of one microbatch.
-        own: the parameters that its ranks own, which may be fewer than it uses.
+        own: the parameters that its ranks own, which may be fewer than it uses, with the dtypes that they are stored in.
         working: as `working_bytes` returns it.
     """
     inputs, outputs, tangents, gradients = _port_bytes(local)
-    weights = {port: size for port, size in inputs.items() if port.kind is PortKind.PARAMETER and port.name in own}
+    weights = {port: tensor(node) for node, port in _placeholders(local) if _is_owned(port, own)}
+    stored = {port: weight.numel() * own[port.name].itemsize for port, weight in weights.items()}
+    copied = [weight.nbytes for port, weight in weights.items() if weight.dtype != own[port.name]]
     trained = [port for port in weights if port in gradients]
     results = sum(port.num_bytes for port in kept.outputs if port.port.kind is PortKind.RESULT)
     return StageMemory(
-        parameters=sum(weights.values()) + _gathered_bytes(hoisted),
+        parameters=sum(stored.values()) + sum(copied) + _gathered_bytes(hoisted),
         gradients=sum(size for port, size in gradients.items() if port.kind is PortKind.PARAMETER)
         + _unreduced_bytes(hoisted),
-        optimizer=_ADAM_STATES * sum(weights[port] for port in trained),
+        optimizer=_ADAM_STATES * sum(stored[port] for port in trained),
         saved_for_inputs=kept.saved_until_inputs_bytes - _bytes_until(kept.outputs, ("I", "B")),
         saved_for_weights=kept.saved_until_weights_bytes - _bytes_until(kept.outputs, ("W",)),
         carried=kept.carried_bytes - sum(port.num_bytes for port in kept.gradients),
@@ -56,6 +59,14 @@ def stage_memory(
         if hoisted.reductions is None
         else _unreduced_bytes(hoisted),
     )
+
+
+def _placeholders(local: JointGraph) -> Iterable[tuple[fx.Node, Port]]:
+    return zip(local.module.graph.find_nodes(op="placeholder"), local.inputs, strict=False)
+
+
+def _is_owned(port: Port, own: Mapping[str, torch.dtype]) -> bool:
+    return port.kind is PortKind.PARAMETER and port.name in own
 
 
 def _gathered_bytes(hoisted: Hoisted) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode
 
+from fxpar._torch.compiler import enter_autocast, exit_autocast
 from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
 from fxpar.graph.describe import describe, describe_call
@@ -80,18 +83,48 @@ def _node_times(capture: Capture, nodes: Sequence[fx.Node], prices: Prices) -> l
     """
     known: dict[str, float] = {}
     times = []
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, _Autocasts() as autocasts:
         for node in nodes:
+            autocasts.follow(node)
             value = node.meta.get("example_value")
             is_border = node in capture.sources or is_marker(node, "exit")
             if is_border or node.op not in ("call_function", "call_method") or not isinstance(value, Tensor):
                 times.append(0.0)
                 continue
-            kind = describe_call(node, {used: describe(known_value(used)) for used in node.all_input_nodes})
+            call = describe_call(node, {used: describe(known_value(used)) for used in node.all_input_nodes})
+            kind = f"{autocasts} {call}"
             if kind not in known:
                 known[kind] = _node_time(node, value, prices, counter)
             times.append(known[kind])
     return times
+
+
+class _Autocasts:
+    """The autocast contexts that a graph is in, as its nodes are followed: ops that are run then are run in them."""
+
+    def __init__(self) -> None:
+        self._entered: dict[fx.Node, Any] = {}
+
+    def __enter__(self) -> _Autocasts:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while self._entered:
+            self._leave()
+
+    def __str__(self) -> str:
+        return str([node.args for node in self._entered])
+
+    def follow(self, node: fx.Node) -> None:
+        """Enter or leave a context if `node` does."""
+        if node.target is enter_autocast:
+            self._entered[node] = enter_autocast(*node.args)
+        elif node.target is exit_autocast:
+            self._leave()
+
+    def _leave(self) -> None:
+        _, entered = self._entered.popitem()
+        exit_autocast(entered)
 
 
 def _node_time(node: fx.Node, value: Tensor, prices: Prices, counter: FlopCounterMode) -> float:

@@ -41,7 +41,7 @@ def test_weights_and_gradients_are_counted_as_they_are_held(gathers: bool, reduc
         local = insert_collectives(joint, mesh)
     hoisted = hoist_storage(local, gathers=gathers, reductions=reductions)
     kept = activation_memory(hoisted.body, partition(hoisted.body))
-    memory = stage_memory(local, hoisted, kept, {"up", "down"}, {"B": 7})
+    memory = stage_memory(local, hoisted, kept, dict.fromkeys(WHOLE, torch.float32), {"B": 7})
     assert memory.parameters == sum(WHOLE.values()) * (1.5 if gathers else 0.5)
     assert memory.gradients == WHOLE["up"] * (1.5 if reductions else 0.5)
     assert memory.terms == WHOLE["up"] * (1 if reductions else 0.5)
