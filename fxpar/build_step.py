@@ -84,7 +84,14 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
     batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0}
     microbatches = distribution.final_plan.microbatches
     executor = Executor(
-        mesh, connected.program, connected.stages, connected.connections, microbatches, batch_dims, task.loss
+        mesh,
+        connected.program,
+        connected.stages,
+        connected.connections,
+        microbatches,
+        batch_dims,
+        task.loss,
+        distribution.loss_scale,
     )
     check_collectives(executor.gradient_sums)
     return Step(

@@ -75,8 +75,8 @@ def distribute(
 
     Raises:
         AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,
-        UnknownStyleError, NoShippedPlanError, PrecisionPatternError, InvalidOptionError, UnknownScheduleError, InvalidScheduleError,
-        InfeasibleLayoutError, GraphBreakError, SharedBufferError, UninitializedModuleError
+        UnknownStyleError, NoShippedPlanError, PrecisionPatternError, InvalidOptionError, UnknownScheduleError,
+        InvalidScheduleError, InfeasibleLayoutError, GraphBreakError, SharedBufferError, UninitializedModuleError
     """
     if is_distributed(model):
         raise AlreadyDistributedError(type(model).__name__)

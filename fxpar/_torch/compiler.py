@@ -20,8 +20,6 @@ from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.effects import with_effects
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.amp.autocast_mode import _enter_autocast as enter_autocast
-from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,8 +42,6 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "compile_options",
     "compile_single_device",
-    "enter_autocast",
-    "exit_autocast",
     "graph_arguments",
     "ignore_logging_calls",
     "inductor_cache",

@@ -24,14 +24,19 @@ class Precision:
         keep: patterns of the names of parameters that are used as they are stored; `*` matches any text, dots included.
             Parameters of modules that have floating-point buffers too, such as the running mean of a batch norm, are
             used as they are stored in any case.
+        loss_scale: for `compute=torch.float16`, the factor on the loss at first, such as 2.0**16, so that gradients do
+            not underflow; it adapts as that of `torch.amp.GradScaler`. Gradients are returned without it. Where one
+            overflowed, those of all ranks are infinite or NaN: the step must be skipped, as `GradScaler.step` does.
 
     Raises:
-        InvalidOptionError: `compute` or `reduce` is no floating-point dtype, or `keep` is a single string.
+        InvalidOptionError: `compute` or `reduce` is no floating-point dtype, `keep` is a single string, or `loss_scale`
+            is not positive.
     """
 
     compute: torch.dtype
     reduce: torch.dtype = torch.float32
     keep: tuple[str, ...] = ()
+    loss_scale: float | None = None
 
     def __post_init__(self) -> None:
         for option in ("compute", "reduce"):
@@ -41,3 +46,5 @@ class Precision:
         if isinstance(self.keep, str):
             raise InvalidOptionError("precision.keep", self.keep, "a sequence of patterns, not one string")
         object.__setattr__(self, "keep", tuple(self.keep))
+        if self.loss_scale is not None and not self.loss_scale > 0:
+            raise InvalidOptionError("precision.loss_scale", self.loss_scale, "a positive number, as 2.0**16")

@@ -19,6 +19,7 @@ from fxpar.ir.stage import JointGraph, PlannedStage
 from fxpar.ir.trace_forward import ForwardTracer
 from fxpar.model.argument_names import argument_names
 from fxpar.model.logical_parameters import LogicalParameter, logical_parameters
+from fxpar.model.loss_scale import LossScale
 from fxpar.model.mixed_precision import in_precision
 from fxpar.model.resolve_layouts import Layouts, ResolvedLayouts, resolve_layouts
 from fxpar.world.lost_peers import naming_lost_peers
@@ -46,6 +47,7 @@ class Distribution:
     foreign_buffers: all names of those that stages of other pipe ranks change.
     unset: the names of this rank's tensors that have no values yet, for a model that was built on the meta device.
     seed, num_steps: decide which random numbers a step draws; `num_steps` counts the steps with grad.
+    loss_scale: the factor on the loss while a step runs; None if `precision` has none.
     arguments: the pytree structure of the latest call's arguments.
     compiled: of each step that was compiled, whether with a backward, and its arguments.
     has_warned_of_mixing: whether `fxpar.passes.decompose.batch_mixing` has given its warning.
@@ -68,6 +70,7 @@ class Distribution:
         self.microbatches = microbatches
         self.batch_dims = batch_dims
         self.precision = precision
+        self.loss_scale = LossScale.of(precision, mesh)
         self.plan: Plan | None = None
         self.tracer = ForwardTracer(model)
         self.placement: tuple[int, ...] = ()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fxpar.hardware.cluster import Cluster
+from fxpar.ir.precision import Precision
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.planner.configuration import Configuration
 from fxpar.planner.imagined_mesh import imagined_mesh
@@ -31,6 +32,7 @@ class GraphEstimator:
     budget_bytes: float
     layouts: Layouts
     batch_dims: Mapping[str | int, int | None] | None
+    precision: Precision | None
     schedules: Sequence[str]
     layers: Layers | None
 
@@ -48,7 +50,9 @@ class GraphEstimator:
     def _step_of(self, model: nn.Module, configuration: Configuration) -> StepModel:
         torch.compiler.reset()  # else Dynamo gives up on a model that it has compiled for so many meshes
         mesh = imagined_mesh(configuration.mesh, self.cluster)
-        return StepModel(model, self.batch, mesh, configuration.microbatches, self.layouts, self.batch_dims)
+        return StepModel(
+            model, self.batch, mesh, configuration.microbatches, self.layouts, self.batch_dims, self.precision
+        )
 
     def _first_that_fits(self, models: Sequence[StepModel], counts: tuple[int, int] | None, schedule: str) -> Estimate:
         """The estimate by the first memory policy that fits, or the last: memory is known before times are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fxpar.errors import PlanningError
 from fxpar.hardware.cluster import Cluster, read_cluster
 from fxpar.ir.layout import AXES
+from fxpar.ir.precision import Precision
 from fxpar.model.arguments import split_dim
 from fxpar.model.resolve_layouts import Layouts, given_patterns
 from fxpar.planner.analytic_estimate import (
@@ -68,6 +69,7 @@ def plan(
     *,
     layouts: Layouts = None,
     batch_dims: Mapping[str | int, int | None] | None = None,
+    precision: Precision | None = None,
     axes: Sequence[str] = AXES,
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = SCHEDULES,
@@ -88,7 +90,7 @@ def plan(
         batch: the forward's arguments for all ranks together: a tuple, or a dict of keywords; meta tensors suffice.
         cluster: a file that `fxpar calibrate` wrote, or the name of a published one.
         num_ranks: default: those of one host.
-        layouts, batch_dims: as in `distribute`.
+        layouts, batch_dims, precision: as in `distribute`.
         axes: the axes of the mesh that may have several ranks.
         microbatches: numbers to try; by default some multiples of the pipe axis or, without a pipeline, as many as it
             takes to fit into memory.
@@ -111,19 +113,26 @@ def plan(
     everything = _candidates(ranks, size, microbatches, axes)
     too_large = _too_large(everything, matrices_of(model), budget)
     possible = [each for each in everything if each not in too_large]
-    estimates = _analytic_estimates(model, possible, rows, known, schedules)
+    estimates = _analytic_estimates(model, possible, rows, known, schedules, precision)
     search = BestFirst(estimates, budget if microbatches is None else None)
     sampled = None if whole else layers_to_sample(model, given_patterns(layouts))
-    estimator = GraphEstimator(model, batch, known, budget, layouts, batch_dims, schedules, sampled)
+    estimator = GraphEstimator(model, batch, known, budget, layouts, batch_dims, precision, schedules, sampled)
     with imagined_world(ranks):
         search.run(estimator.estimates, most, seconds, say or _silent)
     return _ranking(known, search.estimates, too_large | search.left_out, budget)
 
 
 def _analytic_estimates(
-    model: nn.Module, possible: Sequence[Configuration], rows: int, cluster: Cluster, schedules: Sequence[str]
+    model: nn.Module,
+    possible: Sequence[Configuration],
+    rows: int,
+    cluster: Cluster,
+    schedules: Sequence[str],
+    precision: Precision | None,
 ) -> dict[Configuration, AnalyticEstimate]:
     matrices, layers = matrices_of(model), find_layers(model)
+    if precision is not None:
+        matrices = [replace(each, dtype=precision.compute) for each in matrices]
     count = None if layers is None else layers.count
     splits = any(name in SPLITTING for name in schedules)
     return {

@@ -21,6 +21,7 @@ from fxpar.costs.stage_times import estimate_costs
 from fxpar.errors import MicrobatchError
 from fxpar.ir.overlap_options import Fuse, Overlap
 from fxpar.ir.plan import Plan
+from fxpar.ir.precision import Precision
 from fxpar.ir.remat import Remat
 from fxpar.ir.stage import JointGraph
 from fxpar.ir.storage_options import AUTO, MICROBATCH, STEP, Storage, storage_choices
@@ -106,7 +107,7 @@ class StepModel:
     Args:
         model: best built under `torch.device("meta")`.
         batch: the arguments of its forward for all ranks: a tuple, or a dict of keywords; meta tensors suffice.
-        layouts, batch_dims: as in `distribute`.
+        layouts, batch_dims, precision: as in `distribute`.
 
     Raises:
         MicrobatchError: the batch does not divide.
@@ -121,10 +122,11 @@ class StepModel:
         microbatches: int,
         layouts: Layouts = None,
         batch_dims: Mapping[str | int, int | None] | None = None,
+        precision: Precision | None = None,
     ) -> None:
         local = local_batch(batch, num_batch_shards(mesh), microbatches, batch_dims or {})
         own = copy.deepcopy(model)
-        self._distribution = Distribution.of(own, mesh, layouts, microbatches, batch_dims)
+        self._distribution = Distribution.of(own, mesh, layouts, microbatches, batch_dims, precision)
         install(self._distribution)
         self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
         (planned,) = self._distribution.planned.values()

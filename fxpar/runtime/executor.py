@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.ir.stage import CompiledStage, PortKind
+from fxpar.model.loss_scale import LossScale
 from fxpar.runtime.broken_world import breaking_its_world
 from fxpar.runtime.buffer_broadcast import BufferBroadcast
 from fxpar.runtime.edge_transport import EdgeTransport
@@ -62,6 +63,7 @@ class Executor:
         microbatches: how many a step has.
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
         loss: the loss, if there is one.
+        loss_scale: the factor on it; the gradients are those of the scaled loss.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Executor:
         microbatches: int,
         batch_dims: Mapping[str, int],
         loss: Loss | None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._mesh = mesh
         self._traffic = connections.traffic
@@ -85,7 +88,7 @@ class Executor:
             if isinstance(instruction, Send) and instruction.transfer.is_backward:
                 returned[instruction.transfer.source].add(instruction.transfer.edge)
         weight = loss_weight(mesh, microbatches)
-        self._runners = {stage.index: StageRunner(stage, returned[stage.index], weight) for stage in stages}
+        self._runners = {stage.index: StageRunner(stage, returned[stage.index], weight, loss_scale) for stage in stages}
         self._num_readers = Counter(edge for runner in self._runners.values() for edge in runner.edges_read)
         uses = Counter(name for runner in self._runners.values() for name in runner.parameters)
         shared = {name for name, count in uses.items() if count > 1} | self._tied.names

@@ -23,9 +23,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class LossMean:
-    """A mean whose all-reduce, from the last stage to all ranks, is in flight."""
+    """A mean whose all-reduce, from the last stage to all ranks, is in flight: `total`, to be returned in `dtype`."""
 
     total: Tensor
+    dtype: torch.dtype
     work: dist.Work | None
 
     def value(self) -> Tensor:
@@ -36,7 +37,7 @@ class LossMean:
         """
         if self.work is not None:
             complete(self.work, "the loss")
-        return self.total
+        return self.total.to(self.dtype)
 
 
 def loss_weight(mesh: Mesh, microbatches: int) -> float:
@@ -46,8 +47,9 @@ def loss_weight(mesh: Mesh, microbatches: int) -> float:
 
 def begin_mean(pieces: Sequence[Tensor], loss: Loss, mesh: Mesh, microbatches: int) -> LossMean:
     """Begin the sum over all ranks; `pieces` are this rank's losses by microbatch: none without the last stage."""
-    total = torch.zeros((), dtype=loss.dtype, device=mesh.device_type)
+    # A sum of low precision would be rounded once for each microbatch and rank.
+    total = torch.zeros((), dtype=torch.promote_types(loss.dtype, torch.float32), device=mesh.device_type)
     if pieces:
         copies = mesh.y * mesh.x  # these ranks hold copies of one loss
-        total += torch.stack(list(pieces)).sum() * (loss_weight(mesh, microbatches) / copies)
-    return LossMean(total, dist.all_reduce(total, async_op=True) if mesh.num_ranks > 1 else None)
+        total += torch.stack(list(pieces)).to(total.dtype).sum() * (loss_weight(mesh, microbatches) / copies)
+    return LossMean(total, loss.dtype, dist.all_reduce(total, async_op=True) if mesh.num_ranks > 1 else None)

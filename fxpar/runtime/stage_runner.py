@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fxpar._torch.compiler import add_to_each
 from fxpar.ir.stage import CompiledStage, Port, PortKind
+from fxpar.model.loss_scale import LossScale
 from fxpar.runtime.gradients import own_memory
 from fxpar.runtime.step_state import StepState
 from fxpar.schedule import Kind
@@ -21,11 +22,14 @@ class StageRunner:
     Args:
         returned: the edges whose gradients the stage sends back; zeros for those that it computes none for.
         loss_weight: the weight of one microbatch's loss in the loss of the step.
+        loss_scale: the factor on it.
     """
 
-    def __init__(self, stage: CompiledStage, returned: Collection[str], loss_weight: float) -> None:
+    def __init__(
+        self, stage: CompiledStage, returned: Collection[str], loss_weight: float, loss_scale: LossScale | None = None
+    ) -> None:
         self.stage = stage
-        self._loss_weight = loss_weight
+        self._loss_weight, self._loss_scale = loss_weight, loss_scale
         self._leaving = [port.name for port in stage.outputs if port.kind is PortKind.EDGE]
         self._read = [port for port in stage.inputs if port.kind is PortKind.EDGE]
         self._returning = [port.name for port in self._read if port.name in returned]
@@ -145,10 +149,11 @@ class StageRunner:
         return [self._tangent(port, microbatch, state) for port in self.stage.tangents]
 
     def _tangent(self, port: Port, microbatch: int, state: StepState) -> Tensor:
-        """For the loss, its weight in the mean; for an edge, the sum of the gradients that its readers send back."""
+        """For the loss, its scaled weight in the mean; for an edge, the sum of the gradients that its readers return."""
         if port.kind is PortKind.RESULT:
             loss = state.results[int(port.name)][microbatch]
-            return torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)
+            weight = torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)
+            return weight if self._loss_scale is None else self._loss_scale.scaled(weight)
         total, *others = state.gradients[port.name, microbatch]
         for gradient in others:
             total = total + gradient

@@ -70,6 +70,8 @@ class Step:
                 done = self._executor.run(parameters, buffers, inputs)
         loss = done.loss
         if self._with_backward:
+            if (scale := self._distribution.loss_scale) is not None:
+                scale.unscale(done.gradients.values())
             leaves = {name: held[name] for name in done.gradients if held[name].requires_grad}
             gradients = _Gradients(done.gradients, leaves, self._distribution)
             loss = _ReturnGradients.apply(loss, gradients, self._anchor, *leaves.values())  # type: ignore[no-untyped-call]
@@ -138,9 +140,7 @@ class _Gradients:
             torch._foreach_mul_([local[name] for name in self._names], factor)
         planned, parameters = self._distribution.final_plan.parameters, self._distribution.parameters
         mesh = self._distribution.mesh.stage_mesh
-        return [
-            from_local(local[name].to(parameters[name].dtype), planned[name].layout, mesh) for name in self._names
-        ]
+        return [from_local(local[name].to(parameters[name].dtype), planned[name].layout, mesh) for name in self._names]
 
 
 class _ReturnGradients(torch.autograd.Function):

@@ -22,8 +22,9 @@ from fxpar.world.mesh import Mesh
 class TiedTransport:
     """The transports of one tied parameter, on a rank of its owner or of another user.
 
-    `layout` is that in which its owner stores it, `dtype` that of its gradients. `value` moves it to all users. `gradients` move
-    gradients to the owner: a user has one transport if it has a gradient, and the owner has those of all users.
+    `layout` is that in which its owner stores it, `dtype` that of its gradients. `value` moves it to all users.
+    `gradients` move gradients to the owner: a user has one transport if it has a gradient, and the owner has those of
+    all users.
     """
 
     name: str

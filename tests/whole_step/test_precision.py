@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import fxpar
 from fxpar.world.launch import run_ranks
+from tests.support.one_process import mesh_of_one_process
 from tests.support.parity import BATCH, SUBJECTS, loss_of
 
 DOUBLE = fxpar.Precision(torch.float64, reduce=torch.float64)
@@ -134,9 +135,10 @@ def test_training_in_half_precision_stays_with_that_of_one_process(subject: str)
 class Normalised(nn.Module):
     """A batch norm, whose running mean is a buffer of floats, between matrices."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.expected = {"first": torch.bfloat16, "norm": torch.float32, "last": last}
 
     def forward(self, x: Tensor) -> Tensor:
         for name in ("first", "norm", "last"):
@@ -146,16 +148,16 @@ class Normalised(nn.Module):
     def note(self, name: str, value: Tensor) -> None:
         torch._check(value.dtype == self.expected[name])
 
-    expected = {"first": torch.bfloat16, "norm": torch.float32, "last": torch.bfloat16}
+
+mesh = pytest.fixture(mesh_of_one_process)
 
 
-def test_modules_with_buffers_and_those_that_are_kept_compute_as_they_are_stored() -> None:
+def test_modules_with_buffers_and_those_that_are_kept_compute_as_they_are_stored(mesh: fxpar.Mesh) -> None:
     def train(keep: tuple[str, ...], last: torch.dtype) -> Tensor:
-        model = Normalised()
-        model.expected = {**Normalised.expected, "last": last}
+        model = Normalised(last)
         batch = (torch.randn(16, 8),)
         precision = fxpar.Precision(torch.bfloat16, keep=keep)
-        fxpar.distribute(model, fxpar.init_mesh(), example_inputs=batch, precision=precision)
+        fxpar.distribute(model, mesh, example_inputs=batch, precision=precision)
         loss: Tensor = torch.compile(model, backend="fxpar", options={"lowering": "aten"})(*batch)
         loss.backward()
         mean = model.norm.running_mean
@@ -223,10 +225,45 @@ def test_autocast_reaches_every_stage(around: bool) -> None:
         assert loss == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_precision_that_makes_no_sense_is_refused() -> None:
+def scaled_training(scale: float) -> list[tuple[float, bool]]:
+    """The losses of some steps in fp16, and whether each was skipped. For `run_ranks`."""
+    subject = SUBJECTS["gpt"]
+    torch.manual_seed(0)
+    model, batch = subject.build(2), subject.make_batch(BATCH)
+    precision = fxpar.Precision(torch.float16, loss_scale=scale)
+    fxpar.distribute(
+        model, fxpar.init_mesh(pipe=2), stages=2, microbatches=2, example_inputs=batch, precision=precision
+    )
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.amp.GradScaler("cpu", init_scale=2.0)
+    found = []
+    for _ in range(12):
+        loss = loss_of(step(**batch))
+        scaler.scale(loss).backward()
+        before = next(model.parameters()).clone()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        found.append((loss.item(), torch.equal(before.to_local(), next(model.parameters()).to_local())))
+    return found
+
+
+def test_a_loss_scale_that_overflows_is_halved_and_all_ranks_skip_the_step() -> None:
+    one, other = run_ranks(2, scaled_training, 2.0**20)
+    skipped = [was_skipped for _, was_skipped in one]
+    assert skipped == [was_skipped for _, was_skipped in other]
+    assert skipped[0]
+    assert not skipped[-1]
+    assert skipped == sorted(skipped, reverse=True), "once the scale fits, it stays"
+    assert one[-1][0] < one[0][0], "the model learns"
+
+
+def test_a_precision_that_makes_no_sense_is_refused(mesh: fxpar.Mesh) -> None:
     with pytest.raises(fxpar.FxparError, match=r"precision\.compute.*floating-point"):
         fxpar.Precision(torch.int8)
     with pytest.raises(fxpar.FxparError, match=r"precision\.keep.*sequence"):
         fxpar.Precision(torch.bfloat16, keep="norm")  # type: ignore[arg-type]
+    with pytest.raises(fxpar.FxparError, match=r"precision\.loss_scale.*positive"):
+        fxpar.Precision(torch.float16, loss_scale=0.0)
     with pytest.raises(fxpar.FxparError, match=r"'nrom\*' matches no parameter.*norm\.weight"):
-        fxpar.distribute(Normalised(), fxpar.init_mesh(), precision=fxpar.Precision(torch.bfloat16, keep=("nrom*",)))
+        fxpar.distribute(Normalised(), mesh, precision=fxpar.Precision(torch.bfloat16, keep=("nrom*",)))

@@ -21,14 +21,18 @@ _ADAM_STATES = 2
 
 
 def stage_memory(
-    local: JointGraph, hoisted: Hoisted, kept: ActivationMemory, own: Mapping[str, torch.dtype], working: Mapping[Kind, int]
+    local: JointGraph,
+    hoisted: Hoisted,
+    kept: ActivationMemory,
+    own: Mapping[str, torch.dtype],
+    working: Mapping[Kind, int],
 ) -> StageMemory:
     """The `StageMemory` of one stage, in bytes.
 
     Args:
         local: its graph before anything was hoisted out of it.
         kept: the activation memory of one microbatch.
-        own: the parameters that its ranks own, which may be fewer than it uses, with the dtypes that they are stored in.
+        own: the parameters that its ranks own, which may be fewer than it uses, with the dtypes of their storage.
         working: as `working_bytes` returns it.
     """
     inputs, outputs, tangents, gradients = _port_bytes(local)
