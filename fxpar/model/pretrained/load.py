@@ -70,12 +70,12 @@ def _load(distribution: Distribution, folder: Path, strict: bool) -> list[str]:
 def _fill(held: Tensor, source: LazyTensor, coordinate: Mapping[str, int]) -> None:
     """Copy to a tensor of this rank what it holds of `source`."""
     if not isinstance(held, DTensor):
-        held.copy_(source.whole())
+        source.copy_whole(held)
         return
     local, layout = held.to_local(), layout_of(held)
     intervals = [_intervals(layout.ranges(dim, coordinate)) for dim in range(local.dim())]
     for box in itertools.product(*intervals):
-        local[tuple(here for here, _ in box)].copy_(source.read(tuple(there for _, there in box)))
+        source.copy_part(tuple(there for _, there in box), local[tuple(here for here, _ in box)])
 
 
 def _intervals(ranges: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:

@@ -52,15 +52,16 @@ def save_pretrained(model: nn.Module, folder: str | PathLike[str], *, max_shard_
     max_bytes = parse_num_bytes(max_shard_size)
     work, target = f"save the model in {folder}", Path(folder)
     staging, is_first = target / _STAGING, distribution.mesh.rank == 0
+    whole, pipe_of = gathered_tensors(distribution)
     with failing_together(work):
         require_safetensors()
+        stored = without_crossing_stages(as_in_files(whole, distribution.model), whole, pipe_of)
+        files = plan_files(stored, pipe_of, max_bytes)
         if is_first:
             shutil.rmtree(staging, ignore_errors=True)  # of a save that was interrupted
-    whole, pipe_of = gathered_tensors(distribution)
+            staging.mkdir(parents=True)
     try:
         with failing_together(work):
-            stored = without_crossing_stages(as_in_files(whole, distribution.model), whole, pipe_of)
-            files = plan_files(stored, pipe_of, max_bytes)
             _write_weights(files, stored, distribution.mesh, staging)
             if is_first:
                 _write_index(files, stored, staging)
@@ -93,12 +94,12 @@ def _write_weights(files: Sequence[PlannedFile], stored: Mapping[str, LazyTensor
             continue
         tensors: dict[str, Tensor] = {}
         for name in file.tensors:
-            tensor = stored[name].whole()
-            if _is_written_by(mesh, file) and not problems:
-                tensors[name] = tensor.to("cpu", copy=True)
+            writes = _is_written_by(mesh, file) and not problems
+            whole = stored[name].whole("cpu" if writes else "meta")
+            if writes:
+                tensors[name] = whole
         try:
             if tensors:
-                folder.mkdir(parents=True, exist_ok=True)
                 save_file(tensors, folder / file.name, metadata={"format": "pt"})
         except Exception as error:
             problems.append(error)

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fxpar.errors import MissingPackageError, WeightFilesError
-from fxpar.model.pretrained.lazy_tensor import LazyTensor
+from fxpar.model.pretrained.lazy_tensor import Box, LazyTensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file with all tensors, or else the one that says which file holds which tensor."""
@@ -63,12 +65,12 @@ def _files(folder: Path) -> Mapping[Path, Sequence[str]]:
 
 def _files_of_index(index: Path) -> dict[Path, list[str]]:
     try:
-        file_of: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        file_of = dict(json.loads(index.read_bytes())["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise WeightFilesError(index, f"expected JSON with a weight_map, but: {error!r}", _REMEDY) from error
     tensors: dict[Path, list[str]] = {}
     for name, file in file_of.items():
-        tensors.setdefault(index.parent / file, []).append(name)
+        tensors.setdefault(index.parent / str(file), []).append(name)
     missing = [path.name for path in tensors if not path.is_file()]
     if missing:
         problem = f"names {len(tensors)} files, but {len(missing)} of them are not there: {', '.join(missing[:5])}"
@@ -88,4 +90,7 @@ def _tensors_of(path: Path) -> dict[str, LazyTensor]:
 
 
 def _stored(name: str, stored: Any) -> LazyTensor:
-    return LazyTensor(stored[()], stored.__getitem__, frozenset([name]))  # [()] is a view of all, and reads nothing
+    def copy_part(box: Box, target: Tensor) -> None:
+        target.copy_(stored[box])
+
+    return LazyTensor(stored[()], copy_part, frozenset([name]))  # [()] is a view of the file, and reads nothing
