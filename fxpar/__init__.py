@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fxpar.ir.plan import Plan
     from fxpar.ir.precision import Precision
     from fxpar.model.clip import clip_grad_norm_
+    from fxpar.model.pretrained.load import load_pretrained
+    from fxpar.model.pretrained.save import save_pretrained
     from fxpar.planner.search import plan
     from fxpar.reshard_tensor import plan_reshard, reshard
     from fxpar.rules import register_rule
@@ -33,11 +35,13 @@ __all__ = [
     "clip_grad_norm_",
     "distribute",
     "init_mesh",
+    "load_pretrained",
     "num_batch_shards",
     "plan",
     "plan_reshard",
     "register_rule",
     "reshard",
+    "save_pretrained",
     "shard",
 ]
 
@@ -53,11 +57,13 @@ _MODULES = {
     "clip_grad_norm_": "model.clip",
     "distribute": "distribute_model",
     "init_mesh": "world.mesh",
+    "load_pretrained": "model.pretrained.load",
     "num_batch_shards": "world.mesh",
     "plan": "planner.search",
     "plan_reshard": "reshard_tensor",
     "register_rule": "rules",
     "reshard": "reshard_tensor",
+    "save_pretrained": "model.pretrained.save",
     "shard": "ir.markers",
 }
 """Where each public name is. It is imported when it is first used: PyTorch's compiler and the solvers take seconds."""

@@ -47,6 +47,7 @@ __all__ = [
     "inductor_cache",
     "inductor_compile",
     "inductor_decompositions",
+    "is_in_state_dict",
     "is_shared",
     "leave_out_of_state_dict",
     "make_fx",
@@ -60,6 +61,7 @@ __all__ = [
     "stored_outside",
     "tag_activation_checkpoint",
     "tracing",
+    "uncompiled",
     "with_effects",
 ]
 
@@ -221,6 +223,16 @@ def graph_arguments(module: fx.GraphModule) -> list[Any]:
 def leave_out_of_state_dict(module: nn.Module, buffer: str) -> None:
     """Make the buffer of that name non-persistent: `module` neither saves nor loads it."""
     module._non_persistent_buffers_set.add(buffer)
+
+
+def is_in_state_dict(module: nn.Module, buffer: str) -> bool:
+    """Whether `module` saves and loads the buffer of that name."""
+    return buffer not in module._non_persistent_buffers_set
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given if it returned `model`, else `model`."""
+    return model._orig_mod if isinstance(model, torch._dynamo.eval_frame.OptimizedModule) else model
 
 
 def rename_placeholder(node: fx.Node, name: str) -> None:

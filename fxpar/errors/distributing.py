@@ -126,7 +126,8 @@ class NotLoadedError(FxparError):
         more = f" and {len(names) - shown} more" if len(names) > shown else ""
         super().__init__(
             f"the model was built on the meta device, and has no values yet for {', '.join(names[:shown])}{more}; call "
-            "load_state_dict before the first step, or pass init_weights=<callable taking a module> to distribute"
+            "load_state_dict or fxpar.load_pretrained before the first step, or pass init_weights=<callable taking a "
+            "module> to distribute"
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
-from fxpar._torch.compiler import leave_out_of_state_dict
+from fxpar._torch.compiler import is_in_state_dict, leave_out_of_state_dict
 from fxpar.errors import SharedBufferError
 from fxpar.ir.capture import Capture
 from fxpar.ir.stage import PlannedStage, Port, PortKind
@@ -58,3 +58,13 @@ def _leave_out_others(distribution: Distribution) -> None:
             if id(buffer) in tensors:
                 leave_out_of_state_dict(module, attribute)
                 distribution.foreign_buffers.add(f"{path}.{attribute}" if path else attribute)
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that `model` saves and loads on this rank, by all of their names."""
+    return {
+        f"{path}.{attribute}" if path else attribute: buffer
+        for path, module in model.named_modules()
+        for attribute, buffer in module._buffers.items()
+        if buffer is not None and is_in_state_dict(module, attribute)
+    }

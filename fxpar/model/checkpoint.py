@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from fxpar.model.contiguous_shards import contiguous, placed_like
 from fxpar.model.distribution import Distribution
+from fxpar.model.logical_parameters import names_of
 
 
 def install_state_dict_hooks(distribution: Distribution) -> None:
@@ -26,8 +27,8 @@ def install_state_dict_hooks(distribution: Distribution) -> None:
 
     def before_load(module: nn.Module, state: dict[str, Any], prefix: str, *unused: Any) -> None:
         own = dict(distribution.model.named_parameters(remove_duplicate=False))
-        for parameter in distribution.parameters.values():
-            for name in _names(distribution.model, parameter.homes):
+        for names in names_of(distribution.parameters, distribution.model).values():
+            for name in names:
                 if prefix + name not in state:
                     continue
                 if name in own:
@@ -47,8 +48,3 @@ def install_state_dict_hooks(distribution: Distribution) -> None:
     distribution.model.register_state_dict_post_hook(after_state_dict)
     distribution.model.register_load_state_dict_pre_hook(before_load)
     distribution.model.register_load_state_dict_post_hook(after_load)
-
-
-def _names(model: nn.Module, homes: tuple[tuple[nn.Module, str], ...]) -> list[str]:
-    paths = {module: path for path, module in model.named_modules()}
-    return [f"{paths[module]}.{attribute}" if paths[module] else attribute for module, attribute in homes]

@@ -12,6 +12,8 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from fxpar._torch.compiler import uncompiled
+from fxpar.errors import PlainModelError
 from fxpar.ir.hints import Hints
 from fxpar.ir.plan import Plan
 from fxpar.ir.precision import Precision
@@ -164,6 +166,22 @@ def common_seed() -> int:
         with naming_lost_peers("the seed of random numbers"):
             dist.broadcast_object_list(seeds, src=0)
     return seeds[0]
+
+
+def distribution_of_model(model: nn.Module, call: str) -> Distribution:
+    """The distribution of `model`, or of the module that it was compiled from.
+
+    Args:
+        call: the function that needs it, for the message.
+
+    Raises:
+        PlainModelError: `distribute` was not called on it.
+    """
+    root = uncompiled(model)
+    for distribution in _by_handle.values():
+        if distribution.model is root:
+            return distribution
+    raise PlainModelError(call, type(root).__name__)
 
 
 def distribution_of(handle: int) -> Distribution:

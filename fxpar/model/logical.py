@@ -27,6 +27,7 @@ from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.mixed_precision import compute_dtypes, converting_forward
 from fxpar.model.named_loss import named_loss
+from fxpar.model.one_process_methods import refused_methods
 from fxpar.model.sync_batch_norm import synchronized_forward
 from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
@@ -66,6 +67,7 @@ def install(distribution: Distribution) -> None:
         if module in dtypes:
             plain = members[module].get("forward", type(module).forward)
             members[module]["forward"] = in_dtype(plain, dtypes[module])
+        members[module] |= refused_methods(type(module))
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,4 +47,13 @@ def logical_parameters(model: nn.Module) -> dict[str, LogicalParameter]:
     return {
         fqn: LogicalParameter(fqn, tuple(p.shape), p.dtype, p.requires_grad, tuple(homes[id(p)]), p.dtype, p.dtype)
         for fqn, p in named.items()
+    }
+
+
+def names_of(parameters: Mapping[str, LogicalParameter], model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter in `model`, by its first one; several if it is tied."""
+    paths = {module: path for path, module in model.named_modules()}
+    return {
+        fqn: [f"{paths[module]}.{attribute}" if paths[module] else attribute for module, attribute in parameter.homes]
+        for fqn, parameter in parameters.items()
     }

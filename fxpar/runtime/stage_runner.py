@@ -149,7 +149,7 @@ class StageRunner:
         return [self._tangent(port, microbatch, state) for port in self.stage.tangents]
 
     def _tangent(self, port: Port, microbatch: int, state: StepState) -> Tensor:
-        """For the loss, its scaled weight in the mean; for an edge, the sum of the gradients that its readers return."""
+        """For the loss, its scaled weight in the mean; for an edge, the sum of its readers' gradients."""
         if port.kind is PortKind.RESULT:
             loss = state.results[int(port.name)][microbatch]
             weight = torch.full((), self._loss_weight, dtype=loss.dtype, device=loss.device)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TypeVar
 
 import torch.distributed as dist
 
-from fxpar.errors import PlanMismatchError
+from fxpar.errors import FailedOnOtherRankError, PeerLostError, PlanMismatchError
 from fxpar.world.lost_peers import naming_lost_peers
 
 T = TypeVar("T")
@@ -84,3 +85,30 @@ def of_all_ranks(own: T) -> list[T]:
     with naming_lost_peers("what all ranks compare before they run a step"):
         dist.all_gather_object(of_ranks, own)
     return of_ranks
+
+
+@contextmanager
+def failing_together(work: str) -> Iterator[None]:
+    """A context that ends with an error on every rank if it does on any; all ranks enter it. A collective of all ranks.
+
+    A rank that fails must have started the same collectives within as the others.
+
+    Args:
+        work: what is done within, for the message.
+
+    Raises:
+        FailedOnOtherRankError: all went well on this rank, but not on another one.
+        PeerLostError: another rank has ended.
+    """
+    own: Exception | None = None
+    try:
+        yield
+    except PeerLostError:
+        raise
+    except Exception as error:
+        own = error
+    for rank, problem in enumerate(of_all_ranks(None if own is None else f"{type(own).__name__}: {own}")):
+        if own is not None:
+            raise own
+        if problem is not None:
+            raise FailedOnOtherRankError(work, rank, problem)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
 
-from fxpar.errors import PlanMismatchError
-from fxpar.world.agreement import check_collectives
+from fxpar.errors import FailedOnOtherRankError, PlanMismatchError
+from fxpar.world.agreement import check_collectives, failing_together
 
 
 def compare(of_ranks: Sequence[Mapping[str, Sequence[str]]]) -> str:
@@ -15,5 +15,16 @@ def compare(of_ranks: Sequence[Mapping[str, Sequence[str]]]) -> str:
     try:
         check_collectives(of_ranks[dist.get_rank()])
     except PlanMismatchError as error:
+        return str(error)
+    return ""
+
+
+def fail_on(rank: int | None) -> str:
+    """The error on this rank of what fails on one `rank`, or on none; nothing if it does not fail here."""
+    try:
+        with failing_together("count to three"):
+            if dist.get_rank() == rank:
+                raise ValueError("what comes after two?")
+    except (FailedOnOtherRankError, ValueError) as error:
         return str(error)
     return ""

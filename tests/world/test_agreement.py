@@ -1,9 +1,9 @@
-"""A collective that ranks of a group would start in different places is named before it hangs."""
+"""Ranks that would wait for each other for ever fail: collectives in different places, an error on one rank alone."""
 
 from __future__ import annotations
 
 from fxpar.world.launch import run_ranks
-from tests.support.agree import compare
+from tests.support.agree import compare, fail_on
 
 REDUCE, GATHER = "all_reduce over x", "all_gather over z"
 
@@ -27,3 +27,9 @@ def test_a_collective_that_a_rank_lacks_is_named() -> None:
 
 def test_ranks_of_different_stages_may_communicate_differently() -> None:
     assert run_ranks(2, compare, [{"stage 0, forward": [REDUCE]}, {"stage 1, forward": [GATHER]}]) == ["", ""]
+
+
+def test_what_fails_on_one_rank_is_an_error_on_all() -> None:
+    told = "cannot count to three, since rank 1 failed: ValueError: what comes after two?"
+    assert run_ranks(3, fail_on, 1) == [told, "what comes after two?", told]
+    assert run_ranks(2, fail_on, None) == ["", ""]

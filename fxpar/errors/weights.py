@@ -1,0 +1,88 @@
+"""What can be wrong when the weights of a distributed model are read from files, or written to files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxpar.errors.base import FxparError
+
+
+def _some_of(names: Sequence[str], shown: int = 5) -> str:
+    """The first few of the names, and how many others there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+class MissingPackageError(FxparError):
+    """A package that fxpar needs for this alone is not installed."""
+
+    def __init__(self, package: str, purpose: str) -> None:
+        super().__init__(
+            f"expected the package {package}, which {purpose}, but it is not installed: pip install {package}"
+        )
+
+
+class PlainModelError(FxparError):
+    """A function for distributed models was given another one."""
+
+    def __init__(self, call: str, model: str) -> None:
+        super().__init__(
+            f"{call} expected a model that fxpar.distribute has distributed, but this {model} is not: call "
+            "fxpar.distribute(model, mesh, ...) first, and pass what it returns, or torch.compile of that"
+        )
+
+
+class OneProcessMethodError(FxparError):
+    """A method of the model that needs all of its parameters was called on a distributed model."""
+
+    def __init__(self, model: str, method: str, remedy: str) -> None:
+        super().__init__(
+            f"{model}.{method} expected all parameters in this process, but the model is distributed: each rank holds "
+            f"shards of its own stages alone; {remedy}"
+        )
+
+
+class WeightFilesError(FxparError):
+    """A folder has no weights, or files of it are missing, damaged, or in an unknown form."""
+
+    def __init__(self, where: object, problem: str, remedy: str) -> None:
+        super().__init__(f"{where}: {problem}; {remedy}")
+
+
+class OtherArchitectureError(FxparError):
+    """Most of what files hold has no place in the model, and most of the model is not in the files."""
+
+    def __init__(self, folder: object, model: str, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+        super().__init__(
+            f"{folder}: expected the weights of {model}, but found those of another architecture: {len(missing)} "
+            f"parameters are not there ({_some_of(missing, 3)}), and {len(unexpected)} tensors have no place in the "
+            f"model ({_some_of(unexpected, 3)}); build the model from the config in that folder, or load other weights"
+        )
+
+
+class MissingWeightsError(FxparError):
+    """Some of the model's parameters or buffers are not in the files."""
+
+    def __init__(self, folder: object, names: Sequence[str], num_expected: int) -> None:
+        super().__init__(
+            f"{folder}: expected values for {num_expected} parameters and buffers, but {len(names)} are not there: "
+            f"{_some_of(names)}; load a folder that has them, or pass strict=False, which leaves them as they are "
+            "(such as a new head, initialised by init_weights of fxpar.distribute)"
+        )
+
+
+class WeightMismatchError(FxparError):
+    """Tensors in the files do not have the shapes of the model's, or are quantized."""
+
+    def __init__(self, folder: object, mismatches: Sequence[str]) -> None:
+        super().__init__(
+            f"{folder}: {len(mismatches)} tensors do not fit the model: {_some_of(mismatches)}; build the model from "
+            "the config of these weights, and convert quantized ones to bfloat16 first"
+        )
+
+
+class FailedOnOtherRankError(FxparError):
+    """What all ranks do together failed on another one."""
+
+    def __init__(self, work: str, rank: int, problem: str) -> None:
+        super().__init__(f"cannot {work}, since rank {rank} failed: {problem}")
