@@ -1,7 +1,7 @@
 """The tensor-parallel plan that a model's authors ship, as hints: transformers' `tp_plan`, diffusers' `_tp_plan`.
 
 A key of a plan is the path of a module or a parameter, with `*` for a number; a parameter without a key of its own has
-that of its module.
+that of its module. Where peft's adapters wrap a module, the key means the wrapped one; theirs are left to the search.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ _TENSOR_PARALLEL, _EXPERT_PARALLEL = ("tp_plan", "_tp_plan"), ("ep_plan",)
 
 
 def _plan_of(module: nn.Module, attribute: str) -> Mapping[str, Style]:
-    plan = getattr(module, attribute, None)
+    """The module's own plan. Not what it forwards from a module that it wraps, where the plan's keys start."""
+    is_own = attribute in vars(module) or hasattr(type(module), attribute)
+    plan = getattr(module, attribute) if is_own else None
     return plan if isinstance(plan, Mapping) else {}
 
 
@@ -119,8 +121,13 @@ def _entry(key: str, style: Style, origin: str) -> _Styled:
 
 def _styled(plan: Sequence[_Styled], name: str) -> _Styled | None:
     """The entry for a parameter: the one for itself, or for its module."""
+    name = _WRAPPED.sub("", name)
     module, _, _ = name.rpartition(".")
     return next((each for path in (name, module) for each in plan if each.pattern.fullmatch(path)), None)
+
+
+_WRAPPED = re.compile(r"\.(base_layer|original_module|modules_to_save\.\w+)(?=\.)")
+"""Under which names peft's wrappers hold the module that was in their place, and the copy of it that is trained."""
 
 
 def _why_without_effect(each: _Styled, model: nn.Module, parameters: Mapping[str, LogicalParameter]) -> str:

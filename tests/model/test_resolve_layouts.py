@@ -17,6 +17,7 @@ from fxpar.errors import HintNotFoundError, InvalidOptionError, NoShippedPlanErr
 from fxpar.ir.hints import Grouped
 from fxpar.model.logical_parameters import logical_parameters
 from fxpar.model.resolve_layouts import Layouts, ResolvedLayouts, resolve_layouts
+from tests.support.adapters import llama_with_adapters
 from tests.support.fake_mesh import fake_mesh
 from tests.support.small_models import GPT, hf_llama, hf_mixtral, labelled
 
@@ -48,6 +49,17 @@ def test_a_plan_is_found_in_a_model_that_contains_another() -> None:
     found = resolved(WithValueHead())
     assert found.hints.parameters[f"language.{Q}"] == ("x", None)
     assert "tp_plan of language" in found.describe_plan()
+
+
+def test_a_plan_means_what_adapters_wrap() -> None:
+    found = resolved(llama_with_adapters(layers=1))
+    assert "names no parameter or module" not in found.describe_plan()
+    start = "base_model.model."
+    sharded = {name.removeprefix(start): hint for name, hint in found.hints.parameters.items()}
+    assert sharded["model.layers.0.self_attn.q_proj.base_layer.weight"] == ("x", None)
+    assert sharded["model.layers.0.mlp.down_proj.base_layer.weight"] == (None, "x")
+    assert sharded["lm_head.modules_to_save.default.weight"] == ("x", None)
+    assert not [name for name in sharded if "lora" in name], "they are left to the search"
 
 
 def test_users_hints_are_laid_over_the_plan_whatever_their_order() -> None:

@@ -29,6 +29,7 @@ from fxpar.bench.models import (
 from fxpar.ir.hints import Entry
 from fxpar.ir.overlap_options import Fuse
 from fxpar.schedule import SCHEDULE_NAMES
+from tests.support.adapters import gpt2_with_adapters, llama_with_adapters
 from tests.support.cycled_chain import CycledChain, cycled_batch
 from tests.support.frozen_chain import FrozenChain, class_batch
 from tests.support.small_models import hf_gpt2, hf_llama
@@ -93,6 +94,16 @@ def _frozen_chain(*frozen: str, tied: bool = False) -> Subject:
     return Subject(lambda stages: FrozenChain(frozen, tied=tied), {}, boundaries.__getitem__, class_batch)
 
 
+def _frozen_llama(*frozen: str) -> Subject:
+    def build(num_stages: int) -> nn.Module:
+        model = SUBJECTS["llama"].build(num_stages)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not any(part in name for part in frozen))
+        return model
+
+    return replace(SUBJECTS["llama"], build=build)
+
+
 # The second of two stages starts with the layers that are used twice.
 CHAIN_OPENERS = {1: [], 2: ["layers.1"]}
 
@@ -140,6 +151,27 @@ FROZEN = {
     "tied, trained by one user": _frozen_chain("head", tied=True),
 }
 SUBJECTS |= FROZEN
+# On two stages, a frozen first one has no gradient to wait for.
+FROZEN_LLAMAS = {
+    "llama, embeddings frozen": _frozen_llama("model.embed_tokens"),
+    "llama, first stage frozen": _frozen_llama("model.embed_tokens", "self_attn", "layernorm"),
+    "llama, head trained alone": _frozen_llama("model."),
+}
+SUBJECTS |= FROZEN_LLAMAS
+SUBJECTS |= {
+    "llama with adapters": replace(
+        SUBJECTS["llama"],
+        build=lambda stages: llama_with_adapters(num_layers(stages)),
+        hints={},
+        boundaries=functools.partial(stage_openers, "base_model.model.model.layers"),
+    ),
+    "gpt2 with adapters": replace(
+        SUBJECTS["gpt2"],
+        build=lambda stages: gpt2_with_adapters(num_layers(stages)),
+        hints={},
+        boundaries=functools.partial(stage_openers, "base_model.model.transformer.h"),
+    ),
+}
 # Norms and residuals have a part of the sequence on each rank; that of a sequence that does not divide is uneven.
 SUBJECTS |= {
     "gpt of two layers": replace(SUBJECTS["gpt"], build=lambda stages: SUBJECTS["gpt"].build(4)),
@@ -163,7 +195,8 @@ class Run:
     """A distributed training run that must equal the one on a single process: some steps under each schedule.
 
     `stages` is how many there are, by default one for each pipe rank; `hinted` whether the subject's hints are given;
-    `profile` and what follows are the options of these names.
+    `filtered` whether optimizers are given the trainable parameters alone; `profile` and what follows are the options
+    of these names.
     """
 
     subject: str
@@ -175,6 +208,7 @@ class Run:
     strategy: str = "broadcast"
     stages: int | None = None
     hinted: bool = True
+    filtered: bool = False
     profile: bool = False
     gather_weights: str = "auto"
     reduce_gradients: str = "auto"
@@ -220,7 +254,8 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     options = {name: getattr(run, name) for name in names}
     steps = under_schedules(model, run.schedules, options)
     # With the default eps, a gradient that is zero but for rounding moves its weight as far as any other does.
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3, eps=1e-6) for m in (model, alone)]
+    given = [_trainable(m) if run.filtered else m.parameters() for m in (model, alone)]
+    optimizers = [torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6) for parameters in given]
     for number, (schedule, whole, part) in enumerate(zip(turns, batches, mine, strict=True)):
         expected, found = loss_of(alone(**whole)), loss_of(steps[schedule](**part))
         expected.backward()
@@ -231,6 +266,11 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+
+
+def _trainable(model: nn.Module) -> list[dict[str, Any]]:
+    """The trainable parameters as one group: torch takes an empty group, as some stages have, but no empty list."""
+    return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}]
 
 
 def check_same_bits(subject_name: str, sizes: Mapping[str, Any], microbatches: int) -> None:
