@@ -21,6 +21,13 @@ class InvalidMeshError(FxparError):
     """An axis of the mesh has a size that is not a positive integer."""
 
 
+class NoMeshError(FxparError):
+    """Something that follows the mesh was made before it."""
+
+    def __init__(self, follower: str) -> None:
+        super().__init__(f"{follower} follows the mesh, but there is none: call fxpar.init_mesh(...) before it is made")
+
+
 class StageNotFoundError(FxparError):
     """A path in `stages` names no module, or one whose operations never run."""
 

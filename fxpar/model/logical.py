@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from functools import cache
 from types import FunctionType
@@ -21,7 +22,7 @@ from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.traced_property import TracedProperty
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
-from fxpar.ir.trace_forward import ForwardTracer, TraceApartError
+from fxpar.ir.trace_forward import TraceApartError
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
@@ -71,9 +72,7 @@ def install(distribution: Distribution) -> None:
     root = distribution.model
     inner = members[root].get("forward", type(root).forward)
     members[root] |= {
-        "forward": _forward_by_shapes(
-            _logical_forward(inner, distribution), f"forward_{distribution.handle}", distribution.tracer
-        ),
+        "forward": _forward_by_shapes(inner, distribution),
         "__call__": _checked_call(distribution),
     }
     for module, namespace in members.items():
@@ -136,19 +135,20 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
     return forward
 
 
-def _forward_by_shapes(traced: FunctionType, name: str, tracer: ForwardTracer) -> Callable[..., Any]:
-    """A forward that calls a copy of `traced` for each combination of argument shapes.
+def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) -> Callable[..., Any]:
+    """A forward with the signature of `inner` that calls a copy of the logical one for each combination of shapes.
 
     Dynamo keeps traces by code object, and gives up on one that it has traced some times: so shapes never end a
     training. What has to be traced without grad has copies of its own, too: Dynamo also gives up on one that it failed
     to trace.
     """
+    traced, tracer = _logical_forward(inner, distribution), distribution.tracer
     copies: dict[Hashable, FunctionType] = {}
 
     @never_compiled
     def copy_for(key: Hashable) -> FunctionType:
         if key not in copies:
-            copies[key] = _with_own_code(traced, f"{name}_{len(copies)}")
+            copies[key] = _with_own_code(traced, f"forward_{distribution.handle}_{len(copies)}")
         return copies[key]
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -160,6 +160,8 @@ def _forward_by_shapes(traced: FunctionType, name: str, tracer: ForwardTracer) -
                 pass  # the call below is not made here, so that its error does not tell of this one
         return copy_for((shapes, torch.is_grad_enabled()))(self, *args, **kwargs)
 
+    # Trainers look up which arguments the model takes.
+    forward.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
     return skip_frame(forward)
 
 

@@ -1,0 +1,166 @@
+"""An `accelerate.Accelerator` for models that `fxpar.distribute` distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.utils import recursively_apply
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from fxpar.errors import InvalidOptionError, NoMeshError
+from fxpar.integrations.checkpoints import load_shards, save_shards, whole_state_dict
+from fxpar.model.clip import clip_grad_norm_
+from fxpar.model.distribution import Distribution, distribution_of_model
+from fxpar.world.mesh import Mesh, batch_rank, mesh_of_this_world, num_batch_shards
+
+
+class FxparAccelerator(Accelerator):
+    """An accelerator whose processes are the batch shards of the mesh; ranks that share a shard act as one process.
+
+    Data loaders read this rank's batch shard, `gather` returns one value per batch shard, schedulers step as often as
+    there are batch shards, gradients are clipped over all stages, and `save_state` and `load_state` are collectives
+    that all ranks call. What concerns machines is as before: the main process is rank 0, and prints.
+
+    Call `fxpar.init_mesh` before, and `fxpar.distribute` before the optimizer is made. `prepare` then compiles the
+    model, and does not wrap it.
+
+    Args:
+        options: those of `torch.compile`.
+        others: as those of `accelerate.Accelerator`.
+
+    Raises:
+        NoMeshError: no mesh was made.
+        InvalidOptionError: `mixed_precision` is not "no".
+        PlainModelError: by `prepare`, for a model that was not distributed.
+    """
+
+    def __init__(self, *others: Any, options: Mapping[str, Any] | None = None, **named: Any) -> None:
+        super().__init__(*others, **named)
+        self._follow_mesh(options)
+
+    @classmethod
+    def adopt(cls, accelerator: Accelerator, options: Mapping[str, Any] | None = None) -> FxparAccelerator:
+        """Change an accelerator that was made by another library to one of this class, in place."""
+        accelerator.__class__ = cls
+        accelerator._follow_mesh(options)
+        adopted: FxparAccelerator = accelerator
+        return adopted
+
+    _models: list[nn.Module]
+    _optimizers: list[AcceleratedOptimizer]
+
+    def _follow_mesh(self, options: Mapping[str, Any] | None) -> None:
+        mesh = mesh_of_this_world()
+        if mesh is None:
+            raise NoMeshError(type(self).__name__)
+        if self.mixed_precision != "no":
+            raise InvalidOptionError(
+                "mixed_precision", self.mixed_precision, '"no"; convert the model, as by .bfloat16()'
+            )
+        self._mesh: Mesh = mesh
+        self._options = dict(options or {})
+        # A dispatched batch is read by rank 0, and cut by the ranks of processes.
+        self.dataloader_config.dispatch_batches = False
+
+    @property
+    def num_processes(self) -> int:
+        """The number of batch shards."""
+        return num_batch_shards(self._mesh)
+
+    @property
+    def process_index(self) -> int:
+        """The index of this rank's batch shard."""
+        return batch_rank(self._mesh)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Compile the distributed model."""
+        compiled = self.compile_model(model)
+        self._models.append(compiled)
+        return compiled
+
+    def compile_model(self, model: nn.Module, **options: Any) -> nn.Module:
+        """The distributed model, compiled with the accelerator's options, and `options` over them."""
+        distribution_of_model(model, "FxparAccelerator.prepare")
+        return cast(nn.Module, torch.compile(model, backend="fxpar", options={**self._options, **options}))
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
+        """A scheduler that steps with the optimizer, once for each batch shard, or once if these split a batch."""
+        prepared = _Scheduler(
+            scheduler, self._optimizers, step_with_optimizer=self.step_scheduler_with_optimizer, split_batches=True
+        )
+        prepared.num_steps = 1 if self.split_batches else self.num_processes
+        self._schedulers.append(prepared)
+        return prepared
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
+        """As `fxpar.clip_grad_norm_`: by the norm over all stages and shards."""
+        return clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def gather(self, tensor: Any) -> Any:
+        """The values of all batch shards, concatenated on dim 0."""
+        ranks = [rank for rank in range(self._mesh.num_ranks) if self._is_first_of_shard(rank)]
+
+        def of_shards(gathered: Tensor) -> Tensor:
+            chunks = gathered.chunk(self._mesh.num_ranks)
+            return torch.cat([chunks[rank] for rank in ranks])
+
+        return recursively_apply(of_shards, super().gather(tensor))
+
+    def _is_first_of_shard(self, rank: int) -> bool:
+        coordinate = self._mesh.coordinate_of(rank)
+        return not any(index for axis, index in coordinate.items() if axis not in self._mesh.batch_axes)
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
+        """The state dict as one process has it, on the main process; empty on the others. All ranks call it."""
+        return whole_state_dict(self._distribution(model))
+
+    def save_state(self, output_dir: str, **others: Any) -> str:
+        """Save everything that was prepared: models and their optimizers as shards, by all ranks."""
+        with self._without_models():
+            saved: str = super().save_state(output_dir, **others)
+        save_shards(Path(output_dir) / "shards", *self._prepared())
+        return saved
+
+    def load_state(self, input_dir: str, **others: Any) -> None:
+        """Load what `save_state` saved, on any mesh of as many ranks."""
+        with self._without_models():
+            super().load_state(input_dir, **others)
+        load_shards(Path(input_dir) / "shards", *self._prepared())
+
+    @contextmanager
+    def _without_models(self) -> Iterator[None]:
+        """Inside, nothing of models and optimizers is saved or loaded."""
+        held = self._models, self._optimizers
+        self._models, self._optimizers = [], []
+        try:
+            yield
+        finally:
+            self._models, self._optimizers = held
+
+    def _prepared(self) -> tuple[nn.Module, list[Optimizer]]:
+        (model,) = self._models
+        return self._distribution(model).model, [optimizer.optimizer for optimizer in self._optimizers]
+
+    def _distribution(self, model: nn.Module) -> Distribution:
+        return distribution_of_model(self.unwrap_model(model), "FxparAccelerator")
+
+
+class _Scheduler(AcceleratedScheduler):
+    """A scheduler that makes `num_steps` steps in one."""
+
+    num_steps = 1
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        for _ in range(self.num_steps):
+            super().step(*args, **kwargs)

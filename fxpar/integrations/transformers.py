@@ -1,0 +1,126 @@
+"""The `Trainer` of transformers for models that `fxpar.distribute` distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils._pytree import tree_map_only
+from transformers import Trainer, TrainingArguments
+
+from fxpar.integrations.accelerate import FxparAccelerator
+from fxpar.integrations.checkpoints import load_shards, save_shards
+from fxpar.model.distribution import Distribution, distribution_of_model
+from fxpar.world.mesh import num_batch_shards
+
+_SHARDS, _SCHEDULER = "shards", "scheduler.pt"
+"""In a checkpoint, the folder with the shards of model and optimizer, and the file of the learning rates' schedule."""
+
+
+class FxparTrainer(Trainer):
+    """A `Trainer` whose devices are the batch shards of the mesh; everything else is as its arguments say.
+
+    Give it a distributed model. The batch size per device is that of a batch shard, and of each step all ranks log the
+    loss of the global batch. A checkpoint has shards to resume from, on any mesh, and the model as `from_pretrained`
+    reads it, which rank 0 gathers.
+
+    Args:
+        options: those of `torch.compile`.
+        others: as those of `transformers.Trainer`.
+
+    Raises:
+        PlainModelError: the model was not distributed.
+        as FxparAccelerator.
+    """
+
+    def __init__(self, *others: Any, options: Mapping[str, Any] | None = None, **named: Any) -> None:
+        self._options = options
+        super().__init__(*others, **named)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Let the accelerator follow the mesh."""
+        super().create_accelerator_and_postprocess()
+        FxparAccelerator.adopt(self.accelerator, self._options)
+
+    @cached_property
+    def _compiled(self) -> nn.Module:
+        compiled: nn.Module = self.accelerator.prepare_model(self.model)
+        return compiled
+
+    @property
+    def _distribution(self) -> Distribution:
+        return distribution_of_model(self.model, "FxparTrainer")
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """The compiled model, for training and evaluation alike."""
+        return self._compiled
+
+    @cached_property
+    def _compiled_for_results(self) -> nn.Module:
+        compiled: nn.Module = self.accelerator.compile_model(self.model, results="all")
+        return compiled
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """The loss, and if more than that is wanted, the results for the rows of this rank's batch shard."""
+        compiled = self._compiled if prediction_loss_only else self._compiled_for_results
+        loss, results, labels = super().prediction_step(compiled, inputs, prediction_loss_only, ignore_keys)
+        return loss, tree_map_only(DTensor, self._rows_of_shard, results), labels
+
+    def _rows_of_shard(self, result: DTensor) -> Tensor:
+        """Those that this rank's batch shard has of a result."""
+        axes = zip(result.device_mesh.mesh_dim_names or (), result.placements, strict=True)
+        batch_axes = self._distribution.mesh.batch_axes
+        placements = [placement if axis in batch_axes else Replicate() for axis, placement in axes]
+        return result.redistribute(placements=placements).to_local()
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Of all batch shards, rather than of all ranks."""
+        total: int = self._train_batch_size * args.gradient_accumulation_steps
+        return total * num_batch_shards(self._distribution.mesh)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | float | None = None,
+    ) -> Any:
+        """The loss of a step, which is the mean over its microbatches.
+
+        A model divides the sum over tokens by the number of those in the batch, so each microbatch is given its share.
+        """
+        if num_items_in_batch is not None:
+            num_items_in_batch = num_items_in_batch / self._distribution.microbatches
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model for `from_pretrained`. All ranks call it, and rank 0 writes."""
+        state = self.accelerator.get_state_dict(self.model)
+        self._save(output_dir, state_dict=state)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save shards of model and optimizer, by all ranks, and the scheduler."""
+        save_shards(Path(output_dir) / _SHARDS, self.model, [self.optimizer.optimizer])
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the whole model, if there are no shards, which are loaded once there is an optimizer."""
+        if not (Path(resume_from_checkpoint) / _SHARDS).exists():
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not (Path(checkpoint) / _SHARDS).exists():
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        load_shards(Path(checkpoint) / _SHARDS, self.model, [self.optimizer.optimizer])
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / _SCHEDULER, weights_only=True))
