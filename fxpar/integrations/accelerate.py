@@ -64,7 +64,7 @@ class FxparAccelerator(Accelerator):
             raise NoMeshError(type(self).__name__)
         if self.mixed_precision != "no":
             raise InvalidOptionError(
-                "mixed_precision", self.mixed_precision, '"no"; convert the model, as by .bfloat16()'
+                "mixed_precision", self.mixed_precision, '"no"; give fxpar.distribute a precision instead'
             )
         self._mesh: Mesh = mesh
         self._options = dict(options or {})
