@@ -54,7 +54,7 @@ def distribute(model: nn.Module, options: argparse.Namespace) -> tuple[FxparAcce
     mesh = fxpar.init_mesh(pipe=options.pipe, data=options.data, x=options.x)
     batch = options.batch // fxpar.num_batch_shards(mesh)
     example = torch.zeros(batch, LENGTH, dtype=torch.long, device=mesh.device_type)
-    fxpar.distribute(model, mesh, microbatches=2, example_inputs=(example, example))
+    fxpar.distribute(model, mesh, microbatches=2, example_inputs=(example, example.clone()))
     is_on_cpu = mesh.device_type == "cpu"
     compile_options = {"lowering": options.lowering}
     return FxparAccelerator(gradient_accumulation_steps=2, cpu=is_on_cpu, options=compile_options), batch

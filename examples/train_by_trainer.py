@@ -60,8 +60,16 @@ class Counting(Dataset):
 def make_model() -> LlamaForCausalLM:
     """A Llama of two layers, always with the same initial weights."""
     set_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, **sizes))
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
 
 
 def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
@@ -77,7 +85,7 @@ def make_trainer(on: MeshArguments, args: TrainingArguments) -> Trainer:
         return Trainer(model, args, **data, compute_metrics=accuracy)
     mesh = fxpar.init_mesh(pipe=on.pipe, z=on.z, x=on.x, device_type=args.device.type)
     rows = torch.zeros(args.train_batch_size, LENGTH, dtype=torch.long)
-    inputs = {"input_ids": rows, "labels": rows, "num_items_in_batch": torch.ones(())}
+    inputs = {"input_ids": rows, "labels": rows.clone(), "num_items_in_batch": torch.ones(())}
     fxpar.distribute(model, mesh, microbatches=on.microbatches, example_inputs=inputs)
     return FxparTrainer(model, args, **data, compute_metrics=accuracy, options={"lowering": on.lowering})
 
