@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
@@ -20,14 +20,19 @@ _REMEDIES: Mapping[str, str] = {
 """By the name of a method, what to do in place of calling it. Models of transformers and diffusers have them."""
 
 
-def refused_methods(cls: type[nn.Module]) -> dict[str, Callable[..., NoReturn]]:
-    """For each method of `cls` that needs all parameters, one of its name that raises a OneProcessMethodError."""
-    return {name: _refusal(name) for name in _REMEDIES if hasattr(cls, name)}
+def refused_methods(cls: type[nn.Module]) -> dict[str, Callable[..., Any]]:
+    """For each method of `cls` that needs all parameters, one of its name that raises a OneProcessMethodError.
+
+    A call that brings them, as `state_dict`, does not need those of the model.
+    """
+    return {name: _refusal(getattr(cls, name), name) for name in _REMEDIES if hasattr(cls, name)}
 
 
 @cache
-def _refusal(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: nn.Module, *args: Any, **kwargs: Any) -> NoReturn:
+def _refusal(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def refuse(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("state_dict") is not None:
+            return plain(self, *args, **kwargs)
         raise OneProcessMethodError(type(self).__name__, name, _REMEDIES[name])
 
     return refuse

@@ -69,7 +69,9 @@ def test_each_region_is_generated_once_and_its_code_is_the_same_whoever_generate
     everything = [*COMMON, *OWN[0], *OWN[1]]
     ((alone, generated_alone),) = launch(tmp_path / "alone", [everything[::-1]])
     assert sum(generated for _, generated in together) == generated_alone == len(everything)
-    assert kept(tmp_path / "together") == kept(tmp_path / "alone")
+    # Beside the code, the first that asks keeps what it found out about the processor; a server may have asked before.
+    same = kept(tmp_path / "together").items() & kept(tmp_path / "alone").items()
+    assert len(same) == len(everything)
     expected = dict(zip(everything[::-1], alone, strict=True))
     for own, (found, _) in zip(OWN, together, strict=True):
         for rows, results in zip([*COMMON, *own], found, strict=True):

@@ -17,6 +17,7 @@ PLANNING = (
     "balance_stages",
     "split_stages",
     "trace_joint",
+    "cast_gradients",
     "logical_random",
     "decompose_for_sharding",
     "propagate_layouts",
