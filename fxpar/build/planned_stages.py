@@ -69,7 +69,7 @@ def plan_question(
         mesh.hosts,
         cluster_of(mesh),
         distribution.hints,
-        distribution.precision,
+        distribution.dtypes,
         distribution.plan,
         distribution.placement,
         distribution.microbatches,

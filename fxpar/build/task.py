@@ -78,6 +78,7 @@ class Task:
             "the arguments of the forward": self.arguments,
             "the captured forward": self.capture.signature,
             "the plan": str(self.distribution.final_plan),
+            "the precision": f"{self.distribution.precision}\n{self.distribution.dtypes}",
             "the options for results": f"{options.results} {options.check_inputs}",
             "the options for memory": f"{options.memory_bytes} {options.gather_weights} {options.reduce_gradients} "
             f"{options.remat} {options.gathered_bytes}",

@@ -114,6 +114,11 @@ class Distribution:
         """The sharding hints: the user's, and those of the model's own plan."""
         return self.layouts.hints
 
+    @property
+    def dtypes(self) -> str:
+        """Of each parameter, as text: those in which it is stored and used, and its gradient is summed."""
+        return "\n".join(f"{p.fqn}: {p.dtype} {p.compute_dtype} {p.reduce_dtype}" for p in self.parameters.values())
+
     def argument_name(self, position: int) -> str:
         """The name in messages of the tensor at `position` among all leaves of the latest call's arguments."""
         if self.arguments is None:

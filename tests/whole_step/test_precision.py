@@ -181,6 +181,25 @@ def test_weights_are_gathered_and_gradients_reduced_in_the_dtypes_of_the_precisi
     assert "bf16" not in reduces
 
 
+def sums_are_rounded(reduce: torch.dtype) -> bool:
+    """Whether the gradients of a step in bf16 are all numbers of bf16. For `run_ranks`."""
+    torch.manual_seed(0)
+    subject = SUBJECTS["gpt"]
+    model, batch = subject.build(1), subject.make_batch(BATCH)
+    precision = fxpar.Precision(torch.bfloat16, reduce=reduce)
+    fxpar.distribute(model, fxpar.init_mesh(z=2), microbatches=2, example_inputs=batch, precision=precision)
+    loss_of(torch.compile(model, backend="fxpar", options={"lowering": "aten"})(**batch)).backward()
+    gradients = [cast(DTensor, parameter.grad).to_local() for parameter in model.parameters()]
+    return all(torch.equal(gradient, gradient.bfloat16().float()) for gradient in gradients)
+
+
+def test_what_an_earlier_launch_kept_serves_no_other_precision(tmp_path: Path) -> None:
+    cache = {"FXPAR_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        assert run_ranks(2, sums_are_rounded, torch.float32, environment=cache) == [False, False]
+        assert run_ranks(2, sums_are_rounded, torch.bfloat16, environment=cache) == [True, True]
+
+
 def _dump_step(folder: Path) -> None:
     subject = SUBJECTS["llama"]
     model, batch = subject.build(1), subject.make_batch(BATCH)
