@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxpar.errors.base import FxparError, one_of
+from fxpar.errors.base import FxparError, one_of, some_of
 
 
 class MeshSizeError(FxparError):
@@ -130,9 +130,8 @@ class NotLoadedError(FxparError):
     """A model built on the meta device runs before all its tensors have values."""
 
     def __init__(self, names: Sequence[str], shown: int = 10) -> None:
-        more = f" and {len(names) - shown} more" if len(names) > shown else ""
         super().__init__(
-            f"the model was built on the meta device, and has no values yet for {', '.join(names[:shown])}{more}; call "
+            f"the model was built on the meta device, and has no values yet for {some_of(names, shown)}; call "
             "load_state_dict or fxpar.load_pretrained before the first step, or pass init_weights=<callable taking a "
             "module> to distribute"
         )

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxpar.errors.base import FxparError
-
-
-def _some_of(names: Sequence[str], shown: int = 5) -> str:
-    """The first few of the names, and how many others there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+from fxpar.errors.base import FxparError, some_of
 
 
 class MissingPackageError(FxparError):
@@ -55,8 +49,8 @@ class OtherArchitectureError(FxparError):
     def __init__(self, folder: object, model: str, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         super().__init__(
             f"{folder}: expected the weights of {model}, but found those of another architecture: {len(missing)} "
-            f"parameters are not there ({_some_of(missing, 3)}), and {len(unexpected)} tensors have no place in the "
-            f"model ({_some_of(unexpected, 3)}); build the model from the config in that folder, or load other weights"
+            f"parameters are not there ({some_of(missing, 3)}), and {len(unexpected)} tensors have no place in the "
+            f"model ({some_of(unexpected, 3)}); build the model from the config in that folder, or load other weights"
         )
 
 
@@ -66,7 +60,7 @@ class MissingWeightsError(FxparError):
     def __init__(self, folder: object, names: Sequence[str], num_expected: int) -> None:
         super().__init__(
             f"{folder}: expected values for {num_expected} parameters and buffers, but {len(names)} are not there: "
-            f"{_some_of(names)}; load a folder that has them, or pass strict=False, which leaves them as they are "
+            f"{some_of(names)}; load a folder that has them, or pass strict=False, which leaves them as they are "
             "(such as a new head, initialised by init_weights of fxpar.distribute)"
         )
 
@@ -76,7 +70,7 @@ class WeightMismatchError(FxparError):
 
     def __init__(self, folder: object, mismatches: Sequence[str]) -> None:
         super().__init__(
-            f"{folder}: {len(mismatches)} tensors do not fit the model: {_some_of(mismatches)}; build the model from "
+            f"{folder}: {len(mismatches)} tensors do not fit the model: {some_of(mismatches)}; build the model from "
             "the config of these weights, and convert quantized ones to bfloat16 first"
         )
 

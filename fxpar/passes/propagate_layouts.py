@@ -13,6 +13,7 @@ from torch import fx
 from fxpar.costs.dataflow import Border, Operation, operations
 from fxpar.costs.edge_prices import EdgePrices
 from fxpar.costs.prices import Prices
+from fxpar.errors.base import some_of
 from fxpar.ir import node_meta
 from fxpar.ir.layout import REPLICATE, Layout
 from fxpar.ir.node_meta import Placed
@@ -99,12 +100,11 @@ def _warn_of_replicas(
             and solved.result(op.values[0]).placement(axis) == REPLICATE
         ]
         if whole:
-            names = ", ".join(op.port.name for op in whole[:_NAMED] if op.port is not None)
-            more = f" and {len(whole) - _NAMED} more" if len(whole) > _NAMED else ""
+            names = some_of([op.port.name for op in whole if op.port is not None], _NAMED)
             num_bytes = sum(op.values[0].num_bytes for op in whole)
             warnings.warn(
                 f"all ranks along {axis} ({mesh.sizes[axis]}) hold the same of {len(whole)} weights "
-                f"({num_bytes / 1e6:.1f} MB): {names}{more}; their sizes do not divide, or no rule lets ranks share "
+                f"({num_bytes / 1e6:.1f} MB): {names}; their sizes do not divide, or no rule lets ranks share "
                 "their products (see fxpar.register_rule)",
                 stacklevel=2,
             )

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxpar
-from tests.support.parity import BATCH, Run, check_run, loss_of, stage_openers, token_batch
+from tests.support.parity import BATCH, Run, batch_shard, check_run, loss_of, stage_openers, token_batch
 from tests.support.small_models import hf_gpt2
 
 STEPS = 5
@@ -110,8 +110,7 @@ def train(
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        mine = {name: each.chunk(shards)[fxpar.batch_rank(mesh)] for name, each in make_batch().items()}
-        loss = loss_of(step(**mine))
+        loss = loss_of(step(**batch_shard(make_batch(), mesh)))
         loss.backward()
         losses.append(loss.item())
         optimizer.step()

@@ -230,6 +230,12 @@ def check_runs(runs: Sequence[Run]) -> None:
         check_run(run, mesh)
 
 
+def batch_shard(whole: Mapping[str, Tensor], mesh: fxpar.Mesh) -> dict[str, Tensor]:
+    """This rank's part of a batch."""
+    shards = fxpar.num_batch_shards(mesh)
+    return {name: value.chunk(shards)[fxpar.batch_rank(mesh)] for name, value in whole.items()}
+
+
 def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     """Compare each step's loss, gradients and their norm, with AdamW in between."""
     subject = SUBJECTS[run.subject]
@@ -240,7 +246,7 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     turns = [schedule for schedule in run.schedules for _ in range(run.steps)]
     shards = fxpar.num_batch_shards(mesh)
     batches = [subject.make_batch(BATCH * shards) for _ in turns]
-    mine = [{k: v.chunk(shards)[fxpar.batch_rank(mesh)] for k, v in batch.items()} for batch in batches]
+    mine = [batch_shard(batch, mesh) for batch in batches]
     fxpar.distribute(
         model,
         mesh,

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 import fxpar
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import mesh_of_one_process
-from tests.support.parity import BATCH, SUBJECTS, loss_of
+from tests.support.parity import BATCH, SUBJECTS, batch_shard, loss_of
 
 DOUBLE = fxpar.Precision(torch.float64, reduce=torch.float64)
 HALF = fxpar.Precision(torch.bfloat16)
@@ -35,9 +35,8 @@ def check_doubles(subject_name: str, sizes: Mapping[str, Any], lowering: str) ->
     torch.manual_seed(0)
     alone = subject.build(mesh.pipe)
     model = copy.deepcopy(alone)
-    shards = fxpar.num_batch_shards(mesh)
-    whole = subject.make_batch(BATCH * shards)
-    mine = {name: value.chunk(shards)[fxpar.batch_rank(mesh)] for name, value in whole.items()}
+    whole = subject.make_batch(BATCH * fxpar.num_batch_shards(mesh))
+    mine = batch_shard(whole, mesh)
     stages = subject.boundaries(mesh.pipe)
     fxpar.distribute(
         model, mesh, stages=stages, layouts=subject.hints, microbatches=2, example_inputs=mine, precision=DOUBLE
@@ -90,9 +89,8 @@ def half_precision_losses(subject_name: str, sizes: Mapping[str, Any], num_steps
     torch.manual_seed(0)
     alone = subject.build(mesh.pipe)
     model, low = copy.deepcopy(alone), copy.deepcopy(alone).bfloat16()
-    shards = fxpar.num_batch_shards(mesh)
-    whole = subject.make_batch(BATCH * shards)
-    mine = {name: value.chunk(shards)[fxpar.batch_rank(mesh)] for name, value in whole.items()}
+    whole = subject.make_batch(BATCH * fxpar.num_batch_shards(mesh))
+    mine = batch_shard(whole, mesh)
     fxpar.distribute(model, mesh, stages=mesh.pipe, microbatches=2, example_inputs=mine, precision=HALF)
     step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (model, alone)]
