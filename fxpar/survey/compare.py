@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 import fxpar
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.survey.families import Family
+from fxpar.survey.heads.head import Batch
 
 MICROBATCHES = 2
 
@@ -48,8 +49,8 @@ def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, low
         and whatever fails.
     """
     mesh = fxpar.init_mesh(**sizes)
-    shards, batch = fxpar.num_batch_shards(mesh), family.arguments()
-    alone = _comparable(family, batch)
+    shards = fxpar.num_batch_shards(mesh)
+    alone, batch = comparable(family)
     model = copy.deepcopy(alone)
     expected = _train_alone(alone, batch, shards * MICROBATCHES)
     whole = sum(parameter.numel() for parameter in model.parameters())
@@ -66,8 +67,8 @@ def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, low
 
 def compiles_alone(family: Family) -> bool:
     """Whether plain `torch.compile` captures the family's forward as one graph, and its backward; for `run_ranks`."""
-    batch = family.arguments()
-    step = torch.compile(_comparable(family, batch), backend="aot_eager", fullgraph=True)
+    model, batch = comparable(family)
+    step = torch.compile(model, backend="aot_eager", fullgraph=True)
     try:
         step(**batch)["loss"].backward()
     except Exception:
@@ -75,21 +76,34 @@ def compiles_alone(family: Family) -> bool:
     return True
 
 
-def _comparable(family: Family, batch: Mapping[str, Tensor]) -> nn.Module:
-    """The model in training mode, or in evaluation mode if it draws random numbers; it has gradients in both."""
+def comparable(family: Family) -> tuple[nn.Module, Batch]:
+    """A model in training mode, or in evaluation mode if it draws random numbers, and the first batch that it takes.
+
+    Raises:
+        NotTrainableError: it cannot be built, or takes none.
+    """
     try:
         model = family.build()
-        losses = []
-        for seed in range(2):
-            torch.manual_seed(seed)
-            with torch.no_grad():
-                losses.append(copy.deepcopy(model)(**batch)["loss"].item())
     except Exception as error:
         raise NotTrainableError(f"{type(error).__name__}: {error}") from error
-    return model if losses[0] == losses[1] else model.eval()
+    failure: Exception | None = None
+    for batch in family.batches(model):
+        try:
+            losses = [_loss_of_seed(copy.deepcopy(model), batch, seed) for seed in range(2)]
+            return (model if losses[0] == losses[1] else model.eval()), batch
+        except Exception as error:
+            failure = failure or error
+    raise NotTrainableError(f"{type(failure).__name__}: {failure}") from failure
 
 
-def _train_alone(model: nn.Module, batch: Mapping[str, Tensor], pieces: int) -> float:
+def _loss_of_seed(model: nn.Module, batch: Batch, seed: int) -> float:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        loss: Tensor = model(**batch)["loss"]
+    return loss.item()
+
+
+def _train_alone(model: nn.Module, batch: Batch, pieces: int) -> float:
     """The loss of a step in eager mode, as the mean of those of `pieces` of the batch; gradients are in `grad`."""
     try:
         losses = []

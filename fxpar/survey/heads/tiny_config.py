@@ -8,7 +8,7 @@ from typing import Any
 
 VOCABULARY, LAYERS, HEADS, KEY_VALUE_HEADS, HEAD_SIZE = 96, 2, 4, 2, 8
 HIDDEN = HEADS * HEAD_SIZE
-IMAGE, PATCH = 16, 4
+IMAGE, PATCH, CHANNELS = 16, 4, 3
 
 _SIZES: Mapping[str, int] = {
     r"vocab_size|.*_vocab_size|vocab_size_.*": VOCABULARY,

@@ -1,0 +1,1 @@
+"""How the models of each library are made small, and called."""

@@ -1,0 +1,47 @@
+"""A head: what families of models have it, how a tiny one is made, and with what its forward is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+ROWS = 8
+"""Of a batch: two microbatches on meshes of up to four shards of the batch."""
+
+type Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Models of many families with the same kind of output.
+
+    names: lists the families.
+    build: makes a tiny model of a family, with random weights; its forward returns something with an item "loss".
+    batches: arguments by which the forward of a model may be called, most likely first; the first that it takes counts.
+    """
+
+    names: Callable[[], Iterable[str]]
+    build: Callable[[str], nn.Module]
+    batches: Callable[[nn.Module], Iterable[Batch]]
+
+
+class WithLoss(nn.Module):
+    """A model without a loss, with one: how far all that it returns is from ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **arguments: Any) -> dict[str, Tensor]:
+        """The loss of what the model returns for these arguments."""
+        returned = [each for each in pytree.tree_leaves(self.model(**arguments)) if _is_trained(each)]
+        return {"loss": torch.stack([(each - 1).square().mean() for each in returned]).sum()}
+
+
+def _is_trained(returned: Any) -> bool:
+    return isinstance(returned, Tensor) and returned.is_floating_point()
