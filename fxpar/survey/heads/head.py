@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 ROWS = 8
 """Of a batch: two microbatches on meshes of up to four shards of the batch."""
 
-type Batch = Mapping[str, Tensor]
+Batch: TypeAlias = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
