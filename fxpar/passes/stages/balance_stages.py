@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxpar._torch.amp import enter_autocast, exit_autocast
+from fxpar._torch.compiler import FakeTensor
 from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
 from fxpar.graph.describe import describe, describe_call
@@ -53,13 +54,26 @@ def _places_to_cut(capture: Capture, nodes: Sequence[fx.Node]) -> dict[int, str]
     ordered = operations(capture)
     repeated = recomputable(ordered, capture.sources)
     own = {node for node in ordered if node not in repeated and not is_context(node)}
+    wrapped = _wrapped_across(nodes)
     places: dict[int, str] = {}
     before = 0
     for position, name in _module_starts(nodes).items():
-        if own.intersection(nodes[before:position]):
+        if position not in wrapped and own.intersection(nodes[before:position]):
             places[position] = name
             before = position
     return places
+
+
+def _wrapped_across(nodes: Sequence[fx.Node]) -> set[int]:
+    """The positions that values cross which only exist within a `torch.func` transform, such as vmap."""
+    positions: set[int] = set()
+    place = {node: position for position, node in enumerate(nodes)}
+    for node, position in place.items():
+        if isinstance(value := node.meta.get("example_value"), Tensor) and not isinstance(value, FakeTensor):
+            positions.update(
+                range(position + 1, max((place[user] for user in node.users if user in place), default=0) + 1)
+            )
+    return positions
 
 
 def _module_starts(nodes: Sequence[fx.Node]) -> dict[int, str]:
@@ -129,15 +143,17 @@ class _Autocasts:
 
 def _node_time(node: fx.Node, value: Tensor, prices: Prices, counter: FlopCounterMode) -> float:
     before = counter.get_total_flops()
-    _run(node, value)
+    # Within a `torch.func` transform values are wrapped, and ops on them do not run outside of it.
+    if isinstance(value, FakeTensor):
+        _run(node, value)
     flops = counter.get_total_flops() - before
     return prices.arithmetic_us(flops, value.dtype) + 2 * value.nbytes / prices.memory_bytes_per_us
 
 
-def _run(node: fx.Node, value: Tensor) -> None:
+def _run(node: fx.Node, value: FakeTensor) -> None:
     """Run one node on fake tensors, for the FLOP counter to see."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: used.meta.get("example_value"))
-    with value.fake_mode, torch.no_grad():  # type: ignore[attr-defined]  # every example value is a FakeTensor
+    with value.fake_mode, torch.no_grad():
         if isinstance(node.target, str):
             getattr(args[0], node.target)(*args[1:], **kwargs)
         else:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.costs.prices import prices_of
+from fxpar.errors import InvalidStagesError
 from fxpar.passes.stages import balance_stages as module
 from fxpar.passes.stages.balance_stages import balance_stages
 from tests.support.captures import captured
@@ -68,6 +69,26 @@ def test_equal_ops_are_run_once() -> None:
         with patch.object(module, "_run", side_effect=module._run) as run:
             balance_stages(capture, 2, prices_of(distribution.mesh))
         assert run.call_count == 1
+
+
+class Mapped(nn.Module):
+    """Three layers, of which the middle one, and the two modules in it, run on one sample at a time by `vmap`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(NARROW, NARROW), nn.Linear(NARROW, NARROW)
+        self.middle = nn.Sequential(nn.Linear(NARROW, NARROW), nn.Linear(NARROW, NARROW))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mapped: Tensor = torch.vmap(lambda row: self.middle(row) * row)(self.first(x))
+        return self.last(mapped)
+
+
+def test_no_stage_begins_amid_a_transform() -> None:
+    capture, distribution = captured(Mapped(), (torch.randn(HEIGHT, NARROW),))
+    assert balance_stages(capture, 2, prices_of(distribution.mesh)) == ("last",)
+    with pytest.raises(InvalidStagesError, match="through 1 modules"):
+        balance_stages(capture, 3, prices_of(distribution.mesh))
 
 
 def test_of_equally_good_cuts_the_first_are_taken() -> None:
