@@ -82,24 +82,28 @@ def comparable(family: Family) -> tuple[nn.Module, Batch]:
     Raises:
         NotTrainableError: it cannot be built, or takes none.
     """
-    try:
-        model = family.build()
-    except Exception as error:
-        raise NotTrainableError(f"{type(error).__name__}: {error}") from error
     failure: Exception | None = None
-    for batch in family.batches(model):
+    for build in family.builds():
         try:
-            losses = [_loss_of_seed(copy.deepcopy(model), batch, seed) for seed in range(2)]
-            return (model if losses[0] == losses[1] else model.eval()), batch
+            model = build()
         except Exception as error:
             failure = failure or error
+            continue
+        for batch in family.batches(model):
+            try:
+                losses = [_loss_of_seed(copy.deepcopy(model), batch, seed) for seed in range(2)]
+            except Exception as error:
+                failure = failure or error
+            else:
+                return (model if losses[0] == losses[1] else model.eval()), batch
     raise NotTrainableError(f"{type(failure).__name__}: {failure}") from failure
 
 
 def _loss_of_seed(model: nn.Module, batch: Batch, seed: int) -> float:
+    """The loss in training mode; that there are gradients is tried as well."""
     torch.manual_seed(seed)
-    with torch.no_grad():
-        loss: Tensor = model(**batch)["loss"]
+    loss: Tensor = model(**batch)["loss"]
+    loss.backward()
     return loss.item()
 
 

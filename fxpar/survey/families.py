@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,23 +23,24 @@ class Family:
     name: str
     head: str
 
-    def build(self) -> nn.Module:
-        """A tiny model with random weights, in training mode.
-
-        Raises:
-            and whatever its configuration or model does, if its sizes do not fit together.
-        """
-        torch.manual_seed(0)
-        model = HEADS[self.head].build(self.name)
-        for parameter in model.parameters():
-            if parameter.ndim > 1 and not parameter.any():
-                nn.init.normal_(parameter, std=0.02)  # zeros keep gradients from all that is before them
-        return model.train()
+    def builds(self) -> Iterator[Callable[[], nn.Module]]:
+        """Functions that make a model with random weights, in training mode, smallest first."""
+        for build in HEADS[self.head].builds(self.name):
+            yield partial(_seeded, build)
 
     def batches(self, model: nn.Module) -> Iterator[Batch]:
-        """Arguments by which the forward of the model that `build` made may be called, most likely first."""
+        """Arguments by which the forward of such a model may be called, most likely first."""
         torch.manual_seed(1)
         yield from HEADS[self.head].batches(model)
+
+
+def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    model = build()
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and not parameter.any():
+            nn.init.normal_(parameter, std=0.02)  # zeros keep gradients from all that is before them
+    return model.train()
 
 
 def all_families() -> Iterator[Family]:

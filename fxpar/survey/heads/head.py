@@ -21,12 +21,13 @@ class Head:
     """Models of many families with the same kind of output.
 
     names: lists the families.
-    build: makes a tiny model of a family, with random weights; its forward returns something with an item "loss".
+    builds: functions that make a model of a family, with random weights, smallest first: the first that has a loss and
+        gradients counts. A forward returns something with an item "loss".
     batches: arguments by which the forward of a model may be called, most likely first; the first that it takes counts.
     """
 
     names: Callable[[], Iterable[str]]
-    build: Callable[[str], nn.Module]
+    builds: Callable[[str], Iterable[Callable[[], nn.Module]]]
     batches: Callable[[nn.Module], Iterable[Batch]]
 
 

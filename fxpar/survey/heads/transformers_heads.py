@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.survey.heads.head import ROWS, Batch, Head
-from fxpar.survey.heads.tiny_config import CHANNELS, IMAGE, VOCABULARY, shrink
+from fxpar.survey.heads.tiny_config import CHANNELS, IMAGE, SHRINKINGS, VOCABULARY, Shrinking, shrink
 
 LENGTH = 16
 """Of a sequence of tokens."""
@@ -18,40 +19,66 @@ LENGTH = 16
 FRAMES, SAMPLES = 64, 2048
 """Of speech: enough for what is left of it after the strides of the feature encoders."""
 
-
-def _build(auto_class: str, name: str) -> nn.Module:
-    import transformers
-
-    config = transformers.CONFIG_MAPPING[name]()
-    shrink(config)
-    model: nn.Module = getattr(transformers, auto_class).from_config(config)
-    return model
+_BINS = ("num_mel_bins", "feature_size", "feature_projection_input_dim", "input_feat_per_channel", "input_dim")
+"""What models call the number of values that a frame of a spectrum has."""
 
 
-def _names(mapping: str) -> Iterable[str]:
+LARGEST = 50_000_000
+"""Parameters of a model; larger ones are not tried."""
+
+
+def _names(mapping: str) -> Mapping[str, str | tuple[str, ...]]:
+    """The classes of the models with a head, by family."""
     from transformers.models.auto import modeling_auto
 
-    names: Mapping[str, str] = getattr(modeling_auto, mapping)
+    names: Mapping[str, str | tuple[str, ...]] = getattr(modeling_auto, mapping)
     return names
 
 
-def _tokens(length: int = LENGTH) -> Tensor:
-    return torch.randint(4, VOCABULARY, (ROWS, length))  # the first ones are often special, such as padding
+def _builds(mapping: str, name: str) -> Iterator[Callable[[], nn.Module]]:
+    for shrinking in SHRINKINGS:
+        yield partial(_build, mapping, name, shrinking)
+
+
+def _build(mapping: str, name: str, shrinking: Shrinking) -> nn.Module:
+    import transformers
+
+    config = transformers.CONFIG_MAPPING[name]()
+    shrink(config, shrinking)
+    if mapping == _CAUSAL and hasattr(config, "is_decoder"):
+        config.is_decoder = True  # of an encoder
+    classes = _names(mapping)[name]
+    make = getattr(transformers, classes if isinstance(classes, str) else classes[0])
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in make(copy.deepcopy(config)).parameters())
+    if size > LARGEST:
+        raise ValueError(f"it cannot be made smaller than {size:,} parameters by the names of its fields")
+    model: nn.Module = make(config)
+    return model
+
+
+def _tokens(model: nn.Module, length: int = LENGTH) -> Tensor:
+    vocabulary = min(VOCABULARY, _field(model, "vocab_size", VOCABULARY))
+    return torch.randint(4, vocabulary, (ROWS, length))  # the first ones are often special, such as padding
 
 
 def _causal(model: nn.Module) -> Iterator[Batch]:
-    tokens = _tokens()
-    yield {"input_ids": tokens, "labels": tokens}
+    tokens = _tokens(model)
+    batch = {"input_ids": tokens, "labels": tokens}
+    yield batch
+    for images in _images(model):
+        yield {**batch, **images}
 
 
 def _masked(model: nn.Module) -> Iterator[Batch]:
-    yield {"input_ids": _tokens(), "labels": _tokens()}
+    yield {"input_ids": _tokens(model), "labels": _tokens(model)}
 
 
 def _sequences(model: nn.Module) -> Iterator[Batch]:
-    batch = {"input_ids": _tokens(), "labels": _tokens(LENGTH // 2)}
+    batch = {"input_ids": _tokens(model), "labels": _tokens(model, LENGTH // 2)}
     yield batch
-    yield {**batch, "decoder_input_ids": _tokens(LENGTH // 2)}
+    yield {**batch, "decoder_input_ids": _tokens(model, LENGTH // 2)}
+    yield from _causal(model)
 
 
 def _classified(model: nn.Module) -> Iterator[Batch]:
@@ -59,13 +86,17 @@ def _classified(model: nn.Module) -> Iterator[Batch]:
     labels = torch.randint(0, 2, (ROWS,))
     for given in (*_images(model), *_sounds(model)):
         yield {**given, "labels": labels}
+    if "pixel_values" not in _called_with(model):
+        yield {"input_ids": _tokens(model), "labels": labels}
 
 
 def _transcribed(model: nn.Module) -> Iterator[Batch]:
-    labels = _tokens(4)
+    labels = _tokens(model, 4)
     for given in _sounds(model):
         yield {**given, "labels": labels}
-        yield {**given, "labels": labels, "decoder_input_ids": _tokens(4)}
+        yield {**given, "labels": labels, "decoder_input_ids": _tokens(model, 4)}
+    if "input_ids" in _called_with(model):
+        yield from _causal(model)
 
 
 def _images(model: nn.Module) -> Iterator[Batch]:
@@ -77,10 +108,19 @@ def _images(model: nn.Module) -> Iterator[Batch]:
 def _sounds(model: nn.Module) -> Iterator[Batch]:
     if "input_values" in _called_with(model):
         yield {"input_values": torch.randn(ROWS, SAMPLES)}
-    if "input_features" in _called_with(model):
-        bins = _field(model, "num_mel_bins", _field(model, "feature_size", 80))
-        yield {"input_features": torch.randn(ROWS, FRAMES, bins)}
-        yield {"input_features": torch.randn(ROWS, bins, FRAMES)}
+    for given in _spectra(model):
+        yield given
+        yield {**given, "attention_mask": torch.ones(ROWS, next(iter(given.values())).shape[1], dtype=torch.long)}
+
+
+def _spectra(model: nn.Module) -> Iterator[Batch]:
+    name = next((name for name in ("input_features", "input_values") if name in _called_with(model)), None)
+    bins = next((found for field in _BINS if (found := _field(model, field, None)) is not None), 80)
+    frames = _field(model, "max_source_positions", None)
+    for length in (FRAMES, *(() if frames is None else (2 * frames,))):
+        if name is not None:
+            yield {name: torch.randn(ROWS, length, bins)}
+            yield {name: torch.randn(ROWS, bins, length)}
 
 
 def _called_with(model: nn.Module) -> Iterable[str]:
@@ -103,17 +143,19 @@ def _size_of_images(model: nn.Module) -> int:
     return int(size if isinstance(size, int) else size[0])
 
 
-def _head(auto_class: str, mapping: str, batches: Callable[[nn.Module], Iterable[Batch]]) -> Head:
-    return Head(partial(_names, mapping), partial(_build, auto_class), batches)
+def _head(mapping: str, batches: Callable[[nn.Module], Iterable[Batch]]) -> Head:
+    return Head(partial(_names, mapping), partial(_builds, mapping), batches)
 
+
+_CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 HEADS: Mapping[str, Head] = {
-    "causal-lm": _head("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", _causal),
-    "masked-lm": _head("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", _masked),
-    "seq2seq": _head("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", _sequences),
-    "image": _head("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", _classified),
-    "audio": _head("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", _classified),
-    "ctc": _head("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES", _transcribed),
-    "speech": _head("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", _transcribed),
+    "causal-lm": _head(_CAUSAL, _causal),
+    "masked-lm": _head("MODEL_FOR_MASKED_LM_MAPPING_NAMES", _masked),
+    "seq2seq": _head("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", _sequences),
+    "image": _head("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", _classified),
+    "audio": _head("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", _classified),
+    "ctc": _head("MODEL_FOR_CTC_MAPPING_NAMES", _transcribed),
+    "speech": _head("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", _transcribed),
 }
-"""The heads, by the class that makes a model with one."""
+"""The heads, by transformers' table of the models that have one."""
