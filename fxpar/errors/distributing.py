@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fxpar.errors.base import FxparError, one_of, some_of
 
@@ -154,3 +154,15 @@ class OptimizerStateError(FxparError):
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"the optimizer's state dict cannot be loaded: {problem}; {remedy}")
+
+
+class OpsWithoutRuleWarning(UserWarning):
+    """Ops have no sharding rule; `ops` counts them by their names."""
+
+    def __init__(self, ops: Mapping[str, int], axes: Sequence[str]) -> None:
+        names = some_of([f"{name} ({count})" for name, count in ops.items()])
+        super().__init__(
+            f"all ranks along {' and '.join(axes)} compute {sum(ops.values())} ops whole, since these have no sharding "
+            f"rule: {names}; see fxpar.register_rule"
+        )
+        self.ops = ops

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,16 +14,18 @@ from torch import fx
 from fxpar.costs.dataflow import Border, Operation, operations
 from fxpar.costs.edge_prices import EdgePrices
 from fxpar.costs.prices import Prices
+from fxpar.errors import OpsWithoutRuleWarning
 from fxpar.errors.base import some_of
 from fxpar.ir import node_meta
 from fxpar.ir.layout import REPLICATE, Layout
 from fxpar.ir.node_meta import Placed
-from fxpar.ir.stage import JointGraph, Port, StageBorder
+from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.search import AUTOMATIC_AXES, Search
 from fxpar.layouts.search_once import Searched, search_once
 from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.layouts.weights import weights_of_products
+from fxpar.rules.lookup import rule_for
 from fxpar.world.mesh import Mesh
 
 _NAMED = 5
@@ -69,6 +72,7 @@ def propagate_layouts(
     search = Search(program, by_node, mesh, prices, microbatches, edges)
     solved = SolvedAxes.of(program, search_once(search, known))
     _warn_of_replicas(program, by_node, mesh, solved)
+    _warn_of_ops_without_rule(program, mesh)
     _annotate(joint, program, solved)
     return _border(program, solved)
 
@@ -108,6 +112,30 @@ def _warn_of_replicas(
                 "their products (see fxpar.register_rule)",
                 stacklevel=2,
             )
+
+
+def _warn_of_ops_without_rule(program: Sequence[Operation], mesh: Mesh) -> None:
+    """Warn of ops that every rank along an automatic axis computes whole, since they have no sharding rule.
+
+    Ops on what is known without data, parameters and other stages, such as positions, and ops that return a single
+    number cost nothing worth a warning.
+    """
+    axes = [axis for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1]
+    found: Counter[str] = Counter()
+    reached: set[fx.Node] = set()
+    for op in program if axes else ():
+        if op.port is not None:
+            reached.update([op.node] if op.port.kind is not PortKind.BUFFER else [])
+        elif any(value.node in reached for value in op.operands):
+            reached.add(op.node)
+            if op.call is not None and rule_for(op.call.target) is None and _returns_several(op):
+                found[str(op.call.target)] += 1
+    if found:
+        warnings.warn(OpsWithoutRuleWarning(found, axes), stacklevel=2)
+
+
+def _returns_several(op: Operation) -> bool:
+    return any(value is not None and value.tensor.numel() > 1 for value in op.results)
 
 
 def _annotate(joint: JointGraph, program: Sequence[Operation], solved: SolvedAxes) -> None:

@@ -26,6 +26,16 @@ def sized_like_result(name: str) -> Callable[[LocalOp], fx.Node]:
     return emit
 
 
+def emit_strided(local: LocalOp) -> fx.Node:
+    """new_empty_strided of the local shape, in the logical stride order and without gaps."""
+    (logical,) = local.call.outputs
+    assert logical is not None
+    order = stride_order(torch.empty_strided(logical, argument(local.call, "stride"), device="meta"))
+    shape = local.output_shape()
+    dense = torch.empty([shape[dim] for dim in order], device="meta").permute(inverse(order))
+    return call_with(local, size=list(shape), stride=list(dense.stride()))
+
+
 def call_with(local: LocalOp, **replaced: Any) -> fx.Node:
     """Emit the op on the local operands with some arguments replaced by name."""
     args, kwargs = with_arguments(local, **replaced)

@@ -43,6 +43,14 @@ def along_dim(call: OpCall) -> Einsum:
     return Einsum((tuple(dims),) * len(call.inputs), (tuple(dims),) * len(call.outputs))
 
 
+def along_dims(call: OpCall) -> Einsum:
+    """An op along `dims` that needs them whole: flip, roll. Without dims it is along all."""
+    rank = len(call.inputs[0])
+    along = {dim % rank for dim in argument(call, "dims")} if rank else set()
+    dims = tuple(None if dim in along or not argument(call, "dims") else d for dim, d in enumerate(free_dims(rank)))
+    return Einsum((dims,), (dims,))
+
+
 def reduced(call: OpCall) -> Einsum:
     """A reduction over `dim` (one, several, or all) that adds up over ranks."""
     return _reduced(call, whole=False)
@@ -169,6 +177,23 @@ def scattered(call: OpCall) -> Einsum | None:
     same = [d if len(set(sizes)) == 1 else None for d, *sizes in zip(dims, *call.inputs, strict=True)]
     same[dim_argument(call)] = None
     return Einsum((tuple(same),) * len(call.inputs), (tuple(same),))
+
+
+def index_added(call: OpCall) -> Einsum | None:
+    """index_add, index_copy: whole along `dim`, and so is the index; other dims match."""
+    target, index, source = call.inputs
+    if not target or len(target) != len(source):
+        return None
+    dims = free_dims(len(target))
+    dims[dim_argument(call)] = None
+    return Einsum((tuple(dims), (None,) * len(index), tuple(dims)), (tuple(dims),))
+
+
+def counted_in_bins(call: OpCall) -> Einsum | None:
+    """histc between given bounds: counts add up over ranks. Bounds that are equal stand for those of the values."""
+    if argument(call, "min") == argument(call, "max"):
+        return None
+    return Einsum((tuple(free_dims(len(call.inputs[0]))),), ((None,),))
 
 
 def counted(call: OpCall) -> Einsum | None:

@@ -26,7 +26,12 @@ from fxpar.rules.strategies import admissible
 aten = torch.ops.aten
 Coordinate = Mapping[str, int]
 
-_UNINITIALIZED = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
+_UNINITIALIZED = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
 """Ops whose results have no values to compare."""
 
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.float16: 3e-2, torch.bfloat16: 2e-1}

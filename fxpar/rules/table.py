@@ -73,6 +73,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.div.Scalar: _multilinear,
     aten.where.self: EinsumRule(pointwise, linear_in=(1, 2)),
     aten.masked_fill.Scalar: POINTWISE,
+    aten.floor_divide.default: POINTWISE,
+    aten.softplus_backward.default: POINTWISE,
     # Copies, and conversions, which round
     aten.clone.default: _same,
     aten.detach.default: _same,
@@ -104,6 +106,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.slice_backward.default: EinsumRule(
         views.slice_restored, linear_in=TOGETHER, emit_local=local_shapes.emit_slice_backward
     ),
+    aten.slice_scatter.default: EinsumRule(views.slice_replaced, linear_in=TOGETHER),
+    aten.select_scatter.default: EinsumRule(views.selection_replaced, linear_in=TOGETHER),
     aten.split.Tensor: _view(views.split, local_shapes.emit_split),
     aten.split_with_sizes.default: _view(views.split, local_shapes.emit_split_with_sizes),
     aten.unbind.int: _view(views.unbound),
@@ -119,6 +123,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.new_zeros.default: _zeros,
     aten.new_ones.default: _sized,
     aten.new_empty.default: _sized,
+    aten.new_empty_strided.default: EinsumRule(views.factory, emit_local=local_shapes.emit_strided),
     torch.ops.fxpar.uniform.default: EinsumRule(views.factory, emit_local=emit_uniform),
     aten.scalar_tensor.default: EinsumRule("-> ()"),
     aten.arange.default: _arange,
@@ -149,6 +154,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.var.correction: _whole_reduction,
     aten.var_mean.correction: _whole_reduction,
     aten.logsumexp.default: _whole_reduction,
+    aten.linalg_vector_norm.default: _whole_reduction,
+    aten.histc.default: EinsumRule(notations.counted_in_bins),
     # Ops along a dim that they need whole
     aten._softmax.default: _along_dim,
     aten._softmax_backward_data.default: _along_dim,
@@ -157,7 +164,15 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten._log_softmax_backward_data.default: _along_dim,
     aten.cumsum.default: EinsumRule(along_dim, linear_in=TOGETHER),
     aten.cumprod.default: _along_dim,
+    aten.logcumsumexp.default: _along_dim,
+    aten.cummax.default: _along_dim,
+    aten.cummin.default: _along_dim,
     aten.sort.default: _along_dim,
+    aten.sort.stable: _along_dim,
+    aten.topk.default: _along_dim,
+    aten.kthvalue.default: _whole_reduction,
+    aten.flip.default: _view(notations.along_dims),
+    aten.roll.default: _view(notations.along_dims),
     aten.tril.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
     aten.triu.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
     # Pools: the dims that a window moves over are whole
@@ -195,6 +210,9 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.scatter.src: EinsumRule(notations.scattered),
     aten.scatter.value: EinsumRule(notations.scattered),
     aten.scatter_add.default: EinsumRule(notations.scattered),
+    aten.scatter_reduce.two: EinsumRule(notations.scattered),
+    aten.index_add.default: EinsumRule(notations.index_added, linear_in=(0, 2)),
+    aten.index_copy.default: EinsumRule(notations.index_added, linear_in=(0, 2)),
     # Attention, on CPUs and on GPUs
     aten._scaled_dot_product_flash_attention_for_cpu.default: EinsumRule(
         attention("{q}, {kv}, {kv}, {mask} -> {q}, {rows}")

@@ -109,6 +109,19 @@ def select_restored(call: OpCall) -> Einsum:
     return Einsum(rest, whole)
 
 
+def selection_replaced(call: OpCall) -> Einsum:
+    """select_scatter: one value of a dim, which is whole, is replaced."""
+    whole, (rest,) = _without(len(call.inputs[0]), dim_argument(call))
+    return Einsum((*whole, rest), whole)
+
+
+def slice_replaced(call: OpCall) -> Einsum:
+    """slice_scatter: a piece of a dim, which is whole, is replaced."""
+    rank = len(call.inputs[0])
+    dims = _uncut(rank, dim_argument(call))
+    return Einsum((dims, dims), (dims,))
+
+
 def unbound(call: OpCall) -> Einsum:
     """unbind: one result per value of a dim."""
     whole, (piece,) = _without(len(call.inputs[0]), dim_argument(call))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import fxpar
+from fxpar.errors import OpsWithoutRuleWarning
+from fxpar.model.distribution import distribution_of_model
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.survey.families import Family
 from fxpar.survey.heads.head import Batch
@@ -29,12 +32,16 @@ class Comparison:
     loss_error, gradient_error: relative; of the gradients the largest, relative to the gradient's largest element.
     worst: the parameter that has it.
     share: the part of the parameters that this rank holds.
+    without_rule: the ops that this rank found to have no sharding rule, so that all ranks compute them whole.
+    by_plan: whether hints came from the authors' plan.
     """
 
     loss_error: float
     gradient_error: float
     worst: str
     share: float
+    without_rule: tuple[str, ...]
+    by_plan: bool
 
 
 class NotTrainableError(Exception):
@@ -55,14 +62,26 @@ def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, low
     expected = _train_alone(alone, batch, shards * MICROBATCHES)
     whole = sum(parameter.numel() for parameter in model.parameters())
     mine = {name: each.chunk(shards)[fxpar.batch_rank(mesh)] for name, each in batch.items()}
-    fxpar.distribute(model, mesh, layouts=layouts, microbatches=MICROBATCHES, example_inputs=mine)
-    step = torch.compile(model, backend="fxpar", options={"lowering": lowering})
-    loss: Tensor = step(**mine)["loss"]
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        fxpar.distribute(model, mesh, layouts=layouts, microbatches=MICROBATCHES, example_inputs=mine)
+        step = torch.compile(model, backend="fxpar", options={"lowering": lowering})
+        loss: Tensor = step(**mine)["loss"]
     loss.backward()
+    without_rule = {op for each in given if isinstance(each.message, OpsWithoutRuleWarning) for op in each.message.ops}
     errors = dict(_gradient_errors(alone, model))
     worst = max(errors, key=errors.__getitem__, default="")
     held = sum(_local(parameter).numel() for parameter in model.parameters())
-    return Comparison(abs(loss.item() - expected) / abs(expected), errors.get(worst, 0.0), worst, held / whole)
+    loss_error = abs(loss.item() - expected) / abs(expected)
+    shipped = distribution_of_model(model, "compare_step").layouts.shipped
+    return Comparison(
+        loss_error,
+        errors.get(worst, 0.0),
+        worst,
+        held / whole,
+        tuple(sorted(without_rule)),
+        shipped is not None and bool(shipped.hints),
+    )
 
 
 def compiles_alone(family: Family) -> bool:

@@ -33,7 +33,12 @@ Verdict = Literal["right", "wrong", "fails", "torch.compile fails", "does not tr
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of a family on a mesh; `share` is the largest part of the parameters that a rank holds."""
+    """What became of a family on a mesh.
+
+    share: the largest part of the parameters that a rank holds.
+    without_rule: the ops that have no sharding rule, which ranks along an axis therefore all compute whole.
+    by_plan: whether hints came from the authors' plan.
+    """
 
     family: str
     head: str
@@ -45,16 +50,24 @@ class Finding:
     share: float
     reason: str
     seconds: float
+    without_rule: Sequence[str] = ()
+    by_plan: bool = False
 
 
 def survey(
     families: Sequence[Family], meshes: Sequence[str], layouts: Sequence[str], file: Path, lowering: str = "aten"
 ) -> Iterator[Finding]:
-    """All findings, in order: those that `file` has already, and new ones, which are appended to it as JSON lines."""
+    """All findings, in order: those that `file` has already, and new ones, which are appended to it as JSON lines.
+
+    The layouts "search" are tried where the default ones come from the authors' plan, and so are others.
+    """
     known = {_key(each): each for each in read_findings(file)}
     for family in families:
         for mesh in meshes:
             for layout in layouts if "x" in MESHES[mesh] else layouts[:1]:
+                default = known.get((family.name, family.head, mesh, "default"))
+                if layout == "search" and default is not None and not default.by_plan:
+                    continue
                 key = family.name, family.head, mesh, layout
                 if key not in known:
                     known[key] = _try(family, mesh, layout, lowering)
@@ -75,30 +88,40 @@ def _key(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _try(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
-    sizes, start = MESHES[mesh], time.monotonic()
-    verdict: Verdict
+    start = time.monotonic()
     try:
         ranks = run_ranks(
-            math.prod(sizes.values()),
+            math.prod(MESHES[mesh].values()),
             compare_step,
             family,
-            sizes,
+            MESHES[mesh],
             None if layouts == "default" else layouts,
             lowering,
             environment={"FXPAR_CACHE_DIR": ""},
             timeout_s=TIMEOUT_S,
         )
-        loss = max(rank.loss_error for rank in ranks)
-        gradient, worst = max((rank.gradient_error, rank.worst) for rank in ranks)
-        is_right = loss <= LOSS_BAR and gradient <= GRADIENT_BAR
-        verdict, reason = ("right", "") if is_right else ("wrong", f"gradient of {worst}")
-        share = max(rank.share for rank in ranks)
     except RankFailedError as error:
         kind, reason = _reason(str(error))
-        verdict = "does not train alone" if kind == "NotTrainableError" else _why_it_fails(family)
-        loss = gradient = share = math.nan
+        verdict: Verdict = "does not train alone" if kind == "NotTrainableError" else _why_it_fails(family)
+        results = verdict, math.nan, math.nan, math.nan, reason
+        return Finding(family.name, family.head, mesh, layouts, *results, time.monotonic() - start)
+    loss = max(rank.loss_error for rank in ranks)
+    gradient, worst = max((rank.gradient_error, rank.worst) for rank in ranks)
+    is_right = loss <= LOSS_BAR and gradient <= GRADIENT_BAR
+    share = max(rank.share for rank in ranks)
     return Finding(
-        family.name, family.head, mesh, layouts, verdict, loss, gradient, share, reason, time.monotonic() - start
+        family.name,
+        family.head,
+        mesh,
+        layouts,
+        "right" if is_right else "wrong",
+        loss,
+        gradient,
+        share,
+        "" if is_right else f"gradient of {worst}",
+        time.monotonic() - start,
+        sorted({op for rank in ranks for op in rank.without_rule}),
+        any(rank.by_plan for rank in ranks),
     )
 
 

@@ -16,7 +16,8 @@ step of {MICROBATCHES} microbatches on a mesh, by the plan that its authors ship
 gradients are compared with the same step of the model on one process; a model that draws random numbers in training is
 compared in evaluation mode. Right means a loss within {LOSS_BAR:.0e} and gradients within {GRADIENT_BAR:.0e}. A cell
 has the worst error of a gradient, relative to its largest element, and the largest part of the parameters that a rank
-holds: parity of replicated weights would prove little.
+holds: parity of replicated weights would prove little. Where the authors ship a plan, columns named "search" have what
+comes out without it. Ops without a sharding rule are computed whole by all ranks along x.
 
 `fxpar survey --markdown FILE` makes this page; it goes on where an earlier run stopped.
 """
@@ -32,8 +33,8 @@ def to_markdown(findings: Sequence[Finding]) -> str:
         _INTRODUCTION,
         _summary(findings),
         "",
-        f"| family | head | {' | '.join(columns)} | seconds |",
-        f"|---|---|{'---|' * (len(columns) + 1)}",
+        f"| family | head | {' | '.join(columns)} | ops without a rule | seconds |",
+        f"|---|---|{'---|' * (len(columns) + 2)}",
         *(_row(family, head, found, columns) for (family, head), found in rows.items()),
         "",
         *_reasons(findings),
@@ -54,8 +55,9 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 def _row(family: str, head: str, found: Mapping[str, Finding], columns: Iterable[str]) -> str:
     cells = [_cell(found[column]) if column in found else "" for column in columns]
+    ops = ", ".join(sorted({op for finding in found.values() for op in finding.without_rule}))
     seconds = sum(finding.seconds for finding in found.values())
-    return f"| {family} | {head} | {' | '.join(cells)} | {seconds:.0f} |"
+    return f"| {family} | {head} | {' | '.join(cells)} | {ops} | {seconds:.0f} |"
 
 
 def _cell(finding: Finding) -> str:

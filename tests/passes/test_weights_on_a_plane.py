@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxpar.errors import OpsWithoutRuleWarning
 from fxpar.ir import node_meta
 from fxpar.ir.layout import Layout
 from fxpar.ir.stage import Port, PortKind
@@ -97,3 +98,26 @@ def test_a_dim_that_does_not_divide_is_cut_unevenly() -> None:
         warnings.simplefilter("error")
         laid = lay_out(joint, Pins(), collectives_count(), y=2, x=2)
     assert sorted(laid.parameter("head.weight").replace("y", "x").split(", ")) == ["2@x*12]", "[2@x*49"]
+
+
+class Medians(nn.Module):
+    """Medians of rows, which no rule shards: of learned rows, and of rows that are always the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fixed = torch.arange(24.0).view(6, 4)
+        return self.first(x).median(1).values.square().sum() + fixed.median(1).values.sum()
+
+
+def test_ops_that_no_rule_shards_are_named_where_they_depend_on_data() -> None:
+    joint = decomposed(Medians(), torch.randn(64, 32))
+    with pytest.warns(OpsWithoutRuleWarning, match="along x compute 1 ops whole") as given:
+        lay_out(joint, Pins(), collectives_count(), x=2)
+    (found,) = [each.message for each in given if isinstance(each.message, OpsWithoutRuleWarning)]
+    assert found.ops == {"aten.median.dim": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lay_out(joint, Pins(), collectives_count())

@@ -80,6 +80,9 @@ def written_samples() -> list[Call]:
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=0), [4, 6], [4, 6], [6, 1], 0, 24)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
             *_indices(x, apart),
+            (aten.softplus_backward.default, (x, x + 1, 1.5, 20)),
+            (aten.histc.default, (torch.arange(24.0), 4, 0, 24)),
+            (aten.flip.default, (x, [0, -1])),
             (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
             *_grouped_matmuls(),
             *_convolutions(),
@@ -125,6 +128,8 @@ def _slices(x: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
         (aten.slice_backward.default, (torch.randn(4, 16), [4, 24], 1, 4, 20, 1)),
         (aten.slice_backward.default, (torch.randn(4, 24), [4, 24], 1, 0, 2**63 - 1, 1)),
         (aten.select_backward.default, (torch.randn(4, 8), [4, 6, 8], 1, 2)),
+        (aten.slice_scatter.default, (x, torch.randn(4, 2, 8), 1, 2, 4)),
+        (aten.new_empty_strided.default, (x, [4, 6, 8], [1, 4, 24])),
         (aten.unbind.int, (x, 1)),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import transformers
 import fxpar.survey.run
 from fxpar.cli import main
 from fxpar.survey.families import Family, all_families
+from fxpar.survey.heads.tiny_config import shrink
 from fxpar.survey.run import Finding, read_findings, survey
 from fxpar.survey.table import to_markdown
-from fxpar.survey.tiny_config import shrink
 
 PLANNED = ("llama", "qwen3", "mixtral", "deepseek_v3", "phi3")
 """Plain, with norms on heads whose gradients are partial, with experts, with latent attention, with fused weights."""
@@ -39,7 +40,8 @@ def test_configurations_are_shrunk_by_the_names_of_their_fields() -> None:
     assert len(config.layer_types) == 2
     assert set(config.layer_types) == kinds
     assert config.hidden_size == config.num_attention_heads * config.head_dim
-    assert sum(parameter.numel() for parameter in Family("gemma3_text", "causal-lm").build().parameters()) < 100_000
+    smallest = next(Family("gemma3_text", "causal-lm").builds())()
+    assert sum(parameter.numel() for parameter in smallest.parameters()) < 100_000
 
 
 def test_all_families_of_the_heads_are_listed_once() -> None:
@@ -50,7 +52,8 @@ def test_all_families_of_the_heads_are_listed_once() -> None:
 
 def finding(family: str, mesh: str, verdict: str, reason: str = "") -> Finding:
     """What became of a family."""
-    return Finding(family, "causal-lm", mesh, "default", verdict, 0.0, 2e-7, 0.5, reason, 3.0)  # type: ignore[arg-type]
+    found = family, "causal-lm", mesh, "default", verdict, 0.0, 2e-7, 0.5, reason, 3.0
+    return Finding(*found, ["aten.topk.default"], by_plan=family == "llama")  # type: ignore[arg-type]
 
 
 def test_what_was_found_before_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +72,19 @@ def test_what_was_found_before_is_not_tried_again(tmp_path: Path, monkeypatch: p
     assert tried[2:] == [("gpt2", "x=2")]
 
 
+def test_the_search_is_tried_where_a_plan_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def note(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
+        tried.append((family.name, layouts))
+        return replace(finding(family.name, mesh, "right"), layouts=layouts)
+
+    monkeypatch.setattr(fxpar.survey.run, "_try", note)
+    families = [Family("llama", "causal-lm"), Family("gpt2", "causal-lm")]
+    list(survey(families, ["x=2"], ["default", "search"], tmp_path / "found.jsonl"))
+    assert tried == [("llama", "default"), ("llama", "search"), ("gpt2", "default")]
+
+
 def test_the_table_has_a_row_for_a_family_and_a_line_for_a_reason() -> None:
     table = to_markdown(
         [
@@ -79,8 +95,8 @@ def test_the_table_has_a_row_for_a_family_and_a_line_for_a_reason() -> None:
         ]
     )
     assert "\n2 families, 4 runs: 2 fails, 1 right, 1 wrong.\n" in table
-    assert "| llama | causal-lm | 2e-07, 0.50 | **2e-07**, 0.50 | 6 |" in table
-    assert "| ctrl | causal-lm | fails | fails | 6 |" in table
+    assert "| llama | causal-lm | 2e-07, 0.50 | **2e-07**, 0.50 | aten.topk.default | 6 |" in table
+    assert "| ctrl | causal-lm | fails | fails | aten.topk.default | 6 |" in table
     assert "- ctrl on z=2, x=2: no rule" in table
 
 
@@ -93,4 +109,4 @@ def test_the_command_prints_findings_and_writes_the_table(
     arguments = ["survey", "gpt2", "--heads", "causal-lm", "--meshes", "z=2", "--save", str(tmp_path / "found.jsonl")]
     assert main([*arguments, "--markdown", str(tmp_path / "table.md")]) == 1
     assert capsys.readouterr().out.split() == ["gpt2", "causal-lm", "z=2", "default", "fails", "no", "rule"]
-    assert "| gpt2 | causal-lm | fails | 3 |" in (tmp_path / "table.md").read_text()
+    assert "| gpt2 | causal-lm | fails | aten.topk.default | 3 |" in (tmp_path / "table.md").read_text()
