@@ -203,7 +203,8 @@ def _contributions(
     keys = [tuple(c.items()) for c in _coordinates({axis: sizes[axis] for axis in partial})]
     if not partial:
         return {(): whole}
-    noise = [torch.randn_like(whole) if whole.is_floating_point() else torch.randint_like(whole, 9) for _ in keys]
+    is_counted = not (whole.is_floating_point() or whole.is_complex())
+    noise = [torch.randint_like(whole, 9) if is_counted else torch.randn_like(whole) for _ in keys]
     if "sum" in partial.values():
         noise[-1] = whole - torch.stack(noise[:-1]).sum(0)
         return dict(zip(keys, noise, strict=True))

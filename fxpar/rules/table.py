@@ -73,8 +73,14 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.div.Scalar: _multilinear,
     aten.where.self: EinsumRule(pointwise, linear_in=(1, 2)),
     aten.masked_fill.Scalar: POINTWISE,
+    aten.masked_fill.Tensor: POINTWISE,
     aten.floor_divide.default: POINTWISE,
     aten.softplus_backward.default: POINTWISE,
+    # Complex numbers, as pairs of real ones and as polar coordinates
+    aten.view_as_complex.default: EinsumRule("... C -> ..."),
+    aten.view_as_real.default: EinsumRule("... -> ... C"),
+    aten._conj.default: POINTWISE,
+    aten.polar.default: POINTWISE,
     # Copies, and conversions, which round
     aten.clone.default: _same,
     aten.detach.default: _same,

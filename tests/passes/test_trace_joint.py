@@ -155,3 +155,21 @@ def test_names_of_parameters_may_be_numbers(repeats: int) -> None:
     layers = [layer for _ in range(repeats) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.ReLU())]
     (stage,) = stages_of(Numbered(*layers), [], torch.randn(4, 6))
     check(stage, trace_joint(stage, with_backward=True))
+
+
+class Clamped(nn.Module):
+    """A weight that the forward clamps before it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.weight.data.clamp_(-0.1, 0.1)
+        return self.first(x).sum()
+
+
+def test_a_parameter_that_the_forward_changes_is_refused() -> None:
+    (stage,) = stages_of(Clamped(), [], torch.randn(4, 6))
+    with pytest.raises(UnsupportedGraphError, match=r"changes parameter:first.weight in place.* between steps"):
+        trace_joint(stage, with_backward=True)

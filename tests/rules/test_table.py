@@ -80,6 +80,7 @@ def written_samples() -> list[Call]:
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=0), [4, 6], [4, 6], [6, 1], 0, 24)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
             *_indices(x, apart),
+            (aten.view_as_real.default, (torch.view_as_complex(x.view(4, 6, 4, 2)),)),
             (aten.softplus_backward.default, (x, x + 1, 1.5, 20)),
             (aten.histc.default, (torch.arange(24.0), 4, 0, 24)),
             (aten.flip.default, (x, [0, -1])),

@@ -113,6 +113,8 @@ def _read_inputs(placeholders: Sequence[fx.Node], stage: StageGraph) -> tuple[li
                 inputs.append(stage.inputs[position])
             case TangentAOTInput(output=PlainAOTOutput(idx=position)):
                 tangents.append(stage.outputs[position])
+            case TangentAOTInput(output=InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=position))):
+                raise _changed(stage, stage.inputs[position])
             case other:
                 raise AssertionError(f"unexpected input {other} of the joint graph of stage {stage.index}")
     return inputs, tangents
@@ -140,8 +142,12 @@ def _read_outputs(output: fx.Node, stage: StageGraph) -> list[tuple[tuple[str, P
 def _buffer(stage: StageGraph, position: int) -> Port:
     port = stage.inputs[position]
     if port.kind is not PortKind.BUFFER:
-        raise UnsupportedGraphError(
-            f"stage {stage.index} changes {port} in place: expected changes of buffers alone; "
-            "write the operation out of place, or open the stage elsewhere"
-        )
+        raise _changed(stage, port)
     return port
+
+
+def _changed(stage: StageGraph, port: Port) -> UnsupportedGraphError:
+    return UnsupportedGraphError(
+        f"stage {stage.index} changes {port} in place: expected changes of buffers without gradients alone; "
+        "write the operation out of place, open the stage elsewhere, or change parameters between steps"
+    )
