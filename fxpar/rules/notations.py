@@ -89,6 +89,20 @@ def normalized(template: str) -> Callable[[OpCall], str]:
     return written
 
 
+def of_channels(template: str) -> Callable[[OpCall], str]:
+    """Notation of batch norms: {x} stands for the dims of the input, of which only the second, c, may be sharded.
+
+    {s} stands for statistics of the batch, which are empty where running ones are used.
+    """
+
+    def written(call: OpCall) -> str:
+        trains = argument(call, "training" if has_parameter(call, "training") else "train")
+        whole = " ".join("S" * (len(call.inputs[0]) - 2))
+        return template.replace("{x}", f"N c {whole}".strip()).replace("{s}", "c" if trains else "_")
+
+    return written
+
+
 def indexed(call: OpCall) -> Einsum | None:
     """index: an indexed dim is whole, the dims of the indices take its place."""
     (result,) = call.outputs

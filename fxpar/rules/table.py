@@ -76,6 +76,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.masked_fill.Tensor: POINTWISE,
     aten.floor_divide.default: POINTWISE,
     aten.softplus_backward.default: POINTWISE,
+    aten.log_sigmoid_forward.default: POINTWISE,
+    aten.log_sigmoid_backward.default: POINTWISE,
     # Complex numbers, as pairs of real ones and as polar coordinates
     aten.view_as_complex.default: EinsumRule("... C -> ..."),
     aten.view_as_real.default: EinsumRule("... -> ... C"),
@@ -103,6 +105,10 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.t.default: _view(views.matrix_transposed),
     aten.expand.default: _view(views.expanded, sized_like_result("size")),
     aten.repeat.default: _view(views.repeated),
+    aten.unfold.default: _view(views.unfolded),
+    aten.unfold_backward.default: EinsumRule(
+        views.folded, linear_in=TOGETHER, emit_local=sized_like_result("input_sizes")
+    ),
     # Splitting and joining tensors
     aten.select.int: _view(views.selected),
     aten.select_backward.default: EinsumRule(
@@ -201,6 +207,14 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.native_group_norm.default: EinsumRule(group_norm.group_norm, emit_local=group_norm.emit_group_norm),
     aten.native_group_norm_backward.default: EinsumRule(
         group_norm.group_norm_backward, emit_local=group_norm.emit_group_norm_backward
+    ),
+    aten._native_batch_norm_legit_functional.default: EinsumRule(
+        notations.of_channels("{x}, c, c, c, c -> {x}, {s}, {s}, c, c")
+    ),
+    aten._native_batch_norm_legit.no_stats: EinsumRule(notations.of_channels("{x}, c, c -> {x}, {s}, {s}")),
+    aten._native_batch_norm_legit_no_training.default: EinsumRule("n c ..., c, c, c, c -> n c ..., _, _"),
+    aten.native_batch_norm_backward.default: EinsumRule(
+        notations.of_channels("{x}, {x}, c, c, c, {s}, {s} -> {x}, c, c")
     ),
     # Lookups
     aten.embedding.default: EinsumRule("v d, ... -> ... d", linear_in=(0,), emit_local=local_indices.emit_embedding),

@@ -109,6 +109,21 @@ def select_restored(call: OpCall) -> Einsum:
     return Einsum(rest, whole)
 
 
+def unfolded(call: OpCall) -> Einsum | None:
+    """unfold: windows of a dim, which is whole, in a new last dim."""
+    if not call.inputs[0]:
+        return None
+    dims = _uncut(len(call.inputs[0]), dim_argument(call, "dimension"))
+    return Einsum((dims,), ((*dims, None),))
+
+
+def folded(call: OpCall) -> Einsum:
+    """unfold_backward: windows are added where they were taken from."""
+    rank = len(_result(call))
+    dims = _uncut(rank, dim_argument(call, rank=rank))
+    return Einsum(((*dims, None),), (dims,))
+
+
 def selection_replaced(call: OpCall) -> Einsum:
     """select_scatter: one value of a dim, which is whole, is replaced."""
     whole, (rest,) = _without(len(call.inputs[0]), dim_argument(call))

@@ -81,6 +81,10 @@ def written_samples() -> list[Call]:
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
             *_indices(x, apart),
             (aten.view_as_real.default, (torch.view_as_complex(x.view(4, 6, 4, 2)),)),
+            (aten.log_sigmoid_forward.default, (x,)),
+            (aten.log_sigmoid_backward.default, (x, x + 1, torch.exp(-(x + 1).abs()))),
+            (aten.unfold.default, (x, 1, 2, 2)),
+            (aten.unfold_backward.default, (torch.randn(4, 3, 8, 2), [4, 6, 8], 1, 2, 2)),
             (aten.softplus_backward.default, (x, x + 1, 1.5, 20)),
             (aten.histc.default, (torch.arange(24.0), 4, 0, 24)),
             (aten.flip.default, (x, [0, -1])),
@@ -89,6 +93,7 @@ def written_samples() -> list[Call]:
             *_convolutions(),
             *_norms(x, row, weight),
             *_group_norms(),
+            *_batch_norms(),
             *_pools(),
             *_embeddings(),
             *_attention(),
@@ -184,6 +189,24 @@ def _group_norms() -> list[tuple[Any, tuple[Any, ...]]]:
         calls.append(
             (aten.native_group_norm_backward.default, (x + 1, x, mean, rstd, weight, *sizes, [True, affine, affine]))
         )
+    return calls
+
+
+def _batch_norms() -> list[tuple[Any, tuple[Any, ...]]]:
+    calls: list[tuple[Any, tuple[Any, ...]]] = []
+    for shape in ((4, 6), (4, 6, 3, 2)):
+        x, weight, mean, variance = torch.randn(shape), torch.randn(6), torch.randn(6), torch.rand(6) + 1
+        _, batch_mean, batch_rstd = aten._native_batch_norm_legit.no_stats(x, weight, weight, True, 0.1, 1e-5)
+        operands, none = (x + 1, x, weight, mean, variance), torch.empty(0)
+        calls += [
+            (aten._native_batch_norm_legit.no_stats, (x, weight, weight, True, 0.1, 1e-5)),
+            (aten._native_batch_norm_legit_no_training.default, (x, weight, weight, mean, variance, 0.1, 1e-5)),
+            (aten.native_batch_norm_backward.default, (*operands, batch_mean, batch_rstd, True, 1e-5, [True] * 3)),
+            (aten.native_batch_norm_backward.default, (*operands, none, none, False, 1e-5, [True] * 3)),
+        ]
+        for trains in (True, False):
+            statistics = mean, variance, trains, 0.1, 1e-5
+            calls.append((aten._native_batch_norm_legit_functional.default, (x, weight, weight, *statistics)))
     return calls
 
 
