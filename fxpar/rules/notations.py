@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -45,9 +45,18 @@ def along_dim(call: OpCall) -> Einsum:
 
 def along_dims(call: OpCall) -> Einsum:
     """An op along `dims` that needs them whole: flip, roll. Without dims it is along all."""
+    return _along(call, argument(call, "dims") or range(len(call.inputs[0])))
+
+
+def transformed(call: OpCall) -> Einsum:
+    """A Fourier transform along `dim`, several ones, which are whole."""
+    return _along(call, argument(call, "dim"))
+
+
+def _along(call: OpCall, whole: Iterable[int]) -> Einsum:
     rank = len(call.inputs[0])
-    along = {dim % rank for dim in argument(call, "dims")} if rank else set()
-    dims = tuple(None if dim in along or not argument(call, "dims") else d for dim, d in enumerate(free_dims(rank)))
+    along = {dim % rank for dim in whole} if rank else set()
+    dims = tuple(None if dim in along else d for dim, d in enumerate(free_dims(rank)))
     return Einsum((dims,), (dims,))
 
 

@@ -49,6 +49,9 @@ _whole_reduction = EinsumRule(reduced_whole)
 _arange = EinsumRule(notations.counted, emit_local=local_indices.emit_arange)
 _pool = EinsumRule("... H W -> ... H W", linear_in=TOGETHER)
 _pool_backward = EinsumRule("... H W, ... H W -> ... H W", linear_in=(0,))
+_sized_pool = EinsumRule("... H W -> ... H W", linear_in=TOGETHER, emit_local=sized_like_result("input_size"))
+_row = EinsumRule("... L -> ... L", linear_in=TOGETHER)
+_sized_row = EinsumRule("... L -> ... L", linear_in=TOGETHER, emit_local=sized_like_result("input_size"))
 
 TABLE: Mapping[Callable[..., Any], Rule] = {
     # Products
@@ -75,9 +78,25 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.masked_fill.Scalar: POINTWISE,
     aten.masked_fill.Tensor: POINTWISE,
     aten.floor_divide.default: POINTWISE,
-    aten.softplus_backward.default: POINTWISE,
-    aten.log_sigmoid_forward.default: POINTWISE,
-    aten.log_sigmoid_backward.default: POINTWISE,
+    **dict.fromkeys(
+        (
+            aten.softplus_backward.default,
+            aten.log_sigmoid_forward.default,
+            aten.log_sigmoid_backward.default,
+            aten.hardtanh_backward.default,
+            aten.hardswish.default,
+            aten.hardswish_backward.default,
+            aten.hardsigmoid_backward.default,
+            aten.hardshrink_backward.default,
+            aten.softshrink_backward.default,
+            aten.leaky_relu_backward.default,
+            aten.elu_backward.default,
+            aten.mish_backward.default,
+            aten._prelu_kernel.default,
+            aten._prelu_kernel_backward.default,
+        ),
+        POINTWISE,  # which lack the tag
+    ),
     # Complex numbers, as pairs of real ones and as polar coordinates
     aten.view_as_complex.default: EinsumRule("... C -> ..."),
     aten.view_as_real.default: EinsumRule("... -> ... C"),
@@ -185,8 +204,30 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.kthvalue.default: _whole_reduction,
     aten.flip.default: _view(notations.along_dims),
     aten.roll.default: _view(notations.along_dims),
+    aten._fft_r2c.default: EinsumRule(notations.transformed),
+    aten._fft_c2r.default: EinsumRule(notations.transformed),
+    aten._fft_c2c.default: EinsumRule(notations.transformed),
     aten.tril.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
     aten.triu.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
+    # Images of another size: the dims that are sampled are whole
+    aten.upsample_nearest1d.default: _row,
+    aten.upsample_nearest1d_backward.default: _sized_row,
+    aten.upsample_nearest2d.default: _pool,
+    aten.upsample_nearest2d_backward.default: _sized_pool,
+    aten.upsample_bilinear2d.default: _pool,
+    aten.upsample_bilinear2d_backward.default: _sized_pool,
+    aten.upsample_bicubic2d.default: _pool,
+    aten.upsample_bicubic2d_backward.default: _sized_pool,
+    aten.reflection_pad1d.default: _row,
+    aten.reflection_pad2d.default: _pool,
+    aten.reflection_pad2d_backward.default: _pool_backward,
+    aten.replication_pad1d.default: _row,
+    aten.replication_pad2d.default: _pool,
+    aten.replication_pad2d_backward.default: _pool_backward,
+    aten.replication_pad3d.default: EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER),
+    aten.replication_pad3d_backward.default: EinsumRule("... D H W, ... D H W -> ... D H W", linear_in=(0,)),
+    aten.grid_sampler_2d.default: EinsumRule("n c H W, n P Q D -> n c P Q", linear_in=(0,)),
+    aten.grid_sampler_2d_backward.default: EinsumRule("n c P Q, n c H W, n P Q D -> n c H W, n P Q D"),
     # Pools: the dims that a window moves over are whole
     aten.avg_pool2d.default: _pool,
     aten.avg_pool2d_backward.default: _pool_backward,
@@ -194,6 +235,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.avg_pool3d_backward.default: EinsumRule("... D H W, ... D H W -> ... D H W", linear_in=(0,)),
     aten._adaptive_avg_pool2d.default: _pool,
     aten._adaptive_avg_pool2d_backward.default: _pool_backward,
+    aten._adaptive_avg_pool3d.default: EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER),
+    aten.adaptive_max_pool2d.default: EinsumRule("... H W -> ... H W, ... H W"),
     aten.max_pool2d_with_indices.default: EinsumRule("... H W -> ... H W, ... H W"),
     aten.max_pool2d_with_indices_backward.default: EinsumRule("... H W, ... H W, ... H W -> ... H W", linear_in=(0,)),
     # Norms: rows may be sharded, normalised dims are whole

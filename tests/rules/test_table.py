@@ -81,6 +81,15 @@ def written_samples() -> list[Call]:
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
             *_indices(x, apart),
             (aten.view_as_real.default, (torch.view_as_complex(x.view(4, 6, 4, 2)),)),
+            (aten.hardswish_backward.default, (x, x + 1)),
+            (aten.mish_backward.default, (x, x + 1)),
+            (aten.hardsigmoid_backward.default, (x, x + 1)),
+            (aten.hardshrink_backward.default, (x, x + 1, 0.5)),
+            (aten.softshrink_backward.default, (x, x + 1, 0.5)),
+            (aten.hardtanh_backward.default, (x, x + 1, -1, 1)),
+            (aten.leaky_relu_backward.default, (x, x + 1, 0.1, False)),
+            (aten.elu_backward.default, (x, 1.0, 1.0, 1.0, False, x + 1)),
+            (aten._prelu_kernel_backward.default, (x, x + 1, weight.expand(4, 6, 8))),
             (aten.log_sigmoid_forward.default, (x,)),
             (aten.log_sigmoid_backward.default, (x, x + 1, torch.exp(-(x + 1).abs()))),
             (aten.unfold.default, (x, 1, 2, 2)),
@@ -95,6 +104,7 @@ def written_samples() -> list[Call]:
             *_group_norms(),
             *_batch_norms(),
             *_pools(),
+            *_resampled(),
             *_embeddings(),
             *_attention(),
         )
@@ -225,6 +235,23 @@ def _pools() -> list[tuple[Any, tuple[Any, ...]]]:
             aten.max_pool2d_with_indices_backward.default,
             (torch.randn_like(taken), plane, [2, 2], [2, 2], [0, 0], [1, 1], False, where),
         ),
+    ]
+
+
+def _resampled() -> list[tuple[Any, tuple[Any, ...]]]:
+    plane, large, grid = torch.randn(4, 6, 4, 3), torch.randn(4, 6, 8, 6), torch.rand(4, 5, 5, 2) * 2 - 1
+    sizes = [8, 6], [4, 6, 4, 3]
+    padded, box = torch.randn(4, 6, 6, 5), torch.randn(4, 6, 4, 3, 3)
+    return [
+        (aten.upsample_nearest1d_backward.default, (torch.randn(4, 6, 8), [8], [4, 6, 4])),
+        (aten.upsample_nearest2d_backward.default, (large, *sizes)),
+        (aten.upsample_bilinear2d_backward.default, (large, *sizes, False)),
+        (aten.upsample_bicubic2d_backward.default, (large, *sizes, False)),
+        (aten.reflection_pad2d_backward.default, (padded, plane, [1, 1, 1, 1])),
+        (aten.replication_pad2d_backward.default, (padded, plane, [1, 1, 1, 1])),
+        (aten.replication_pad3d.default, (box, [1] * 6)),
+        (aten.replication_pad3d_backward.default, (torch.randn(4, 6, 6, 5, 5), box, [1] * 6)),
+        (aten.grid_sampler_2d_backward.default, (torch.randn(4, 6, 5, 5), plane, grid, 0, 0, False, [True, True])),
     ]
 
 
