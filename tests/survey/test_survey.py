@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import fxpar.survey.run
 from fxpar.cli import main
 from fxpar.survey.families import Family, all_families
 from fxpar.survey.heads.tiny_config import shrink
-from fxpar.survey.run import Finding, read_findings, survey
+from fxpar.survey.run import MESHES, Finding, read_findings, survey
 from fxpar.survey.table import to_markdown
 
 PLANNED = ("llama", "qwen3", "mixtral", "deepseek_v3", "phi3")
@@ -24,6 +25,18 @@ def test_a_family_trains_by_its_authors_plan(name: str, tmp_path: Path) -> None:
     (found,) = survey([Family(name, "causal-lm")], ["pipe=2 x x=2"], ["default"], tmp_path / "found.jsonl")
     assert found.verdict == "right", found.reason
     assert found.share < 0.35, "every rank holds about a quarter of the parameters"
+
+
+TWENTIETH = list(zip(list(all_families())[16::20], itertools.cycle(MESHES), strict=False))
+"""Of all families of all heads, on one mesh each; `make survey` tries all on all."""
+
+
+@pytest.mark.parametrize(("family", "mesh"), TWENTIETH, ids=lambda each: getattr(each, "name", each))
+def test_a_twentieth_of_the_families_trains_as_on_one_process(family: Family, mesh: str, tmp_path: Path) -> None:
+    (found,) = survey([family], [mesh], ["default"], tmp_path / "found.jsonl")
+    if found.verdict in ("does not train alone", "torch.compile fails"):
+        pytest.skip(f"{found.verdict}: {found.reason}")
+    assert found.verdict == "right", found.reason
 
 
 def test_a_family_that_cannot_be_built_is_not_tried_on_ranks(tmp_path: Path) -> None:
