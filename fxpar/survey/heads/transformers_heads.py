@@ -49,6 +49,8 @@ def _build(mapping: str, name: str, shrinking: Shrinking) -> nn.Module:
         config.is_decoder = True  # of an encoder
     classes = _names(mapping)[name]
     make = getattr(transformers, classes if isinstance(classes, str) else classes[0])
+    if not isinstance(config, make.config_class):
+        config = config.get_text_config()  # of a family that sees or hears, too
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in make(copy.deepcopy(config)).parameters())
     if size > LARGEST:
