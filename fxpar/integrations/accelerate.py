@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
-from accelerate.utils import recursively_apply
+from accelerate.utils import get_mixed_precision_context_manager, recursively_apply
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -39,7 +39,7 @@ class FxparAccelerator(Accelerator):
 
     Raises:
         NoMeshError: no mesh was made.
-        InvalidOptionError: `mixed_precision` is not "no".
+        InvalidOptionError: `mixed_precision` is neither "no" nor "bf16", which is `torch.autocast` around the forward.
         PlainModelError: by `prepare`, for a model that was not distributed.
     """
 
@@ -62,9 +62,9 @@ class FxparAccelerator(Accelerator):
         mesh = mesh_of_this_world()
         if mesh is None:
             raise NoMeshError(type(self).__name__)
-        if self.mixed_precision != "no":
+        if self.mixed_precision not in ("no", "bf16"):
             raise InvalidOptionError(
-                "mixed_precision", self.mixed_precision, '"no"; give fxpar.distribute a precision instead'
+                "mixed_precision", self.mixed_precision, '"no" or "bf16"; give fxpar.distribute a precision instead'
             )
         self._mesh: Mesh = mesh
         self._options = dict(options or {})
@@ -92,7 +92,11 @@ class FxparAccelerator(Accelerator):
     def compile_model(self, model: nn.Module, **options: Any) -> nn.Module:
         """The distributed model, compiled with the accelerator's options, and `options` over them."""
         distribution_of_model(model, "FxparAccelerator.prepare")
-        return cast(nn.Module, torch.compile(model, backend="fxpar", options={**self._options, **options}))
+        compiled = cast(nn.Module, torch.compile(model, backend="fxpar", options={**self._options, **options}))
+        if self.native_amp:
+            # Results keep the dtype that they are computed in: other stages' have no values to convert.
+            compiled.forward = get_mixed_precision_context_manager(True, self.autocast_handler)(compiled.forward)
+        return compiled
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
         """A scheduler that steps with the optimizer, once for each batch shard, or once if these split a batch."""
