@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 import fxpar
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.survey.families import Family
-from fxpar.survey.heads.head import Batch
+from fxpar.survey.heads.head import Batch, chunk
 
 MICROBATCHES = 2
 
@@ -54,7 +54,7 @@ def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, low
     model = copy.deepcopy(alone)
     expected = _train_alone(alone, batch, shards * MICROBATCHES)
     whole = sum(parameter.numel() for parameter in model.parameters())
-    mine = {name: each.chunk(shards)[fxpar.batch_rank(mesh)] for name, each in batch.items()}
+    mine = chunk(batch, shards)[fxpar.batch_rank(mesh)]
     fxpar.distribute(model, mesh, layouts=layouts, microbatches=MICROBATCHES, example_inputs=mine)
     step = torch.compile(model, backend="fxpar", options={"lowering": lowering})
     loss: Tensor = step(**mine)["loss"]
@@ -107,8 +107,8 @@ def _train_alone(model: nn.Module, batch: Batch, pieces: int) -> float:
     """The loss of a step in eager mode, as the mean of those of `pieces` of the batch; gradients are in `grad`."""
     try:
         losses = []
-        for piece in zip(*(each.chunk(pieces) for each in batch.values()), strict=True):
-            loss = model(**dict(zip(batch, piece, strict=True)))["loss"] / pieces
+        for piece in chunk(batch, pieces):
+            loss = model(**piece)["loss"] / pieces
             loss.backward()
             losses.append(loss.detach())
         found = torch.stack(losses).sum()

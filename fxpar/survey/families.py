@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fxpar.survey.heads import transformers_heads
+from fxpar.survey.heads import diffusers_heads, timm_heads, transformers_heads
 from fxpar.survey.heads.head import Batch, Head
 
-HEADS: Mapping[str, Head] = {**transformers_heads.HEADS}
+HEADS: Mapping[str, Head] = {**transformers_heads.HEADS, **diffusers_heads.HEADS, **timm_heads.HEADS}
 """The heads that are tried."""
 
 
@@ -29,7 +29,8 @@ class Family:
             and whatever its configuration or model does, if its sizes do not fit together.
         """
         torch.manual_seed(0)
-        model = HEADS[self.head].build(self.name)
+        with torch.no_grad():  # of weights that are computed, as by weight norms, copies can then be made
+            model = HEADS[self.head].build(self.name)
         for parameter in model.parameters():
             if parameter.ndim > 1 and not parameter.any():
                 nn.init.normal_(parameter, std=0.02)  # zeros keep gradients from all that is before them

@@ -30,6 +30,13 @@ class Head:
     batches: Callable[[nn.Module], Iterable[Batch]]
 
 
+def chunk(batch: Batch, count: int) -> list[Batch]:
+    """`count` parts of a batch, each with its share of the rows, and with all that is the same for all rows."""
+    leaves, structure = pytree.tree_flatten(batch)
+    parts = zip(*(leaf.chunk(count) if _has_rows(leaf) else [leaf] * count for leaf in leaves), strict=True)
+    return [pytree.tree_unflatten(part, structure) for part in parts]
+
+
 class WithLoss(nn.Module):
     """A model without a loss, with one: how far all that it returns is from ones."""
 
@@ -41,6 +48,10 @@ class WithLoss(nn.Module):
         """The loss of what the model returns for these arguments."""
         returned = [each for each in pytree.tree_leaves(self.model(**arguments)) if _is_trained(each)]
         return {"loss": torch.stack([(each - 1).square().mean() for each in returned]).sum()}
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == ROWS
 
 
 def _is_trained(returned: Any) -> bool:
