@@ -10,9 +10,9 @@ import transformers
 import fxpar.survey.run
 from fxpar.cli import main
 from fxpar.survey.families import Family, all_families
+from fxpar.survey.heads.tiny_config import shrink
 from fxpar.survey.run import Finding, read_findings, survey
 from fxpar.survey.table import to_markdown
-from fxpar.survey.tiny_config import shrink
 
 PLANNED = ("llama", "qwen3", "mixtral", "deepseek_v3", "phi3")
 """Plain, with norms on heads whose gradients are partial, with experts, with latent attention, with fused weights."""

@@ -1,4 +1,4 @@
-"""What the models of diffusers are called with: by the names of the forward's parameters and the sizes in the config."""
+"""What models of diffusers are called with: by the names of the forward's parameters and the sizes in the config."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ SIDE = 4
 
 _CHOICES = (
     r"time\w*(?<!cond)(?<!_r)|t|\w*encoder_hidden_states|pooled\w*|(img|txt)_\w*|guidance|class_labels|text_encoder_layers|"
-    r"(audio_)?num_frames|height|width",
+    r"global_hidden_states|(audio_)?num_frames|height|width",
     r"time\w*(?<!cond)(?<!_r)|t|\w*hidden_states(?!_image)\w*|\w*mask(?!s)\w*|\w*_embeds|style|image_\w*|\w*num_frames",
     r"time\w*(?<!cond)(?<!_r)|t|\w*encoder_hidden_states",
     r"",
 )
 """Patterns of the names of what is given of all that has a default, most likely first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -45,10 +46,14 @@ class Sample:
         return self.frames * self.height * self.width
 
 
+_Form = Callable[[int, int], Sample]
+"""Makes a sample of so many channels and so long a side."""
+
+
 def batches(model: nn.Module) -> Iterator[Batch]:
     """Arguments for the forward of a model of diffusers, most likely first."""
     parameters = list(inspect.signature(model.forward).parameters.values())
-    config: Mapping[str, Any] = vars(model)["_internal_dict"] if "_internal_dict" in vars(model) else model.config
+    config: Any = model.config
     for sample, names in product(_samples(type(model).__name__, config), _CHOICES):
         given = {
             each.name: _argument(each.name, sample, config)
@@ -59,7 +64,7 @@ def batches(model: nn.Module) -> Iterator[Batch]:
 
 
 def _samples(name: str, config: Mapping[str, Any]) -> Iterator[Sample]:
-    forms = [_image, _tokens, _video, _video_of_images, _video_of_tokens, _sound]
+    forms: list[_Form] = [_image, _tokens, _video, _video_of_images, _video_of_tokens, _sound]
     likely = [form for words, form in _FORMS.items() if re.search(words, name)]
     forms = likely + [form for form in forms if form not in likely]
     patch = _patch(config)
@@ -72,7 +77,8 @@ def _samples(name: str, config: Mapping[str, Any]) -> Iterator[Sample]:
 def _channels(config: Mapping[str, Any]) -> list[int]:
     named = r"(in|input|io|audio)_(visual_)?(channels|dim)|num_(channels|mels)|mel_bins|latent_(channels|dim)"
     found = [value for name, value in config.items() if re.fullmatch(named, name) and isinstance(value, int)]
-    return list(dict.fromkeys([*found, 3])) if found else [1, HIDDEN]
+    conditioned = [2 * value + 1 for value in found]  # beside it are what it is to be like, and where
+    return list(dict.fromkeys([*found, 3, 2, HIDDEN, *conditioned])) if found else [1, HIDDEN]
 
 
 def _patch(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -114,7 +120,7 @@ def _sound(channels: int, size: int) -> Sample:
     return Sample(torch.randn(ROWS, channels, size * size), 1, size, size)
 
 
-_FORMS: Mapping[str, Callable[[int, int], Sample]] = {
+_FORMS: Mapping[str, _Form] = {
     "3D|Video|Allegro|CogVideoX|Cosmos|Magvit|Mochi|Wan|QwenImage$|VidTok|SRVAE|Motion|SpatioTemporal": _video,
     "1D|Audio|Oobleck|Vocoder|SAME|Music": _sound,
 }
@@ -147,6 +153,11 @@ def _positions(sample: Sample, config: Mapping[str, Any]) -> Tensor:
 
 def _like(sample: Sample, channels: int | None) -> Tensor:
     return torch.randn(ROWS, channels or sample.value.shape[1], *sample.value.shape[2:])
+
+
+def _beside(sample: Sample, config: Mapping[str, Any]) -> Tensor:
+    """What is concatenated with a sequence of tokens."""
+    return torch.randn(*sample.value.shape[:-1], max(config.get("in_channels", 0) - sample.value.shape[-1], 1))
 
 
 def _rotary(sample: Sample, config: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -185,6 +196,7 @@ _ARGUMENTS: Mapping[str, Callable[[Sample, Mapping[str, Any]], Any]] = {
     r"visual_rope_pos": lambda sample, _: tuple(map(torch.arange, (sample.frames, sample.height, sample.width))),
     r"text_rope_pos": lambda *_: torch.arange(TEXT_LENGTH),
     r"(image|video)_rotary_emb|rotary_embedding": _rotary,
-    r"image_latents|context_latents|latent_cond": lambda sample, _: torch.randn_like(sample.value),
+    r"context_latents": _beside,
+    r"image_latents|latent_cond": lambda sample, _: torch.randn_like(sample.value),
 }
 """Patterns of names, and what a parameter of such a name is given; None is as if it were not there."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from fxpar.survey.heads.head import Batch, Head, WithLoss
 from fxpar.survey.heads.tiny_arguments import tiny_arguments
 
 
-def _classes(packages: Iterable[str]) -> Mapping[str, type[nn.Module]]:
+def _classes(packages: Iterable[str]) -> Mapping[str, Any]:
     """The models that packages of diffusers export."""
     from diffusers import ModelMixin
 

@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 ROWS = 8
 """Of a batch: two microbatches on meshes of up to four shards of the batch."""
 
-Batch: TypeAlias = Mapping[str, Tensor]
+Batch: TypeAlias = Mapping[str, Any]
+"""Tensors, also in containers, with ROWS rows; all else, and tensors of another first dim, are the same for all rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Models of timm: for each widely used kind of network for images its smallest variant, with few layers where it can be."""
+"""Models of timm: the smallest of each widely used kind of network for images, with few layers if it can have few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from fxpar.survey.heads.head import ROWS, Batch, Head
 
 CLASSES, SIDES = 10, (32, 64, 224)
-"""Of images, and their sides in pixels: the first that a model takes counts."""
+"""Of images, and their sides in pixels for models of one size: the first that a model takes counts."""
+
+ANY_SIDE = 64
+"""For all others: norms over the batch then see several pixels of each image also after five halvings."""
 
 _NAMES = (
     "resnet18",
@@ -91,8 +94,8 @@ def _build(name: str) -> nn.Module:
 
 def _batches(model: nn.Module) -> Iterator[Batch]:
     assert isinstance(model, Classifier), "`_build` made it"
-    for side in (model.side,) if model.side else SIDES:
-        yield {"images": torch.randn(ROWS, 3, side, side), "labels": torch.randint(0, CLASSES, (ROWS,))}
+    side = model.side or ANY_SIDE
+    yield {"images": torch.randn(ROWS, 3, side, side), "labels": torch.randint(0, CLASSES, (ROWS,))}
 
 
 HEADS: Mapping[str, Head] = {"timm": Head(_names, _build, _batches)}

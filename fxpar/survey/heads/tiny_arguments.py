@@ -12,6 +12,9 @@ HIDDEN = HEADS * HEAD_SIZE
 CHANNELS = HIDDEN // 2, HIDDEN
 """Of the levels of a network of convolutions: also of what has no setting for the 32 groups of its norms."""
 
+_KEPT = r"(in|out)_(visual_|audio_)?|\w*latent_|\w*class_embeddings_input_|addition_time_embed_"
+"""Of samples, and what is a multiple of another size."""
+
 _COUNTS: Mapping[str, int] = {
     r".*per_(mid_)?block|.*res_blocks|num_(enc|dec|encoder|decoder)_blocks|.*stage_depths|.*num_layers_per_block": 1,
     r".*layers|n_?layers|.*depths?|.*every_n|.*_blocks": LAYERS,
@@ -20,11 +23,11 @@ _COUNTS: Mapping[str, int] = {
     r".*head_dim|.*dim_heads?|d_kv|rotary_dim": HEAD_SIZE,
     r".*ffn?_(hidden_|inner_)?(dim|size)\w*|d_ff|.*intermediate_(size|dim)": 2 * HIDDEN,
     r"ch|channels|base_(dim|channels)|(encoder|decoder)_(dim|channels)|decoder_base_dim|dec_dim|enc_dim": HIDDEN // 2,
-    r"(?!((in|out)_(visual_|audio_)?|\w*latent_|\w*class_embeddings_input_|addition_time_embed_)dim$)(\w*_)?dim\w*|d_model|.*hidden_size": HIDDEN,
+    rf"(?!({_KEPT})dim$)(\w*_)?dim\w*|d_model|.*hidden_size": HIDDEN,
     r".*(caption|cond|conditioning|text|pooled|expand|initial|approximator|states)\w*_channels?": HIDDEN,
     r"upsample_initial_channel": HIDDEN,
     r"(?!sampl|num_emb)\w*vocab_size|.*codebook_size|num_vector_embeds|num_vq_embeddings|num_embeds_ada_norm": 96,
-    r".*text_len\w*|.*text_seq_length|max_sequence_length|num_embeddings": TEXT_LENGTH,
+    r"(?!gist)\w*text_len\w*|.*text_seq_length|max_sequence_length|num_embeddings": TEXT_LENGTH,
     r"sample_(size|height|width)|image_size|resolution": 16,
     r"sample_frames|video_length": 5,
     r"pos_embed_max_size": 32,
@@ -35,7 +38,7 @@ _COUNTS: Mapping[str, int] = {
     r".*window|multiple_of": 8,
     r".*token_id": 95,
 }
-"""Patterns of names, and the number that a parameter of such a name, or each entry of it, gets if its default is larger."""
+"""Patterns of names, and the number that such a parameter, or each entry of it, gets if its default is larger."""
 
 _LEVELS = r".*(block_out_channels|stage_channels|mults?|multiples|multipliers|rates|ratios|strides|block_types)"
 """Names of what has an entry for each level of a network that makes images smaller, or larger."""
