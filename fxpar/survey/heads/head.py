@@ -14,7 +14,7 @@ ROWS = 8
 """Of a batch: two microbatches on meshes of up to four shards of the batch."""
 
 Batch: TypeAlias = Mapping[str, Any]
-"""Tensors, also in containers, with ROWS rows; all else, and tensors of another first dim, are the same for all rows."""
+"""Tensors with ROWS rows, also in containers; what else there is, such as tensors of another first dim, rows share."""
 
 
 @dataclass(frozen=True, slots=True)

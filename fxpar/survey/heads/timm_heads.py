@@ -14,8 +14,8 @@ from fxpar.survey.heads.head import ROWS, Batch, Head
 CLASSES, SIDES = 10, (32, 64, 224)
 """Of images, and their sides in pixels for models of one size: the first that a model takes counts."""
 
-ANY_SIDE = 64
-"""For all others: norms over the batch then see several pixels of each image also after five halvings."""
+ANY_SIDE = 32
+"""For all others."""
 
 _NAMES = (
     "resnet18",
@@ -56,7 +56,11 @@ _NARROW: tuple[Mapping[str, Any], ...] = ({"embed_dim": 64, "num_heads": 4}, {"e
 
 
 class Classifier(nn.Module):
-    """A model of timm with the loss of the classes that it predicts."""
+    """A model of timm with the loss of the classes that it predicts.
+
+    `_build` makes it in float64: where a ReLU follows a norm over the batch, gradients in float32 may differ by percents
+    from those in float64 on one process already.
+    """
 
     def __init__(self, model: nn.Module, img_size: int | None = None) -> None:
         super().__init__()
@@ -85,7 +89,7 @@ def _build(name: str) -> nn.Module:
     sides: tuple[Mapping[str, Any], ...] = (*({"img_size": side} for side in SIDES), {})
     for side, layers, width in product(sides, _FEW_LAYERS, _NARROW):
         try:
-            return Classifier(timm.create_model(name, num_classes=CLASSES, **side, **layers, **width), **side)
+            return Classifier(timm.create_model(name, num_classes=CLASSES, **side, **layers, **width), **side).double()
         except Exception as error:
             failure = failure or error
     assert failure is not None, "there are arguments to try"
@@ -95,7 +99,7 @@ def _build(name: str) -> nn.Module:
 def _batches(model: nn.Module) -> Iterator[Batch]:
     assert isinstance(model, Classifier), "`_build` made it"
     side = model.side or ANY_SIDE
-    yield {"images": torch.randn(ROWS, 3, side, side), "labels": torch.randint(0, CLASSES, (ROWS,))}
+    yield {"images": torch.randn(ROWS, 3, side, side, dtype=torch.double), "labels": torch.randint(0, CLASSES, (ROWS,))}
 
 
 HEADS: Mapping[str, Head] = {"timm": Head(_names, _build, _batches)}
