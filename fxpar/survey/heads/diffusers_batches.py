@@ -33,12 +33,16 @@ _CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is to be denoised, encoded or decoded, and the sizes that it has in tokens."""
+    """What is to be denoised, encoded or decoded, and the sizes that it has in tokens.
+
+    `is_timed` if each frame has a time of its own, and each token what it is to be like.
+    """
 
     value: Tensor
     frames: int
     height: int
     width: int
+    is_timed: bool = False
 
     @property
     def length(self) -> int:
@@ -72,6 +76,8 @@ def _samples(name: str, config: Mapping[str, Any]) -> Iterator[Sample]:
         yield _in_patches(form(channels, size), patch)
     for channels, form in product(_channels(config), likely):
         yield _in_patches(form(channels, 8 * SIDE), patch)
+    for channels, form in product(_channels(config), forms):
+        yield replace(_in_patches(form(channels, 2 * SIDE), patch), is_timed=True)
 
 
 def _channels(config: Mapping[str, Any]) -> list[int]:
@@ -136,6 +142,14 @@ def _axes(config: Mapping[str, Any]) -> int:
     return len(parts) if parts else 3
 
 
+def _times(sample: Sample, config: Mapping[str, Any]) -> Tensor:
+    return torch.rand(ROWS, sample.frames) if sample.is_timed else torch.rand(ROWS)
+
+
+def _text(sample: Sample, config: Mapping[str, Any]) -> Tensor:
+    return torch.randn(ROWS, sample.length if sample.is_timed else TEXT_LENGTH, HIDDEN)
+
+
 def _guidance(sample: Sample, config: Mapping[str, Any]) -> Tensor | None:
     return torch.rand(ROWS) if config.get("guidance_embeds") else None
 
@@ -169,7 +183,7 @@ _ARGUMENTS: Mapping[str, Callable[[Sample, Mapping[str, Any]], Any]] = {
     r"guidance": _guidance,
     r"class_labels": _class_labels,
     r"\w*mask\w*": lambda *_: torch.ones(ROWS, TEXT_LENGTH, dtype=torch.bool),
-    r"\w*timesteps?\w*|t|\w*time|sigma|timestep_ratio|fps": lambda *_: torch.rand(ROWS),
+    r"\w*timesteps?\w*|t|\w*time|sigma|timestep_ratio|fps": _times,
     r"style": lambda *_: torch.zeros(ROWS, dtype=torch.long),
     r"clip_text_pooled": lambda *_: torch.rand(ROWS, 1, HIDDEN),
     r"\w*pooled\w*|proj_embedding|global_hidden_states|image_embeddings": lambda *_: torch.rand(ROWS, HIDDEN),
@@ -180,7 +194,8 @@ _ARGUMENTS: Mapping[str, Callable[[Sample, Mapping[str, Any]], Any]] = {
     r"audio_num_frames": lambda *_: FRAMES,
     r"prior_token_id": lambda sample, _: torch.randint(0, 96, (ROWS, sample.length)),
     r"prior_token_drop": lambda sample, _: torch.zeros(ROWS, sample.length, dtype=torch.bool),
-    r"\w*encoder_hidden_states\w*|text_bth|cap_feats|clip_text": lambda *_: torch.randn(ROWS, TEXT_LENGTH, HIDDEN),
+    r"\w*encoder_hidden_states\w*|text_bth|cap_feats|clip_text": _text,
+    r"indices_\w*": lambda sample, _: torch.arange(sample.frames),
     r"image_embed\w*": lambda *_: torch.randn(ROWS, TEXT_LENGTH, HIDDEN),
     r"img_ids|position_ids": _positions,
     r"txt_ids": lambda _, config: torch.zeros(TEXT_LENGTH, _axes(config)),

@@ -58,8 +58,8 @@ _NARROW: tuple[Mapping[str, Any], ...] = ({"embed_dim": 64, "num_heads": 4}, {"e
 class Classifier(nn.Module):
     """A model of timm with the loss of the classes that it predicts.
 
-    `_build` makes it in float64: where a ReLU follows a norm over the batch, gradients in float32 may differ by percents
-    from those in float64 on one process already.
+    `_build` makes it in float64: where a ReLU follows a norm over the batch, gradients in float32 may differ from those
+    in float64 by percents on one process already.
     """
 
     def __init__(self, model: nn.Module, img_size: int | None = None) -> None:

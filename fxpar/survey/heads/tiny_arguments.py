@@ -22,7 +22,8 @@ _COUNTS: Mapping[str, int] = {
     r".*heads": HEADS,
     r".*head_dim|.*dim_heads?|d_kv|rotary_dim": HEAD_SIZE,
     r".*ffn?_(hidden_|inner_)?(dim|size)\w*|d_ff|.*intermediate_(size|dim)": 2 * HIDDEN,
-    r"ch|channels|base_(dim|channels)|(encoder|decoder)_(dim|channels)|decoder_base_dim|dec_dim|enc_dim": HIDDEN // 2,
+    r"ch|channels|\w+_input_channels|(decoder_)?base_(dim|channels)|(enc|dec|encoder|decoder)_(dim|channels)": HIDDEN
+    // 2,
     rf"(?!({_KEPT})dim$)(\w*_)?dim\w*|d_model|.*hidden_size": HIDDEN,
     r".*(caption|cond|conditioning|text|pooled|expand|initial|approximator|states)\w*_channels?": HIDDEN,
     r"upsample_initial_channel": HIDDEN,
