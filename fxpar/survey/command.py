@@ -37,7 +37,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     """Try all; returns the exit status, 1 if a run was wrong or failed."""
-    chosen = [each for each in all_families() if each.head in options.heads]
+    chosen = list(all_families(options.heads))
     if options.families:
         chosen = [each for each in chosen if each.name in options.families]
     found = []

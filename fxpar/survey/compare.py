@@ -17,7 +17,7 @@ from fxpar.errors import OpsWithoutRuleWarning
 from fxpar.model.distribution import distribution_of_model
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.survey.families import Family
-from fxpar.survey.heads.head import Batch
+from fxpar.survey.heads.head import Batch, cast_floats, chunk
 
 MICROBATCHES = 2
 
@@ -48,7 +48,9 @@ class NotTrainableError(Exception):
     """The family does not train in eager mode on one process, so that there is nothing to compare with."""
 
 
-def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, lowering: str) -> Comparison:
+def compare_step(
+    family: Family, sizes: Mapping[str, Any], layouts: Layouts, lowering: str, dtype: torch.dtype = torch.float32
+) -> Comparison:
     """Train a family for a step on a mesh of `sizes`, with stages of about equal cost; for `run_ranks`.
 
     Raises:
@@ -58,10 +60,11 @@ def compare_step(family: Family, sizes: Mapping[str, Any], layouts: Layouts, low
     mesh = fxpar.init_mesh(**sizes)
     shards = fxpar.num_batch_shards(mesh)
     alone, batch = comparable(family)
+    alone, batch = alone.to(dtype), cast_floats(batch, dtype)
     model = copy.deepcopy(alone)
     expected = _train_alone(alone, batch, shards * MICROBATCHES)
     whole = sum(parameter.numel() for parameter in model.parameters())
-    mine = {name: each.chunk(shards)[fxpar.batch_rank(mesh)] for name, each in batch.items()}
+    mine = chunk(batch, shards)[fxpar.batch_rank(mesh)]
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         fxpar.distribute(model, mesh, layouts=layouts, microbatches=MICROBATCHES, example_inputs=mine)
@@ -130,8 +133,8 @@ def _train_alone(model: nn.Module, batch: Batch, pieces: int) -> float:
     """The loss of a step in eager mode, as the mean of those of `pieces` of the batch; gradients are in `grad`."""
     try:
         losses = []
-        for piece in zip(*(each.chunk(pieces) for each in batch.values()), strict=True):
-            loss = model(**dict(zip(batch, piece, strict=True)))["loss"] / pieces
+        for piece in chunk(batch, pieces):
+            loss = model(**piece)["loss"] / pieces
             loss.backward()
             losses.append(loss.detach())
         found = torch.stack(losses).sum()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
-from fxpar.survey.heads import transformers_heads
+from fxpar.survey.heads import diffusers_heads, timm_heads, transformers_heads
 from fxpar.survey.heads.head import Batch, Head
 
-HEADS: Mapping[str, Head] = {**transformers_heads.HEADS}
+HEADS: Mapping[str, Head] = {**transformers_heads.HEADS, **diffusers_heads.HEADS, **timm_heads.HEADS}
 """The heads that are tried."""
 
 
@@ -36,14 +36,15 @@ class Family:
 
 def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
-    model = build()
+    with torch.no_grad():  # of weights that are computed, as by weight norms, copies can then be made
+        model = build()
     for parameter in model.parameters():
         if parameter.ndim > 1 and not parameter.any():
             nn.init.normal_(parameter, std=0.02)  # zeros keep gradients from all that is before them
     return model.train()
 
 
-def all_families() -> Iterator[Family]:
-    """All families of the installed libraries, by head and name."""
-    for head, kind in HEADS.items():
-        yield from (Family(name, head) for name in kind.names())
+def all_families(heads: Iterable[str] = tuple(HEADS)) -> Iterator[Family]:
+    """All families of the installed libraries with one of the heads, by head and name."""
+    for head in heads:
+        yield from (Family(name, head) for name in HEADS[head].names())

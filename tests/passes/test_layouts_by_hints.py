@@ -39,6 +39,23 @@ def test_a_grouped_hint_and_an_exact_pin_are_taken_at_their_word() -> None:
     assert laid.parameter("b1.weight") == "[32, 2*2@x*8]"
 
 
+def test_a_hint_on_a_weight_that_no_op_reads_is_taken_at_its_word() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            self.second(hidden)
+            return hidden
+
+    model = Half()
+    joint = decomposed(model, torch.randn(4, 8))
+    laid = lay_out(joint, pins_of(model, {"second.weight": ROWS}), latency_counts(), x=2)
+    assert laid.parameter("second.weight") == "[8, 2@x*4]"
+
+
 def test_hints_that_cannot_both_hold_are_named() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
