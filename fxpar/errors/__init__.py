@@ -2,6 +2,7 @@
 
 from fxpar.errors.base import FxparError
 from fxpar.errors.capturing import (
+    BlockMaskError,
     GraphBreakError,
     MicrobatchError,
     NoLossError,
@@ -77,6 +78,7 @@ from fxpar.errors.weights import (
 
 __all__ = [
     "AlreadyDistributedError",
+    "BlockMaskError",
     "BrokenWorldError",
     "ClusterUnavailableError",
     "CoreNotBuiltError",
