@@ -74,8 +74,8 @@ def prepare_arguments(
     for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
             mark_static(leaf)
-        if isinstance(leaf, BlockMask) and leaf.shape[0] > 1 and distribution.microbatches > 1:
-            raise BlockMaskError(repr(distribution.argument_name(position)), leaf.shape[0], distribution.microbatches)
+        if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1 and distribution.microbatches > 1:
+            raise BlockMaskError(repr(distribution.argument_name(position)), rows, distribution.microbatches)
         if dim is not None and leaf.shape[dim] % distribution.microbatches:
             raise MicrobatchError(
                 repr(distribution.argument_name(position)), leaf.shape[dim], distribution.microbatches
@@ -93,3 +93,9 @@ def _localize(leaf: Any, dim: int | None, mesh: Mesh) -> Any:
     ]
     local: Tensor = leaf.redistribute(mesh.stage_mesh, wanted).to_local()
     return local
+
+
+def _rows(mask: BlockMask) -> int:
+    """For how many rows a block mask has blocks of their own."""
+    *dims, _, _ = mask.shape
+    return dims[0] if dims else 1

@@ -30,9 +30,8 @@ class FlexAttentionRule:
     def extend(self, call: OpCall, operand: Operand, shard: Shard) -> Strategy | None:
         """See `Rule.extend`."""
         blocks = _block_mask(call)
-        return (
-            None if isinstance(blocks[_KEY_ORDER], fx.Node) else _notation(call, blocks).strategy(call, operand, shard)
-        )
+        has_order = any(isinstance(each, fx.Node) for each in blocks[_KEY_ORDER:])
+        return None if has_order else _notation(call, blocks).strategy(call, operand, shard)
 
     def linear(self, call: OpCall) -> Sequence[Strategy]:
         """See `Rule.linear`."""
@@ -64,7 +63,7 @@ def _notation(call: OpCall, blocks: Sequence[Any]) -> Einsum:
         operands += [found for value, found in given if isinstance(value, fx.Node)]
         results = [rows, keys, keys, *(None if shape is None else (None,) * len(shape) for shape in call.outputs[3:])]
     shapes = [tuple(node_meta.tensor(block).shape) for block in blocks if isinstance(block, fx.Node)]
-    operands += [_shared(shape, query, "b h" + " Z" * (len(shape) - 2)) for shape in shapes]
+    operands += [_shared(shape, query, "b h" + " Z" * (len(shape) - 2)) if len(shape) > 2 else None for shape in shapes]
     read: list[Pattern] = [None] * (len(call.inputs) - len(operands))
     return Einsum((*operands, *read), tuple(results))
 

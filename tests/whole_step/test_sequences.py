@@ -24,7 +24,7 @@ ON = [
         ],
     ),
     ({"z": 2}, ["flattened", "packed, eager attention", "flex, given mask"]),
-    ({"pipe": 2}, ["flex, padded", "flex, odd sizes"]),
+    ({"pipe": 2}, ["flex, padded", "flex, odd sizes", "flex, added masks"]),
 ]
 
 
