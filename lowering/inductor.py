@@ -20,6 +20,7 @@ from fxpar._torch.compiler import (
     tracing,
 )
 from fxpar._torch.lazy_graph_module import code_of
+from fxpar.ir.flex_attention import FlexCall
 from fxpar.ir.node_meta import is_backward, tensor
 from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
@@ -71,7 +72,14 @@ def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModu
 
 
 class _SameStrides(fx.Interpreter):
-    """Runs a graph and restores the recorded strides of values for which decompositions return other strides."""
+    """Runs a graph and restores the recorded strides of values for which decompositions return other strides.
+
+    Flex attention on CPUs is run by its definition: Inductor has no kernel for its backward.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        on_cpu = isinstance(target, FlexCall) and args[0].device.type == "cpu"
+        return target.define(*args) if on_cpu else super().call_function(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         found = super().run_node(n)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask
 
 import fxpar
 from fxpar.errors import (
+    BlockMaskError,
     GraphBreakError,
     InvalidOptionError,
     InvalidScheduleError,
@@ -27,6 +29,7 @@ from fxpar.errors import (
     WrongBackendError,
 )
 from tests.support.fake_mesh import fake_mesh
+from tests.support.flex_model import FlexModel, document_mask, within_window
 from tests.support.one_process import ATEN, Net, batch, distributed, mesh_of_one_process
 
 mesh = pytest.fixture(mesh_of_one_process)
@@ -60,6 +63,17 @@ def test_a_batch_that_microbatches_do_not_divide_is_an_error(mesh: fxpar.Mesh) -
         MicrobatchError, match=r"argument 'x' has a batch of 6, which 4 microbatches do not divide.*multiple of 4"
     ):
         step(*batch(6))
+
+
+def test_a_block_mask_of_all_rows_is_an_error_if_microbatches_split_them(mesh: fxpar.Mesh) -> None:
+    model = fxpar.distribute(FlexModel(), mesh, microbatches=2)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    tokens, documents = torch.zeros(4, 8, dtype=torch.int64), torch.zeros(4, 8)
+    expected = r"argument 'block_mask' is a BlockMask of 4 rows.*2 microbatches.*expected one row.*inside the forward"
+    with pytest.raises(BlockMaskError, match=expected):
+        step(tokens, tokens, documents, document_mask(documents))
+    one_row = create_block_mask(within_window, None, None, 8, 8, device="cpu")
+    torch.testing.assert_close(step(tokens, tokens, documents, one_row), step(tokens, tokens, documents))
 
 
 def test_a_schedule_of_forwards_evaluates_but_does_not_train(mesh: fxpar.Mesh) -> None:

@@ -1,6 +1,7 @@
 """The private PyTorch names behind Dynamo, AOTAutograd, FX and Inductor."""
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -81,9 +82,9 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def ignore_logging_calls() -> None:
-    """Let Dynamo trace past calls of loggers, which would break the graph (libraries add methods to `Logger`, too)."""
+    """Let Dynamo trace past warnings and calls of loggers, which would break the graph (libraries add methods, too)."""
     methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
-    torch._dynamo.config.ignore_logging_functions.update(methods)
+    torch._dynamo.config.ignore_logging_functions.update([*methods, warnings.warn])
 
 
 def skip_frame(function: Callable[..., Any]) -> Callable[..., Any]:

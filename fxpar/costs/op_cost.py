@@ -11,6 +11,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from fxpar.costs.dataflow import Operation
 from fxpar.costs.prices import Prices
 from fxpar.ir import node_meta
+from fxpar.ir.flex_attention import FlexCall
 from fxpar.rules.call import op_call
 
 aten = torch.ops.aten
@@ -39,6 +40,12 @@ def num_flops(operation: Operation) -> float:
 
 def flops_of(node: fx.Node) -> float:
     """`num_flops` of a traced call, in logical or local shapes."""
+    if isinstance(node.target, FlexCall):  # of all blocks, since how many are masked is known only when it runs
+        query, key, value = op_call(node).inputs[:3]
+        is_forward = node.target.kind == "forward"
+        return float(
+            sdpa_flop_count(query, key, value) if is_forward else sdpa_backward_flop_count(query, query, key, value)
+        )
     if not isinstance(node.target, torch._ops.OpOverload):
         return 0.0
     match node.target.overloadpacket:

@@ -2,6 +2,7 @@
 
 from fxpar.errors.base import FxparError
 from fxpar.errors.capturing import (
+    BlockMaskError,
     GraphBreakError,
     MicrobatchError,
     NoLossError,
@@ -78,6 +79,7 @@ from fxpar.errors.weights import (
 
 __all__ = [
     "AlreadyDistributedError",
+    "BlockMaskError",
     "BrokenWorldError",
     "ClusterUnavailableError",
     "CoreNotBuiltError",

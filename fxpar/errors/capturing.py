@@ -61,6 +61,18 @@ class MicrobatchError(FxparError):
         )
 
 
+class BlockMaskError(FxparError):
+    """A block mask of several rows was made for the whole batch, of which each microbatch has a part."""
+
+    def __init__(self, argument: str, rows: int, microbatches: int) -> None:
+        super().__init__(
+            f"argument {argument} is a BlockMask of {rows} rows, but the forward computes one of {microbatches} "
+            "microbatches at a time, and what its mask_mod reads cannot be split: expected one row, which all share. "
+            "Call create_block_mask inside the forward, on tensors that are arguments; or create it with B=None, if "
+            "all rows have the same mask; or use microbatches=1"
+        )
+
+
 class NotCompiledError(FxparError):
     """The distributed model was called without being compiled."""
 

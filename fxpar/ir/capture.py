@@ -15,6 +15,7 @@ from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
 from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.canonical_names import with_canonical_names
+from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.markers import PLAIN
 from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, source_line
@@ -114,6 +115,8 @@ def _is_op(node: fx.Node) -> bool:
 def _is_torchs_own(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
+    if isinstance(node.target, FlexCall):
+        return all(map(_is_torchs_own, node.target.nodes()))
     if _is_op(node):
         return str(node.target).partition(".")[0] in _OWN_NAMESPACES
     return (getattr(node.target, "__module__", None) or "").partition(".")[0] in _OWN_MODULES
@@ -159,6 +162,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     held = graph_arguments(module)
     reads_grad_mode = _reads_grad_mode(module)
     _note_kept_outside()
+    hold_flex_graphs(module)
     inline_checkpoints(module)
     define_attention_dropout(module)
     if not any(is_marker(node, "exit") for node in module.graph.nodes):

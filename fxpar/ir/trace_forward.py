@@ -15,6 +15,7 @@ from fxpar._torch.compiler import compile_options, skip_frame
 from fxpar._torch.dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
+from fxpar.ir.flex_attention import flex_attention_in_one_graph
 
 TRACES_KEPT = 64
 """For how many traces a model keeps steps: some batch sizes times some lengths, for training and evaluation."""
@@ -80,7 +81,7 @@ class ForwardTracer:
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
         try:
-            with torch.enable_grad(), self._layers_traced_once():
+            with torch.enable_grad(), self._layers_traced_once(), flex_attention_in_one_graph():
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture
@@ -93,7 +94,7 @@ class ForwardTracer:
         """
         self._options = options
         try:
-            with self._layers_traced_once():
+            with self._layers_traced_once(), flex_attention_in_one_graph():
                 return self._traced(*args, **kwargs)
         finally:
             self._options = None

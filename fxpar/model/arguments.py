@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import mark_static, never_compiled
-from fxpar.errors import InvalidOptionError, MicrobatchError
+from fxpar.errors import BlockMaskError, InvalidOptionError, MicrobatchError
 from fxpar.model.distribution import Distribution
 from fxpar.world.mesh import Mesh
 
@@ -58,6 +59,7 @@ def prepare_arguments(
 
     Raises:
         MicrobatchError: the size of a batch is not divisible by the number of microbatches.
+        BlockMaskError: a block mask was made for the rows of all microbatches.
         InvalidOptionError: `batch_dims` names an argument that does not exist.
     """
     for key in distribution.batch_dims:
@@ -72,6 +74,8 @@ def prepare_arguments(
     for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
             mark_static(leaf)
+        if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1 and distribution.microbatches > 1:
+            raise BlockMaskError(repr(distribution.argument_name(position)), rows, distribution.microbatches)
         if dim is not None and leaf.shape[dim] % distribution.microbatches:
             raise MicrobatchError(
                 repr(distribution.argument_name(position)), leaf.shape[dim], distribution.microbatches
@@ -89,3 +93,9 @@ def _localize(leaf: Any, dim: int | None, mesh: Mesh) -> Any:
     ]
     local: Tensor = leaf.redistribute(mesh.stage_mesh, wanted).to_local()
     return local
+
+
+def _rows(mask: BlockMask) -> int:
+    """For how many rows a block mask has blocks of their own."""
+    *dims, _, _ = mask.shape
+    return dims[0] if dims else 1

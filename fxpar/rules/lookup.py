@@ -9,10 +9,12 @@ import torch
 
 from fxpar._torch.compiler import schema
 from fxpar.errors import InvalidRuleError
+from fxpar.ir.flex_attention import FlexCall
 from fxpar.ir.op_predicates import is_pointwise, is_random
 from fxpar.rules.call import parameters
 from fxpar.rules.einsum import parse
 from fxpar.rules.einsum_rule import EinsumRule
+from fxpar.rules.flex_attention import FLEX_ATTENTION
 from fxpar.rules.rule import Rule
 from fxpar.rules.table import LIBRARY_OPS, POINTWISE, TABLE
 
@@ -22,6 +24,8 @@ _registered: dict[Callable[..., Any], Rule] = {}
 
 def rule_for(target: Callable[..., Any]) -> Rule | None:
     """The sharding rule of an op, or None where it has none and so is replicated."""
+    if isinstance(target, FlexCall):
+        return FLEX_ATTENTION
     rule = _registered.get(target) or TABLE.get(target)
     if rule is None and isinstance(target, torch._ops.OpOverload):
         rule = LIBRARY_OPS.get(target.name())

@@ -10,6 +10,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxpar.ir.flex_attention import FlexCall
+
 
 class Call(NamedTuple):
     """An op and its arguments."""
@@ -55,7 +57,7 @@ class _GraphRecorder(fx.Interpreter):
         self.calls: list[Call] = []
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, torch._ops.OpOverload | FlexCall):
             self.calls.append(Call(target, args, kwargs))
         return super().call_function(target, args, kwargs)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import fxpar.ir.markers  # noqa: F401  registers the ops that stage graphs may hold
+from fxpar.ir.flex_attention import flex_attention_in_one_graph, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
 from fxpar.passes.trace_joint import trace_joint
@@ -28,8 +29,10 @@ def stage_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         return module.forward
 
     torch.compiler.reset()
-    torch.compile(model, backend=capture, fullgraph=True, dynamic=False)(*args, **kwargs)
+    with flex_attention_in_one_graph():
+        torch.compile(model, backend=capture, fullgraph=True, dynamic=False)(*args, **kwargs)
     ((module, inputs),) = captured
+    hold_flex_graphs(module)
     inline_checkpoints(module)
     names = {id(p): Port(PortKind.PARAMETER, name) for name, p in model.named_parameters()}
     names |= {id(b): Port(PortKind.BUFFER, name) for name, b in model.named_buffers()}

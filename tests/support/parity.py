@@ -266,7 +266,7 @@ def check_run(run: Run, mesh: fxpar.Mesh) -> None:
         expected, found = loss_of(alone(**whole)), loss_of(steps[schedule](**part))
         expected.backward()
         found.backward()
-        _compare(f"{run}, step {number} under {schedule}", expected, found, alone, model)
+        compare(f"{run}, step {number} under {schedule}", expected, found, alone, model)
         norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
         torch.testing.assert_close(fxpar.clip_grad_norm_(model.parameters(), 1.0), norm, rtol=1e-4, atol=0)
         for optimizer in optimizers:
@@ -296,7 +296,7 @@ def check_same_bits(subject_name: str, sizes: Mapping[str, Any], microbatches: i
     for schedule, step in under_schedules(model, SCHEDULE_NAMES, {"lowering": "aten"}).items():
         loss = loss_of(step(**batch))
         loss.backward()
-        _compare(f"{subject_name} on {sizes} under {schedule}", expected, loss, alone, model)
+        compare(f"{subject_name} on {sizes} under {schedule}", expected, loss, alone, model)
         gradients = {name: cast(DTensor, p.grad).to_local() for name, p in model.named_parameters()}
         model.zero_grad()
         found = {"the loss": loss.detach(), **gradients}
@@ -321,7 +321,8 @@ def loss_of(output: Any) -> Tensor:
     return loss
 
 
-def _compare(where: str, expected: Tensor, found: Tensor, alone: nn.Module, model: nn.Module) -> None:
+def compare(where: str, expected: Tensor, found: Tensor, alone: nn.Module, model: nn.Module) -> None:
+    """Compare the loss, and the gradient of every parameter, of a distributed model with those of one process."""
     torch.testing.assert_close(found, expected, rtol=LOSS_TOLERANCE, atol=0, msg=lambda text: f"{where}, loss: {text}")
     wanted = {name: parameter.grad for name, parameter in alone.named_parameters() if parameter.grad is not None}
     # A gradient that is zero but for rounding, such as that of the bias of keys, is held against those around it.

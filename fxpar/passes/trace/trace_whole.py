@@ -21,6 +21,7 @@ from fxpar._torch.compiler import (
 )
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.capture import example
+from fxpar.ir.flex_attention import hold_flex_graphs
 from fxpar.ir.node_meta import has_no_result, known_value, module_path, set_value
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
 
@@ -38,6 +39,7 @@ def trace_whole(stage: StageGraph, *, with_backward: bool) -> JointGraph:
         joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs))
         module = joint.graph_module
     _check_effects(module, stage)
+    hold_flex_graphs(module)
     _remove_borders(module)
     _note_missing_results(module)
     return _with_ports(module, stage)

@@ -1,0 +1,185 @@
+"""Calls of flex attention that hold their graphs, so that passes meet an op whose operands are tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, fx
+
+from fxpar._torch.flex_attention import (
+    flex_attention,
+    flex_attention_backward,
+    sdpa_dense,
+    sdpa_dense_backward,
+    training_on_cpus,
+)
+from fxpar.ir.node_meta import set_value, value
+
+_NUM_OPERANDS = {"forward": 3, "backward": 7}
+"""The operands before the block mask: query, key, value; out, logsumexp and the gradients of these."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FlexCall:
+    """Flex attention or its backward, with the graphs that PyTorch passes as arguments: the target of a node.
+
+    Called with (query, key, value, block_mask, scale, kernel_options, score_buffers, mask_buffers), where the block
+    mask lacks its function, it returns (out, logsumexp, max_scores). The backward takes (out, logsumexp, grad_out,
+    grad_logsumexp) after the value, and returns the gradients of query, key, value and of each score buffer: None for
+    one that needs none.
+
+    graphs: of the score's modification, in a backward that of its gradient, and of the mask. Each takes the indices of
+        batch, head, query and key, and the buffers; all but the mask's take the score first.
+
+    Source: `torch._higher_order_ops.flex_attention`.
+    """
+
+    kind: Literal["forward", "backward"]
+    graphs: tuple[fx.GraphModule, ...]
+
+    def __post_init__(self) -> None:
+        """Name the call by what it computes: that is how equal ops are known, and how code calls it."""
+        text = "\n".join(line for graph in self.graphs for line in _described(graph))
+        suffix = "_backward" if self.kind == "backward" else ""
+        for attribute in ("__name__", "__qualname__"):
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            object.__setattr__(self, attribute, f"flex_attention{suffix}_{digest}")
+
+    def __repr__(self) -> str:
+        name: str = vars(self)["__name__"]
+        return name
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """The nodes of all graphs."""
+        for graph in self.graphs:
+            yield from graph.graph.nodes
+
+    def __call__(self, *args: Any) -> tuple[Tensor | None, ...]:
+        """Call PyTorch's op."""
+        return self._call(flex_attention if self.kind == "forward" else flex_attention_backward, args)
+
+    def define(self, *args: Any) -> tuple[Tensor | None, ...]:
+        """The same by products and a softmax: all scores are in memory at a time."""
+        return self._call(sdpa_dense if self.kind == "forward" else sdpa_dense_backward, args)
+
+    def _call(self, op: Any, args: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        num_operands = _NUM_OPERANDS[self.kind]
+        operands, (blocks, scale, options, score_buffers, mask_buffers) = args[:num_operands], args[num_operands:]
+        *graphs, mask = self.graphs
+        if self.kind == "backward":  # the definition differentiates with respect to what requires gradients
+            pairs = zip(score_buffers, self.differentiated, strict=True)
+            score_buffers = tuple(each.detach().requires_grad_() if needed else each for each, needed in pairs)
+        results = op(*operands, *graphs, (*blocks, mask), scale, dict(options), score_buffers, mask_buffers)
+        return tuple(results) if self.kind == "forward" else self.flat(results)
+
+    @cached_property
+    def differentiated(self) -> tuple[bool, ...]:
+        """Of each score buffer, whether the graph of the gradient computes a gradient for it."""
+        (results,) = self.graphs[1].graph.output_node().args
+        assert isinstance(results, tuple | list), "gradients of the score, of four indices and of buffers"
+        return tuple(isinstance(gradient, fx.Node) for gradient in results[5:])
+
+    def flat(self, results: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """What PyTorch's op returns for a backward, without the inner tuple of the gradients of buffers."""
+        *gradients, of_buffers = results
+        pairs = zip(of_buffers, self.differentiated, strict=True)
+        return *gradients, *(found if needed else None for found, needed in pairs)
+
+
+def _described(graph: fx.GraphModule) -> Iterator[str]:
+    """Every operation of a graph with its arguments, whatever its nodes are called."""
+    names = {node: f"%{position}" for position, node in enumerate(graph.graph.nodes)}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            constant = operator.attrgetter(node.target)(graph)
+            yield f"{constant.dtype} {constant.tolist()}"
+        else:
+            given = fx.node.map_aggregate((node.args, node.kwargs), lambda each: _plain(each, names))
+            yield f"{node.op} {'' if node.op == 'placeholder' else _target(node)} {given}"
+
+
+def _plain(argument: Any, names: dict[fx.Node, str]) -> Any:
+    if isinstance(argument, fx.Node):
+        return names[argument]
+    return argument.type if isinstance(argument, torch.device) else argument
+
+
+def _target(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else torch.typename(node.target)
+
+
+def hold_flex_graphs(module: fx.GraphModule) -> None:
+    """Replace every call of flex attention in `module`, and in graphs inside it, by one that holds its graphs.
+
+    Before: `out = flex_attention(q, k, v, self.score_mod_0, (..., self.mask_fn_0), ...)`
+    After:  `out = flex_attention_1f0e23cd00a1b2c3(q, k, v, (...), ...)`
+    """
+    for owner in module.modules():
+        if isinstance(owner, fx.GraphModule):
+            for node in list(owner.graph.nodes):
+                if node.target is flex_attention:
+                    _hold(owner, node, "forward")
+                elif node.target is flex_attention_backward:
+                    _flatten_results(owner.graph, _hold(owner, node, "backward"))
+            owner.recompile()
+
+
+def _hold(owner: fx.GraphModule, node: fx.Node, kind: Literal["forward", "backward"]) -> fx.Node:
+    args: tuple[Any, ...] = node.args
+    start = _NUM_OPERANDS[kind]
+    stop = start + (1 if kind == "forward" else 2)
+    (*blocks, mask), scale, options, *buffers = args[stop:]
+    graphs: list[fx.Node] = [*args[start:stop], mask]
+    call = FlexCall(kind, tuple(operator.attrgetter(str(graph.target))(owner) for graph in graphs))
+    args = (*args[:start], tuple(blocks), scale, options, *buffers, *[()] * (2 - len(buffers)))
+    with owner.graph.inserting_before(node):
+        holding = owner.graph.call_function(call, args)
+    holding.meta = dict(node.meta)
+    node.replace_all_uses_with(holding)
+    owner.graph.erase_node(node)
+    for graph in dict.fromkeys(graphs):
+        if not graph.users:
+            owner.graph.erase_node(graph)
+    return holding
+
+
+def _flatten_results(graph: fx.Graph, backward: fx.Node) -> None:
+    """Let the items of a backward be tensors: PyTorch returns the gradients of buffers as a tuple within its tuple."""
+    call, results = backward.target, value(backward)
+    assert isinstance(call, FlexCall), f"{backward} is no flex attention"
+    set_value(backward, call.flat(results))
+    last = len(results) - 1
+    for item in list(backward.users):
+        if item.args[1] == last:
+            for inner in list(item.users):
+                position: Any = inner.args[1]
+                inner.args = backward, last + position
+            graph.erase_node(item)
+
+
+@contextmanager
+def flex_attention_in_one_graph() -> Iterator[None]:
+    """Within, Dynamo traces flex attention without a break: with gradients on CPUs, and behind masks of padding.
+
+    What makes these masks in transformers looks whether there is padding at all, which a trace cannot.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    with ExitStack() as stack:
+        stack.enter_context(training_on_cpus())
+        if hasattr(masks, "fast_all"):
+            stack.enter_context(patch.object(masks, "fast_all", _is_known_to_be_true))
+        yield
+
+
+def _is_known_to_be_true(mask: Tensor) -> bool:
+    """Whether a mask is known to be true everywhere, so that it may be left out: no."""
+    return False
