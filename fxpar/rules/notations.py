@@ -225,6 +225,14 @@ def counted(call: OpCall) -> Einsum | None:
     return Einsum((), ((Dim("a"),),)) if all(isinstance(bound, int) for bound in bounds) else None
 
 
+def solved_triangular(call: OpCall) -> str | None:
+    """linalg_solve_triangular: each column by itself, or each row where the matrix is on the right."""
+    matrix, known = call.inputs
+    if matrix[:-2] != known[:-2]:
+        return None
+    return "... N N, ... N k -> ... N k" if argument(call, "left") else "... N N, ... k N -> ... k N"
+
+
 def grouped_matmul(call: OpCall) -> str | None:
     """_grouped_mm: rows in groups, each multiplied by a matrix of its own; or groups of columns, for their gradient.
 

@@ -59,6 +59,7 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),
     aten.mv.default: EinsumRule("m k, k -> m", linear_in=EACH),
     aten.dot.default: EinsumRule("k, k -> ()", linear_in=EACH),
+    aten.linalg_solve_triangular.default: EinsumRule(notations.solved_triangular, linear_in=(1,)),
     aten._grouped_mm.default: EinsumRule(
         notations.grouped_matmul, linear_in=(0,), emit_local=local_indices.emit_dense("self", "mat2")
     ),
@@ -77,6 +78,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.where.self: EinsumRule(pointwise, linear_in=(1, 2)),
     aten.masked_fill.Scalar: POINTWISE,
     aten.masked_fill.Tensor: POINTWISE,
+    aten.fill.Scalar: POINTWISE,
+    aten.fill.Tensor: POINTWISE,
     aten.floor_divide.default: POINTWISE,
     **dict.fromkeys(
         (
@@ -201,6 +204,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.sort.default: _along_dim,
     aten.sort.stable: _along_dim,
     aten.topk.default: _along_dim,
+    aten.glu.default: _along_dim,
+    aten.glu_backward.default: _along_dim,
     aten.kthvalue.default: _whole_reduction,
     aten.flip.default: _view(notations.along_dims),
     aten.roll.default: _view(notations.along_dims),
@@ -209,6 +214,9 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten._fft_c2c.default: EinsumRule(notations.transformed),
     aten.tril.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
     aten.triu.default: EinsumRule("... I J -> ... I J", linear_in=TOGETHER),
+    # Windows of images as columns
+    aten.im2col.default: EinsumRule("n C H W -> n K L", linear_in=TOGETHER),
+    aten.col2im.default: EinsumRule("n K L -> n C H W", linear_in=TOGETHER),
     # Images of another size: the dims that are sampled are whole
     aten.upsample_nearest1d.default: _row,
     aten.upsample_nearest1d_backward.default: _sized_row,

@@ -90,6 +90,11 @@ def written_samples() -> list[Call]:
             (aten.leaky_relu_backward.default, (x, x + 1, 0.1, False)),
             (aten.elu_backward.default, (x, 1.0, 1.0, 1.0, False, x + 1)),
             (aten._prelu_kernel_backward.default, (x, x + 1, weight.expand(4, 6, 8))),
+            (aten.glu_backward.default, (torch.randn(4, 3, 8), x, 1)),
+            (aten.im2col.default, (torch.randn(4, 6, 5, 5), [2, 2], [1, 1], [0, 0], [1, 1])),
+            (aten.col2im.default, (torch.randn(4, 24, 16), [5, 5], [2, 2], [1, 1], [0, 0], [1, 1])),
+            (aten.fill.Scalar, (x, 2.0)),
+            (aten.fill.Tensor, (x, torch.tensor(2.0))),
             (aten.log_sigmoid_forward.default, (x,)),
             (aten.log_sigmoid_backward.default, (x, x + 1, torch.exp(-(x + 1).abs()))),
             (aten.unfold.default, (x, 1, 2, 2)),
@@ -108,7 +113,7 @@ def written_samples() -> list[Call]:
             *_embeddings(),
             *_attention(),
         )
-    ]
+    ] + _solved()
 
 
 def stream(number: int, chunk: int) -> Tensor:
@@ -218,6 +223,15 @@ def _batch_norms() -> list[tuple[Any, tuple[Any, ...]]]:
             statistics = mean, variance, trains, 0.1, 1e-5
             calls.append((aten._native_batch_norm_legit_functional.default, (x, weight, weight, *statistics)))
     return calls
+
+
+def _solved() -> list[Call]:
+    matrix, known = torch.randn(4, 6, 6).triu() + 3 * torch.eye(6), torch.randn(4, 6, 8)
+    solve = aten.linalg_solve_triangular.default
+    return [
+        Call(solve, (matrix, known), {"upper": True}),
+        Call(solve, (matrix, known.mT), {"upper": True, "left": False}),
+    ]
 
 
 def _pools() -> list[tuple[Any, tuple[Any, ...]]]:
