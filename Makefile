@@ -47,7 +47,7 @@ quick: install
 	$(BIN)/ruff check
 	$(call types_and_tests,$(QUICK))
 
-# All families of transformers on all meshes, which takes hours; stopped, it goes on where it was.
+# All families of models on all meshes, which takes hours; stopped, it goes on where it was.
 survey: install
 	mkdir -p results
 	$(BIN)/fxpar survey --save results/survey.jsonl --markdown docs/families.md

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 
 import fxpar
@@ -55,13 +57,17 @@ def test_processes_are_the_batch_shards_of_the_mesh() -> None:
 
 
 def misuse() -> None:
-    """Make accelerators before the mesh, and of a precision that models have by themselves."""
+    """Make accelerators before the mesh, and of a precision whose scaler they do not know."""
     mesh._latest.clear()  # the process that this rank was forked from may have made one
     with pytest.raises(NoMeshError, match=r"call fxpar.init_mesh\(...\) before"):
         FxparAccelerator(cpu=True, mixed_precision="bf16")
     fxpar.init_mesh()
-    with pytest.raises(InvalidOptionError, match="option 'mixed_precision' is 'bf16': expected \"no\""):
-        FxparAccelerator(cpu=True, mixed_precision="bf16")
+    plain = Accelerator(cpu=True)
+    with (
+        patch.object(Accelerator, "mixed_precision", "fp16"),  # which accelerate itself refuses on CPUs
+        pytest.raises(InvalidOptionError, match="option 'mixed_precision' is 'fp16': expected \"no\" or \"bf16\""),
+    ):
+        FxparAccelerator.adopt(plain)
 
 
 def test_an_accelerator_says_what_it_needs() -> None:

@@ -52,3 +52,17 @@ def test_a_trainer_on_a_mesh_logs_saves_and_resumes_as_in_one_process(tmp_path: 
         assert logged(tmp_path / folder) == [pytest.approx(entry, abs=1e-4) for entry in expected], folder
     weights = [load_file(tmp_path / folder / "checkpoint-6" / "model.safetensors") for folder in ("alone", "resumed")]
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-4)
+
+
+def test_a_trainer_in_bf16_logs_what_it_logs_in_one_process(tmp_path: Path) -> None:
+    """The losses are as near as those of sixteen bits can be, and are not those of thirty-two."""
+    arguments = (*ARGUMENTS, "--max_steps", "3", "--eval_steps", "3", *batches_of(4))
+    run_ranks(1, run_under_launcher, TRAINER, (*arguments, "--bf16", "--output_dir", "alone"), tmp_path)
+    run_ranks(1, run_under_launcher, TRAINER, (*arguments, "--output_dir", "precise"), tmp_path)
+    run_ranks(4, run_under_launcher, TRAINER, (*arguments, "--bf16", "--output_dir", "mesh"), tmp_path)
+    alone, precise, mesh = (
+        [entry["loss"] for entry in logged(tmp_path / name) if "loss" in entry] for name in ("alone", "precise", "mesh")
+    )
+    assert mesh == pytest.approx(alone, rel=1e-3)
+    assert alone != pytest.approx(precise, rel=1e-6)
+    assert mesh != pytest.approx(precise, rel=1e-6)
