@@ -63,15 +63,11 @@ class Counter(pl.LightningModule):
 def main() -> None:
     options = parse_options()
     pl.seed_everything(0)
-    strategy, num_processes = "auto", int(os.environ.get("WORLD_SIZE", "1"))
-    if num_processes > 1:
-        strategy = FxparStrategy(
-            pipe=options.pipe, z=options.z, x=options.x, microbatches=2, options={"lowering": options.lowering}
-        )
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=num_processes,
-        strategy=strategy,
+        strategy=make_strategy(options) if num_processes > 1 else "auto",
         max_epochs=options.epochs,
         accumulate_grad_batches=2,
         gradient_clip_val=0.5,
@@ -85,6 +81,12 @@ def main() -> None:
     train = DataLoader(make_rows(1), batch_size=options.batch // options.z, sampler=sampler)
     val = DataLoader(make_rows(2), batch_size=options.batch // options.z)
     trainer.fit(Counter(), train, val, ckpt_path=options.resume)
+
+
+def make_strategy(options: argparse.Namespace) -> FxparStrategy:
+    """The mesh, the parts of a batch, and how graphs become code."""
+    compile_options = {"lowering": options.lowering}
+    return FxparStrategy(pipe=options.pipe, z=options.z, x=options.x, microbatches=2, options=compile_options)
 
 
 def make_rows(seed: int) -> TensorDataset:

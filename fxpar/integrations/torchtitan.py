@@ -123,7 +123,7 @@ class FxparSchedule:
     ) -> None:
         """Run forwards and backwards for the microbatches of a batch, and append the batch's loss to `losses`."""
         loss = self._loss(arg_mbs, kwarg_mbs, target_mbs, loss_kwargs)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         losses.append(self._of_shard(loss))
 
     def eval(
@@ -165,7 +165,7 @@ def _return_loss(model: nn.Module, loss_fn: BaseLoss, parts: int) -> None:
     plain = type(model)
 
     def forward(self: nn.Module, tokens: Tensor, labels: Tensor, loss_kwargs: dict[str, Any], **others: Any) -> Tensor:
-        loss, _ = loss_fn(plain.forward(self, tokens, **others), labels, **loss_kwargs)
+        loss: Tensor = loss_fn(plain.forward(self, tokens, **others), labels, **loss_kwargs)[0]
         return parts * loss
 
     def to_empty(self: nn.Module, **others: Any) -> nn.Module:
@@ -217,8 +217,8 @@ def _stages(parts: Sequence[Sequence[str]] | None) -> list[str] | None:
 
 def _schedule(parallelism: ParallelismConfig) -> str:
     if parallelism.pipeline_parallel_schedule_csv:
-        return parallelism.pipeline_parallel_schedule_csv
-    name = parallelism.pipeline_parallel_schedule
+        return str(parallelism.pipeline_parallel_schedule_csv)
+    name: str = parallelism.pipeline_parallel_schedule
     if name.lower() not in _SCHEDULES:
         raise InvalidOptionError(
             "parallelism.pipeline_parallel_schedule",

@@ -43,9 +43,11 @@ def test_a_pipeline_of_torchtitan_trains_and_saves_as_in_one_process(tmp_path: P
     assert all(same == logged for same in others)
     assert len(logged) == STEPS and logged[-1][0] < logged[0][0]
     (alone,) = run_ranks(1, train, tmp_path, by_torchtitan, {}, SAVED_STEP)
-    assert logged[SAVED_STEP:] == [pytest.approx(step, abs=1e-4) for step in alone]
+    # On CPUs, PyTorch's norm of half a million numbers of a matrix is 1e-4 off the norm of the norms of its halves.
+    expected = [(pytest.approx(loss, abs=1e-4), pytest.approx(norm, rel=1e-3)) for loss, norm in alone]
+    assert logged[SAVED_STEP:] == expected
     for on_rank in run_ranks(4, train, tmp_path, BY_FXPAR, on_batches, SAVED_STEP):
-        assert on_rank == [pytest.approx(step, abs=1e-4) for step in alone]
+        assert on_rank == expected
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
