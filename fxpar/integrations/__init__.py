@@ -1,1 +1,1 @@
-"""Training loops of other libraries over distributed models: `accelerate`, and the `Trainer` of transformers."""
+"""Training loops of other libraries over distributed models: accelerate, Lightning, torchtitan and transformers."""

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fxpar.errors import InvalidOptionError, NoMeshError
+from fxpar.integrations.batch_shards import first_ranks
 from fxpar.integrations.checkpoints import load_shards, save_shards, whole_state_dict
 from fxpar.model.clip import clip_grad_norm_
 from fxpar.model.distribution import Distribution, distribution_of_model
@@ -113,17 +114,13 @@ class FxparAccelerator(Accelerator):
 
     def gather(self, tensor: Any) -> Any:
         """The values of all batch shards, concatenated on dim 0."""
-        ranks = [rank for rank in range(self._mesh.num_ranks) if self._is_first_of_shard(rank)]
+        ranks = first_ranks(self._mesh)
 
         def of_shards(gathered: Tensor) -> Tensor:
             chunks = gathered.chunk(self._mesh.num_ranks)
             return torch.cat([chunks[rank] for rank in ranks])
 
         return recursively_apply(of_shards, super().gather(tensor))
-
-    def _is_first_of_shard(self, rank: int) -> bool:
-        coordinate = self._mesh.coordinate_of(rank)
-        return not any(index for axis, index in coordinate.items() if axis not in self._mesh.batch_axes)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         """The state dict as one process has it, on the main process; empty on the others. All ranks call it."""

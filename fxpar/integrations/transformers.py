@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from fxpar.integrations.accelerate import FxparAccelerator
+from fxpar.integrations.batch_shards import rows_of_shard
 from fxpar.integrations.checkpoints import load_shards, save_shards
 from fxpar.model.distribution import Distribution, distribution_of_model
+from fxpar.model.pretrained.save import save_pretrained
 from fxpar.world.mesh import num_batch_shards
 
 _SHARDS, _SCHEDULER = "shards", "scheduler.pt"
@@ -27,7 +30,7 @@ class FxparTrainer(Trainer):
 
     Give it a distributed model. The batch size per device is that of a batch shard, and of each step all ranks log the
     loss of the global batch. A checkpoint has shards to resume from, on any mesh, and the model as `from_pretrained`
-    reads it, which rank 0 gathers.
+    reads it.
 
     Args:
         options: those of `torch.compile`.
@@ -71,14 +74,8 @@ class FxparTrainer(Trainer):
         """The loss, and if more than that is wanted, the results for the rows of this rank's batch shard."""
         compiled = self._compiled if prediction_loss_only else self._compiled_for_results
         loss, results, labels = super().prediction_step(compiled, inputs, prediction_loss_only, ignore_keys)
-        return loss, tree_map_only(DTensor, self._rows_of_shard, results), labels
-
-    def _rows_of_shard(self, result: DTensor) -> Tensor:
-        """Those that this rank's batch shard has of a result."""
-        axes = zip(result.device_mesh.mesh_dim_names or (), result.placements, strict=True)
-        batch_axes = self._distribution.mesh.batch_axes
-        placements = [placement if axis in batch_axes else Replicate() for axis, placement in axes]
-        return result.redistribute(placements=placements).to_local()
+        mesh = self._distribution.mesh
+        return loss, tree_map_only(DTensor, lambda result: rows_of_shard(result, mesh), results), labels
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Of all batch shards, rather than of all ranks."""
@@ -101,11 +98,27 @@ class FxparTrainer(Trainer):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model for `from_pretrained`. All ranks call it, and rank 0 writes."""
-        state = self.accelerator.get_state_dict(self.model)
-        self._save(output_dir, state_dict=state)
+        """Save the model for `from_pretrained`. All ranks call it.
+
+        A model of transformers is written part by part. Of others, as those of peft, rank 0 gathers the whole.
+        """
+        if isinstance(self.model, PreTrainedModel):
+            folder = Path(output_dir or self.args.output_dir)
+            save_pretrained(self.model, folder)
+            self._save_beside_weights(folder)
+        else:
+            self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_beside_weights(self, folder: Path) -> None:
+        """Save what `Trainer._save` saves beside the model."""
+        if not self.args.should_save:
+            return
+        tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save shards of model and optimizer, by all ranks, and the scheduler."""

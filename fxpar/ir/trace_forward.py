@@ -58,7 +58,8 @@ class ForwardTracer:
 
     @cached_property
     def _traced(self) -> Callable[..., Any]:
-        traced: Callable[..., Any] = torch.compile(self._model, backend=self._trace, dynamic=False)
+        # By keyword: Lightning replaces `torch.compile` by one that copies the options of a positional module, deeply.
+        traced: Callable[..., Any] = torch.compile(model=self._model, backend=self._trace, dynamic=False)
         return traced
 
     @property

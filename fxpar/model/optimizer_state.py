@@ -66,6 +66,8 @@ class _Adopted:
         """What `optimizer.state_dict()` returns."""
         with self._plain():
             packed = type(optimizer).state_dict(optimizer)
+        if "param_groups" not in packed:  # a format of its own, as that of an optimizer that holds others
+            return packed
         names = dict(enumerate(self._names(optimizer)))
         groups = [{**group, "params": [names[i] for i in group["params"]]} for group in packed["param_groups"]]
         return {**packed, "state": _renamed(packed["state"], names), "param_groups": groups}

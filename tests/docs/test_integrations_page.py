@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
-EXAMPLES = "".join((ROOT / "examples" / f"train_by_{name}.py").read_text() for name in ("trainer", "accelerate"))
+LIBRARIES = ("trainer", "accelerate", "lightning")
+EXAMPLES = "".join((ROOT / "examples" / f"train_by_{name}.py").read_text() for name in LIBRARIES)
 
 
 @pytest.mark.parametrize("block", re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))

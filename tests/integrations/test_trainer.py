@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 from fxpar.world.launch import run_ranks
 from tests.support.run_under_launcher import run_under_launcher
@@ -35,6 +35,12 @@ def logged(folder: Path) -> list[dict[str, float]]:
     return [{key: entry[key] for key in entry.keys() & COMPARED} for entry in history if "train_runtime" not in entry]
 
 
+def saved_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """What `from_pretrained` reads from a checkpoint, which also has the training's arguments."""
+    assert (checkpoint / "training_args.bin").exists()
+    return LlamaForCausalLM.from_pretrained(checkpoint).state_dict()
+
+
 def test_a_trainer_on_a_mesh_logs_saves_and_resumes_as_in_one_process(tmp_path: Path) -> None:
     """Under torchrun on stages and shards of matrices; resumed on stages and batch shards."""
     program = str(EXAMPLES / TRAINER)
@@ -50,7 +56,7 @@ def test_a_trainer_on_a_mesh_logs_saves_and_resumes_as_in_one_process(tmp_path: 
     assert [entry["step"] for entry in expected] == [1, 2, 3, 3, 4, 5, 6, 6]
     for folder in ("mesh", "resumed"):
         assert logged(tmp_path / folder) == [pytest.approx(entry, abs=1e-4) for entry in expected], folder
-    weights = [load_file(tmp_path / folder / "checkpoint-6" / "model.safetensors") for folder in ("alone", "resumed")]
+    weights = [saved_weights(tmp_path / folder / "checkpoint-6") for folder in ("alone", "resumed")]
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-4)
 
 

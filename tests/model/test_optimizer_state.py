@@ -54,6 +54,28 @@ def test_a_state_dict_has_the_names_of_this_ranks_parameters_and_loads_again() -
         assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [1.0, 7.0]
 
 
+class _Holder(torch.optim.Optimizer):
+    """Makes the steps of another optimizer, and has a state dict of its own format."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"{name}.step": state["step"].item() for name, state in self.inner.state_dict()["state"].items()}
+
+
+def test_an_optimizer_that_holds_another_keeps_its_own_format() -> None:
+    with fake_mesh(pipe=2) as mesh:
+        model = distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), mesh, stages=["1"])
+        holder = _Holder(_trained(model.parameters()))
+        holder.step()
+        assert holder.state_dict() == {"0.weight.step": 2.0, "0.bias.step": 2.0}
+
+
 def test_a_whole_state_dict_of_one_process_is_sharded_when_it_is_loaded_or_used() -> None:
     alone = nn.Linear(4, 4)
     numbered = _trained(alone.parameters()).state_dict()
