@@ -8,7 +8,6 @@ layer is transposed: x and y change places.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -53,14 +52,9 @@ def ring_time(kind: CollectiveKind) -> Expr:
     return elements_sent(kind, num_bytes, ranks) / beta
 
 
-@cache
-def _ring_function(kind: CollectiveKind) -> Any:
-    return sympy.lambdify((num_bytes, ranks, beta), ring_time(kind), "math")
-
-
 def ring_time_us(kind: CollectiveKind, buffer_bytes: float, num_ranks: int, bytes_per_us: float) -> float:
-    """`ring_time`, evaluated."""
-    return float(_ring_function(kind)(buffer_bytes, num_ranks, bytes_per_us))
+    """`ring_time` in numbers. Every rank asks for it: arithmetic and printing of symbols import half of sympy."""
+    return float(elements_sent(kind, buffer_bytes, num_ranks) / bytes_per_us)
 
 
 def layer_elements(*, transposed: bool = False) -> dict[Term, Expr]:

@@ -62,6 +62,7 @@ def test_equations_can_be_printed() -> None:
 )
 def test_a_ring_of_four_sends_three_quarters_of_a_buffer_or_twice_as_much(kind: eq.CollectiveKind, us: float) -> None:
     assert eq.ring_time_us(kind, buffer_bytes=1e4, num_ranks=4, bytes_per_us=10) == us
+    assert float(eq.ring_time(kind).subs({eq.num_bytes: 1e4, eq.ranks: 4, eq.beta: 10})) == us
 
 
 def test_an_axis_that_hosts_hold_whole_has_their_links_and_others_share_the_network() -> None:

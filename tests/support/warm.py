@@ -6,13 +6,26 @@ a small model. Nothing here may start a thread, which would not survive the fork
 
 from __future__ import annotations
 
+import importlib
+
 import torch
+from torch._dynamo.funcname_cache import get_funcname
 
 from fxpar.lowering import lower
 from tests.lowering.graphs import traced
 from tests.support.fake_mesh import fake_mesh
 from tests.support.garbage import collect_garbage_seldom
 from tests.support.parity import Run, check_run
+
+READ_BY_DYNAMO = (
+    "diffusers.models.attention_processor",
+    "diffusers.models.embeddings",
+    "diffusers.models.unets.unet_2d_blocks",
+    "torch.nn.modules.conv",
+    "torch.nn.modules.module",
+    "transformers.models.llama.modeling_llama",
+)
+"""What other models are traced through: to name the function of a line, Dynamo reads all of its file once."""
 
 
 def _train() -> None:
@@ -24,5 +37,13 @@ def _train() -> None:
     torch.compiler.reset()
 
 
+def _read_sources() -> None:
+    for name in READ_BY_DYNAMO:
+        path = importlib.import_module(name).__file__
+        assert path is not None, f"{name} has no source"
+        get_funcname(path, 1)
+
+
 _train()
+_read_sources()
 collect_garbage_seldom()
