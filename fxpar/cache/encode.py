@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor, FakeTensorMode
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir.node_meta import kept_meta
 
@@ -148,7 +149,7 @@ def _contents(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], str, bytes]
 
 
 def _graph_module(rows: list[_Row], constants: dict[str, Tensor]) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = ConcreteGraph()
     nodes: list[fx.Node] = []
     for op, name, target, args, kwargs, meta in rows:
         args, kwargs = _with_nodes((args, kwargs), nodes)

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch.fx.node import Argument, Target
 
 from fxpar._torch.compiler import FakeTensor, FakeTensorMode
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar.ir.node_meta import is_backward, set_origin, set_value, tensor, value
 from fxpar.ir.strides import inverse, lies_in_order, stride_order
 
@@ -71,7 +72,7 @@ class GraphWriter(ABC):
         return self.permute(self.contiguous(self.permute(node, order)), inverse(order))
 
 
-class _NamedGraph(fx.Graph):
+class _NamedGraph(ConcreteGraph):
     """A graph whose calls are named after their op (`mm`), not its overload (`mm_default`)."""
 
     def create_node(
