@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -50,6 +51,7 @@ __all__ = [
     "inductor_decompositions",
     "is_in_state_dict",
     "is_shared",
+    "keep_garbage_of_traces",
     "leave_out_of_state_dict",
     "make_fx",
     "mark_static",
@@ -99,6 +101,12 @@ def ignore_logging_calls() -> None:
     """Let Dynamo trace past calls of loggers, which would break the graph (libraries add methods to `Logger`, too)."""
     methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
     torch._dynamo.config.ignore_logging_functions.update(methods)
+
+
+def keep_garbage_of_traces() -> AbstractContextManager[None]:
+    """Within, Dynamo does not run the garbage collector after each trace."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(run_gc_after_compile=False)
+    return patched
 
 
 def skip_frame(function: Callable[..., Any]) -> Callable[..., Any]:
