@@ -14,7 +14,7 @@ from torch.fx.node import Argument, Target
 from fxpar._torch.compiler import FakeTensor, FakeTensorMode, fake_tensor
 from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar.ir.node_meta import is_backward, set_origin, set_value, tensor, value
-from fxpar.ir.strides import inverse, is_dense, lies_in_order, stride_order
+from fxpar.ir.strides import dense_strides, inverse, is_dense, lies_in_order, stride_order
 
 aten = torch.ops.aten
 
@@ -128,11 +128,10 @@ class LocalGraph(GraphWriter):
 
     def placeholder(self, name: str, shape: Sequence[int], like: Tensor) -> fx.Node:
         """A dense input of `shape` that has the stride order of `like`."""
-        order = stride_order(like)
-        with self._mode:
-            dense = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
-            local = dense.permute(inverse(order))
-        return self.given(self.graph.placeholder(name), local)
+        strides = dense_strides(shape, stride_order(like))
+        return self.given(
+            self.graph.placeholder(name), fake_tensor(self._mode, like.dtype, shape, strides, like.device)
+        )
 
     def given(self, node: fx.Node, found: Any) -> fx.Node:
         """Record the value of a node of `graph` that cannot be run."""
