@@ -28,15 +28,15 @@ class _Rules:
         self._linear: dict[str, Sequence[Strategy]] = {}
 
     def extend(self, operation: Operation, operand: Operand, shard: Shard) -> Strategy | None:
-        rule, call = _rule(operation)
         key = (operation.signature, operand, shard)
         if key not in self._extended:
+            rule, call = _rule(operation)
             self._extended[key] = rule.extend(call, operand, shard) if rule else None
         return self._extended[key]
 
     def linear(self, operation: Operation) -> Sequence[Strategy]:
-        rule, call = _rule(operation)
         if operation.signature not in self._linear:
+            rule, call = _rule(operation)
             self._linear[operation.signature] = rule.linear(call) if rule else ()
         return self._linear[operation.signature]
 
