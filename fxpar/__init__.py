@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fxpar.garbage_collection import garbage_collection_paused
+
 if TYPE_CHECKING:
     from fxpar.distribute_model import distribute
     from fxpar.errors import FxparError
@@ -72,7 +74,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    with garbage_collection_paused():
+        found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = found
     return found
 

@@ -15,6 +15,7 @@ from fxpar.build_step import build_step
 from fxpar.config import Options, read_options
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError, NotDistributedError
+from fxpar.garbage_collection import garbage_collection_paused
 from fxpar.ir.capture import Capture, belongs_to_distributed_model, read_capture
 from fxpar.ir.trace_forward import raising
 from fxpar.model.distribution import has_distributed_model
@@ -78,7 +79,7 @@ def _devices() -> list[int]:
 
 
 def _build(capture: Capture, options: Options) -> Callable[..., Any]:
-    with naming_lost_peers("what ranks tell each other while they compile a step"):
+    with garbage_collection_paused(), naming_lost_peers("what ranks tell each other while they compile a step"):
         return with_unavailable(build_step(capture, options, with_backward=torch.is_grad_enabled()), capture.kept)
 
 

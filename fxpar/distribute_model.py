@@ -9,6 +9,7 @@ from torch import nn
 
 from fxpar.backend import CapturedSteps, fxpar
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
+from fxpar.garbage_collection import garbage_collection_paused
 from fxpar.ir.plan import Plan
 from fxpar.ir.precision import Precision
 from fxpar.make_plan import make_plan
@@ -85,7 +86,8 @@ def distribute(
     install(distribution)
     distribution.tracer.serve(fxpar, CapturedSteps)
     on_meta = place_buffers(model, mesh.device_type)
-    distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)
+    with garbage_collection_paused():
+        distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)
     distribution.placement = distribution.plan.placement
     _shard(distribution, on_meta, init_weights)
     return model

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import code_of, lazy_graph_module
 from fxpar.ir.node_meta import tensor
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
@@ -31,7 +32,7 @@ def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
     views = {node for node in graph.graph.nodes if _may_differ(node)}
     if not views:
         return graph
-    restored = fx.Graph()
+    restored = ConcreteGraph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
         copies[node] = restored.node_copy(node, copies.__getitem__)

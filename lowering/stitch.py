@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, fx
 
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir.node_meta import set_value, value
 from fxpar.lowering.regions import Region, split_regions
@@ -82,7 +83,7 @@ class _Stitched:
 
     def __init__(self, source: fx.GraphModule) -> None:
         self._source = source
-        self._graph = fx.Graph()
+        self._graph = ConcreteGraph()
         self._values: dict[fx.Node, fx.Node] = {}
         for node in source.graph.nodes:
             if node.op in ("placeholder", "get_attr"):

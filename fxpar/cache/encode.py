@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch.compiler import FakeTensor, FakeTensorMode
+from fxpar._torch.compiler import FakeTensor, FakeTensorMode, fake_tensor
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir.node_meta import kept_meta
 
@@ -148,7 +149,7 @@ def _contents(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], str, bytes]
 
 
 def _graph_module(rows: list[_Row], constants: dict[str, Tensor]) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = ConcreteGraph()
     nodes: list[fx.Node] = []
     for op, name, target, args, kwargs, meta in rows:
         args, kwargs = _with_nodes((args, kwargs), nodes)
@@ -225,9 +226,7 @@ class _Decoder(pickle.Unpickler):
     def _make_fake(
         self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str, requires_grad: bool
     ) -> Tensor:
-        # A tenth of the time that an empty tensor under the mode takes.
-        meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta", requires_grad=requires_grad)
-        return FakeTensor(self._mode, meta, torch.device(device))
+        return fake_tensor(self._mode, dtype, shape, strides, torch.device(device), requires_grad=requires_grad)
 
 
 def _is_known(module: str, name: str) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from fxpar.costs.dataflow import Operation
@@ -55,9 +57,29 @@ def flops_of(node: fx.Node) -> float:
         case aten._scaled_dot_product_flash_attention_for_cpu_backward:
             return float(sdpa_backward_flop_count(*op_call(node).inputs[:4]))
         case packet if packet in flop_registry:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), node_meta.value)
-            return float(flop_registry[packet](*args, **kwargs, out_val=node_meta.value(node)))
+            return _registered_flops(node, packet)
     if node.target.name() in _GROUPED_MATMULS:
         left, right, *_ = op_call(node).inputs
         return 2.0 * _GROUPED_MATMULS[node.target.name()] * math.prod(left) * right[-1]
     return 0.0
+
+
+_known: dict[Hashable, float] = {}
+"""What PyTorch's registry has said, by op and shapes."""
+
+
+def _registered_flops(node: fx.Node, packet: Any) -> float:
+    """What PyTorch's registry says of a call; asked once for its shapes, since layers make the same calls."""
+    given = fx.map_arg((node.args, node.kwargs), lambda operand: _shapes(node_meta.value(operand)))
+    call = packet, given, _shapes(node_meta.value(node))
+    if call not in _known:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), node_meta.value)
+        _known[call] = float(flop_registry[packet](*args, **kwargs, out_val=node_meta.value(node)))
+    return _known[call]
+
+
+def _shapes(found: Any) -> Any:
+    """The shape of a tensor, or of each of several."""
+    if isinstance(found, tuple | list):
+        return tuple(map(_shapes, found))
+    return found.shape if isinstance(found, Tensor) else found

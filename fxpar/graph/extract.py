@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.min_cut import closure
 from fxpar.ir.node_meta import Placed, is_backward, layout_of, set_origin, set_placed, set_value, tensor, value
@@ -25,7 +26,7 @@ def extract(
     effects: Sequence[fx.Node],
 ) -> fx.GraphModule:
     """The part of `module` that leads from `inputs` to `outputs` and to `effects`, in the order of `nodes`."""
-    graph = fx.Graph()
+    graph = ConcreteGraph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = graph.node_copy(node) if node.op == "placeholder" else _enter(graph, node)
@@ -72,7 +73,7 @@ def reordered(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> fx.GraphModul
 
 def copied(nodes: Iterable[fx.Node]) -> fx.Graph:
     """A graph of copies of all nodes of another one, in the order of `nodes`."""
-    graph = fx.Graph()
+    graph = ConcreteGraph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument, Target
 
-from fxpar._torch.compiler import FakeTensor, FakeTensorMode
+from fxpar._torch.compiler import FakeTensor, FakeTensorMode, fake_tensor
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar.ir.node_meta import is_backward, set_origin, set_value, tensor, value
-from fxpar.ir.strides import inverse, lies_in_order, stride_order
+from fxpar.ir.strides import dense_strides, inverse, is_dense, lies_in_order, stride_order
 
 aten = torch.ops.aten
 
@@ -71,7 +72,7 @@ class GraphWriter(ABC):
         return self.permute(self.contiguous(self.permute(node, order)), inverse(order))
 
 
-class _NamedGraph(fx.Graph):
+class _NamedGraph(ConcreteGraph):
     """A graph whose calls are named after their op (`mm`), not its overload (`mm_default`)."""
 
     def create_node(
@@ -108,13 +109,14 @@ class WriterInPlace(GraphWriter):
 
 
 class LocalGraph(GraphWriter):
-    """A graph under construction. Every call runs immediately under the fake mode, so that its value is known."""
+    """A graph under construction. The fake value of every call is known immediately."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.graph: fx.Graph = _NamedGraph()
         self._mode = mode
         self._origin: tuple[fx.Node, bool] | None = None
         self._completed = 0
+        self._results: dict[Hashable, Any] = {}  # whole fake values, by the kind of call
 
     @contextmanager
     def on_behalf_of(self, source: fx.Node, *, backward: bool) -> Iterator[None]:
@@ -126,11 +128,10 @@ class LocalGraph(GraphWriter):
 
     def placeholder(self, name: str, shape: Sequence[int], like: Tensor) -> fx.Node:
         """A dense input of `shape` that has the stride order of `like`."""
-        order = stride_order(like)
-        with self._mode:
-            dense = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
-            local = dense.permute(inverse(order))
-        return self.given(self.graph.placeholder(name), local)
+        strides = dense_strides(shape, stride_order(like))
+        return self.given(
+            self.graph.placeholder(name), fake_tensor(self._mode, like.dtype, shape, strides, like.device)
+        )
 
     def given(self, node: fx.Node, found: Any) -> fx.Node:
         """Record the value of a node of `graph` that cannot be run."""
@@ -161,7 +162,39 @@ class LocalGraph(GraphWriter):
         self._completed = len(nodes)
 
     def _run(self, node: fx.Node) -> Any:
+        """The fake value of a call. A call that an equal one has run is not run again: layers make the same calls."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+        kind = node.target, _form(args), _form(kwargs)
+        if kind in self._results:
+            return fx.node.map_aggregate(self._results[kind], _copy)
         assert callable(node.target)
         with self._mode:
-            return node.target(*args, **kwargs)
+            result = node.target(*args, **kwargs)
+        if _is_whole(result):
+            self._results[kind] = result
+        return result
+
+
+def _form(given: Any) -> Hashable:
+    """All of an argument that the form of a call's result depends on."""
+    if isinstance(given, Tensor):
+        return given.dtype, given.device, tuple(given.shape), given.stride(), given.untyped_storage().nbytes()
+    if isinstance(given, tuple | list):
+        return tuple(map(_form, given))
+    if isinstance(given, dict):
+        return tuple((name, _form(each)) for name, each in given.items())
+    return type(given), given
+
+
+def _is_whole(result: Any) -> bool:
+    """Whether no tensor of a result is a part of a larger storage, which a copy would not show."""
+    if isinstance(result, tuple | list):
+        return all(map(_is_whole, result))
+    return not isinstance(result, Tensor) or (is_dense(result) and result.untyped_storage().nbytes() == result.nbytes)
+
+
+def _copy(result: Any) -> Any:
+    """A fake value of the same form."""
+    if not isinstance(result, FakeTensor):
+        return result
+    return fake_tensor(result.fake_mode, result.dtype, result.shape, result.stride(), result.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.ir.node_meta import forget_module
 
@@ -18,7 +19,7 @@ def with_canonical_names(module: fx.GraphModule) -> fx.GraphModule:
     Before: x, linear_2, linear_5, hidden_7 = add(...)
     After:  x, linear, linear_1, add
     """
-    graph = fx.Graph()
+    graph = ConcreteGraph()
     copies: dict[fx.Node, fx.Node] = {}
     placeholders = sorted(module.graph.find_nodes(op="placeholder"), key=lambda node: node.name)
     for node in (*placeholders, *(node for node in module.graph.nodes if node.op != "placeholder")):

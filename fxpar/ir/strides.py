@@ -29,6 +29,15 @@ def lies_in_order(found: Tensor, order: Sequence[int]) -> bool:
     return True
 
 
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps whose stride order is `order`, outermost first."""
+    strides, step = [0] * len(order), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
 def inverse(order: Sequence[int]) -> list[int]:
     """The permutation that undoes `order`."""
     return sorted(range(len(order)), key=lambda position: order[position])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import compile_options, skip_frame
+from fxpar._torch.compiler import compile_options, keep_garbage_of_traces, skip_frame
 from fxpar._torch.dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
@@ -82,7 +82,12 @@ class ForwardTracer:
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
         try:
-            with torch.enable_grad(), self._layers_traced_once(), flex_attention_in_one_graph():
+            with (
+                torch.enable_grad(),
+                keep_garbage_of_traces(),
+                self._layers_traced_once(),
+                flex_attention_in_one_graph(),
+            ):
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture

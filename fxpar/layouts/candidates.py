@@ -28,15 +28,15 @@ class _Rules:
         self._linear: dict[str, Sequence[Strategy]] = {}
 
     def extend(self, operation: Operation, operand: Operand, shard: Shard) -> Strategy | None:
-        rule, call = _rule(operation)
         key = (operation.signature, operand, shard)
         if key not in self._extended:
+            rule, call = _rule(operation)
             self._extended[key] = rule.extend(call, operand, shard) if rule else None
         return self._extended[key]
 
     def linear(self, operation: Operation) -> Sequence[Strategy]:
-        rule, call = _rule(operation)
         if operation.signature not in self._linear:
+            rule, call = _rule(operation)
             self._linear[operation.signature] = rule.linear(call) if rule else ()
         return self._linear[operation.signature]
 
@@ -71,6 +71,7 @@ class Candidates:
         self._pending: deque[tuple[Value, Shard]] = deque()
         self._readers: dict[Value, list[tuple[int, Operand]]] = {}
         self._twins = _twins(program)
+        self._layouts = [self._solved_layouts(number, operation) for number, operation in enumerate(program)]
         self._strategies: list[dict[Strategy, None]] = [{} for _ in program]
 
     def find(self) -> list[tuple[Strategy, ...]]:
@@ -147,10 +148,13 @@ class Candidates:
         return allowed and self._fits(number, operation, strategy)
 
     def _fits(self, number: int, operation: Operation, strategy: Strategy) -> bool:
-        layouts = [self._solved.operand(number, i, value) for i, value in enumerate(operation.operands)]
-        layouts += [self._solved.result(value) for value in operation.results if value is not None]
         placements = [placement for _, placement in _placed(operation, strategy)]
-        return all(map(fits, layouts, placements))
+        return all(map(fits, self._layouts[number], placements))
+
+    def _solved_layouts(self, number: int, operation: Operation) -> list[Layout]:
+        """The layouts of an operation's values along other axes."""
+        layouts = [self._solved.operand(number, i, value) for i, value in enumerate(operation.operands)]
+        return layouts + [self._solved.result(value) for value in operation.results if value is not None]
 
     def _used(self) -> dict[Value, dict[Shard, None]]:
         """The shards in which ops return or take each value or one of its twins."""

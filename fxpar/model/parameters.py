@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxpar._torch.compiler import TorchDispatchMode
@@ -20,6 +21,7 @@ from fxpar.ir.tiles import logical_box, shard_of
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.unset import is_unset, unset_like
+from fxpar.world.mesh import Mesh
 
 
 def shard_parameters(
@@ -36,10 +38,12 @@ def shard_parameters(
             dict can load.
     """
     pipe, placement = distribution.mesh.coordinate["pipe"], distribution.placement
+    stage_mesh = distribution.mesh.stage_mesh  # once, since it takes longer to make than many a shard
     foreign: dict[nn.Module, dict[str, nn.Parameter]] = {}
     for fqn, parameter in distribution.parameters.items():
         planned = distribution.final_plan.parameters[fqn]
-        piece = _piece(parameter, planned.layout, distribution) if placement[planned.stage] == pipe else None
+        is_own = placement[planned.stage] == pipe
+        piece = _piece(parameter, planned.layout, distribution.mesh, stage_mesh) if is_own else None
         for module, attribute in parameter.homes:
             if piece is not None:
                 module._parameters[attribute] = piece
@@ -50,8 +54,7 @@ def shard_parameters(
     _note_unset(on_meta, distribution)
 
 
-def _piece(parameter: LogicalParameter, layout: Layout, distribution: Distribution) -> nn.Parameter:
-    mesh = distribution.mesh
+def _piece(parameter: LogicalParameter, layout: Layout, mesh: Mesh, stage_mesh: DeviceMesh) -> nn.Parameter:
     module, attribute = parameter.homes[0]
     whole = module._parameters[attribute]
     assert whole is not None
@@ -63,7 +66,7 @@ def _piece(parameter: LogicalParameter, layout: Layout, distribution: Distributi
             .to(mesh.device_type)
             .clone(memory_format=torch.contiguous_format)
         )
-    return nn.Parameter(from_local(local, layout, mesh.stage_mesh), requires_grad=parameter.requires_grad)
+    return nn.Parameter(from_local(local, layout, stage_mesh), requires_grad=parameter.requires_grad)
 
 
 def _initialize(

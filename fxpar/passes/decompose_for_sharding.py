@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from fxpar._torch.compiler import make_fx
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.describe import describe, describe_arguments
 from fxpar.graph.graph_writer import fake_mode_of
@@ -41,7 +42,7 @@ def decompose_for_sharding(
     After:  `mm = aten.mm(x, w)`, `add = aten.add(mm, b)`
     """
     mode, traced = fake_mode_of(joint.graph), {} if known is None else known
-    graph = fx.Graph()
+    graph = ConcreteGraph()
     copies: dict[fx.Node, Any] = {}
     for node in joint.graph.nodes:
         if node.target is aten._assert_tensor_metadata.default:

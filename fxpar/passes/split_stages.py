@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
 from fxpar.graph.shared_values import is_context, recomputable, storages_mutated_later
@@ -166,7 +167,7 @@ class _StageBuilder:
 
     def build(self, edges: Set[fx.Node]) -> StageGraph:
         """The stage's graph; `edges` are all values that some stage receives from another."""
-        graph = fx.Graph()
+        graph = ConcreteGraph()
         copies: dict[fx.Node, fx.Node] = {}
         placeholders: dict[Port, fx.Node] = {}
         for node in sorted(self._sources | self.edges_in, key=self._cut.places.__getitem__):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import flop_registry
 
 from fxpar.costs.dataflow import Operation, operations
 from fxpar.costs.op_cost import flops_of, num_flops, work_us
 from tests.layouts.laid_out import decomposed, prices
 from tests.lowering.graphs import traced
+
+aten = torch.ops.aten
 
 
 class Attention(nn.Module):
@@ -65,3 +69,19 @@ def test_grouped_matmuls_compute_each_row_with_one_matrix() -> None:
     counts = [flops_of(node) for node in graph.graph.nodes if "grouped" in str(node.target)]
     product = 2 * 8 * 8 * 16
     assert sorted(counts) == [product, product, product, 2 * product]
+
+
+def test_equal_calls_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    count = flop_registry[aten.mm]
+
+    def counted(left: Tensor, right: Tensor, *, out_val: Tensor) -> int:
+        asked.append(tuple(left.shape))
+        return int(count(left, right, out_val=out_val))
+
+    monkeypatch.setitem(flop_registry, aten.mm, counted)
+    given = torch.randn(3, 17), torch.randn(17, 5), torch.randn(7, 17)
+    graph = traced(lambda left, right, other: (left @ right, left @ right, other @ right), *given)
+    found = [flops_of(node) for node in graph.graph.nodes if node.op == "call_function"]
+    assert found == [2 * 3 * 17 * 5, 2 * 3 * 17 * 5, 2 * 7 * 17 * 5]
+    assert asked == [(3, 17), (7, 17)]

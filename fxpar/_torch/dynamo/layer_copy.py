@@ -11,7 +11,7 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import is_from_source
 from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
-from torch._guards import ChainedSource, Source
+from torch._guards import ChainedSource, Guard, Source
 
 from fxpar._torch.dynamo.layer_call import LayerCall, NotEqualError
 from fxpar._torch.dynamo.traced_layer import TracedLayer, other_place
@@ -143,6 +143,7 @@ class LayerCopy:
         output = self._tx.output
         own = [each for each in output.guard_on_key_order if is_from_source(each, self._traced.call.source)]
         output.guard_on_key_order.update(map(self._moved, own))
+        guards: list[Guard] = []
         for guard, check, _ in self._traced.guards:
             source, create = self._moved(guard.originating_source), guard.create_fn
             if guard.create_fn_name() == "TENSOR_MATCH":  # which holds the tensor
@@ -150,7 +151,8 @@ class LayerCopy:
                 continue
             if check is None:
                 create = functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=self._moved(other_place(guard)))
-            install_guard(source.make_guard(create))
+            guards.append(source.make_guard(create))
+        install_guard(*guards)
 
     def _variable(self, node: fx.Node) -> Any:
         proxy = fx.Proxy(node, self._tx.output.current_tracer)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from fxpar._torch.compiler import rename_placeholder
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.describe import describe
 from fxpar.graph.extract import returned
@@ -56,7 +57,7 @@ class _Joining:
         self._stage, self._parts = stage, parts
         self._joints = [joint for _, joint in traced]
         self._stamps = [Restamp(first, part) for (first, _), part in zip(traced, parts, strict=True)]
-        self._graph = fx.Graph()
+        self._graph = ConcreteGraph()
         self._values: dict[fx.Node, fx.Node] = {}
         self._gradients: dict[fx.Node, fx.Node] = {}
         self._copies: list[dict[fx.Node, fx.Node]] = [{} for _ in parts]
