@@ -35,8 +35,10 @@ from fxpar.errors.distributing import (
     UnknownStyleError,
 )
 from fxpar.errors.options import (
+    ForwardOnlyLoweringError,
     InvalidOptionError,
     InvalidScheduleError,
+    LoweringDeviceError,
     MemoryBudgetError,
     UnknownAlgorithmError,
     UnknownLoweringError,
@@ -82,6 +84,7 @@ __all__ = [
     "ClusterUnavailableError",
     "CoreNotBuiltError",
     "FailedOnOtherRankError",
+    "ForwardOnlyLoweringError",
     "FxparError",
     "GraphBreakError",
     "HintNotFoundError",
@@ -97,6 +100,7 @@ __all__ = [
     "InvalidStagesError",
     "InvalidTimelineError",
     "LostInCollectiveError",
+    "LoweringDeviceError",
     "MemoryBudgetError",
     "MeshSizeError",
     "MicrobatchError",
