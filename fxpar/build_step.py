@@ -15,7 +15,7 @@ from fxpar.build.step_plan import StepPlan, plan_step
 from fxpar.build.task import Task
 from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import lower_stage
-from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, Options
+from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, TENSORRT, Options
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import gather_costs
@@ -28,6 +28,7 @@ from fxpar.ir.stage import CompiledStage
 from fxpar.lowering import lower as lowering_named
 from fxpar.lowering.joint_compilation import joint_compilation
 from fxpar.lowering.joint_generation import joint_generation
+from fxpar.lowering.tensorrt.requirements import check_tensorrt
 from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.distribution import distribution_of
 from fxpar.pass_log import PassLog
@@ -53,6 +54,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
 
     Raises:
         NoLossError: gradients are wanted, but the forward returns no scalar that requires grad.
+        ForwardOnlyLoweringError: gradients are wanted, but the lowering has no backward.
+        LoweringDeviceError, MissingPackageError: the lowering cannot run here.
         SharedBufferError: a stage uses a buffer that another one changes.
         PlanMismatchError: the ranks derived different plans.
         MemoryBudgetError: the predicted memory of a rank exceeds its budget.
@@ -61,6 +64,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     distribution = distribution_of(capture.model)
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
+    if options.lowering == TENSORRT:
+        check_tensorrt(distribution.mesh.device_type, with_backward=with_backward)
     _warn_of_meaningless_results(options)
     if options.lowering == INDUCTOR and distribution.mesh.device_type == "cpu":
         find_vector_isa()  # while the passes run
@@ -158,7 +163,7 @@ def _graph_model(task: Task) -> GraphModel:
 
 
 def _lowered(task: Task, stages: Sequence[RunGraphs], model: GraphModel) -> list[CompiledStage]:
-    lowering, mesh = lowering_named(task.options.lowering, model.compute_us), task.mesh
+    lowering, mesh = lowering_named(task.options.lowering, model.compute_us, task.log.dump), task.mesh
     here = [rank for rank, host in enumerate(mesh.hosts) if host == mesh.hosts[mesh.rank]]
     place = here.index(mesh.rank)
 

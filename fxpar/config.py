@@ -22,8 +22,8 @@ from fxpar.resharding.search import ALGORITHMS
 from fxpar.resharding.strategies import strategy_named
 from fxpar.schedule import schedule_text
 
-INDUCTOR, ATEN, SLEEP = "inductor", "aten", "sleep"
-LOWERINGS = (INDUCTOR, ATEN, SLEEP)
+INDUCTOR, TENSORRT, ATEN, SLEEP = "inductor", "tensorrt", "aten", "sleep"
+LOWERINGS = (INDUCTOR, TENSORRT, ATEN, SLEEP)
 LAST_STAGE, ALL_STAGES = "last_stage", "all"
 
 
@@ -40,9 +40,11 @@ class Options:
         `fxpar simulate --measured` draws it beside the predicted one.
     profile: whether to time the compiled graphs of every stage while compiling, and use these times instead of
         estimates in the schedule and in the costs that are dumped.
-    lowering: how graphs become code: "inductor"; "aten", the reference, which runs the ATen ops of a graph one by one;
-        or "sleep", for benchmarks of communication, which runs the collectives, and sleeps as long as all other ops are
-        estimated to take. With "sleep" all results are meaningless.
+    lowering: how graphs become code: "inductor"; "tensorrt", for evaluation on CUDA devices, which builds engines by
+        torch-tensorrt (`pip install fxpar[tensorrt]`) from the ops that have converters, and leaves the others to
+        Inductor, as it does a model that was not distributed; "aten", the reference, which runs the ATen ops of a graph
+        one by one; or "sleep", for benchmarks of communication, which runs the collectives, and sleeps as long as all
+        other ops are estimated to take. With "sleep" all results are meaningless.
     schedule: a pipeline schedule in place of the one that `distribute` was given. It must run every stage on the same
         rank of the pipe axis.
     strategy: how a value is sent from stage to stage (Zhuang et al., section 3.1): "broadcast", in chunks along a chain

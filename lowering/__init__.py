@@ -6,7 +6,8 @@ The symlink fxpar/lowering makes this folder the package fxpar.lowering, its onl
 from torch import fx
 
 import fxpar.lowering.cpu  # noqa: F401  what fused ops run on CPUs
-from fxpar.config import ATEN, INDUCTOR, SLEEP
+from fxpar.config import ATEN, INDUCTOR, SLEEP, TENSORRT
+from fxpar.dump import Dump
 from fxpar.lowering.aten import lower_to_aten
 from fxpar.lowering.inductor import lower_to_inductor
 from fxpar.lowering.lowering import Lowering
@@ -22,8 +23,17 @@ def _at_once(node: fx.Node) -> float:
     return 0.0
 
 
-def lower(name: str, compute_us: ComputeTime = _at_once) -> Lowering:
-    """The lowering called `name`, one of `fxpar.config.LOWERINGS`; only `SLEEP` uses `compute_us`."""
+def lower(name: str, compute_us: ComputeTime = _at_once, dump: Dump | None = None) -> Lowering:
+    """The lowering called `name`, one of `fxpar.config.LOWERINGS`.
+
+    Args:
+        compute_us: how long `SLEEP` sleeps in place of each op.
+        dump: where `TENSORRT` writes which ops are in engines, and why others are not; by default nowhere.
+    """
+    if name == TENSORRT:
+        from fxpar.lowering.tensorrt.lower import TensorRTLowering  # few steps need what it imports
+
+        return TensorRTLowering(dump or Dump(None, 0))
     lowerings: dict[str, Lowering] = {
         INDUCTOR: lower_to_inductor,
         ATEN: lower_to_aten,

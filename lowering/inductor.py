@@ -35,13 +35,20 @@ def lower_to_inductor(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """Compile every distinct region of the graph once per machine: ranks share the code that Inductor generates."""
     # In a backward, Inductor takes care of kernels that assume contiguous operands.
     backward = any(is_backward(node) for node in graph.graph.nodes)
+    return lower_by_regions(graph, lambda region: compile_region(Source(region, backward)))
+
+
+def lower_by_regions(
+    graph: fx.GraphModule, compile_one: Callable[[fx.GraphModule], Compiled]
+) -> Callable[..., Sequence[Tensor]]:
+    """Compile every distinct region of the graph once by `compile_one`, which may leave it to `compile_region`."""
     with joint_compilation(), joint_generation():
-        stitched = stitch_regions(graph, lambda region: _compile(Source(region, backward)))
+        stitched = stitch_regions(graph, compile_one)
     return code_of(replace_cpu_collectives(stitched))
 
 
-def _compile(source: Source) -> Compiled:
-    """Code for a region, or what will be, at the end of the joint generation."""
+def compile_region(source: Source) -> Compiled:
+    """Inductor's code for a region, or what will be, at the end of the joint generation."""
     question = code_question(source)
     if question is None:
         return _generate(source, caches=True)

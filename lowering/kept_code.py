@@ -31,7 +31,7 @@ def code_question(source: Source) -> str | None:
     """
     if own_cache() is None or not _is_on_cpu(source.region):
         return None
-    described = _described(source.region)
+    described = describe_graph(source.region)
     return "\n".join(("region", str(source.backward), described, inductor_options(), ambient_state()))
 
 
@@ -52,8 +52,8 @@ def _is_on_cpu(region: fx.GraphModule) -> bool:
     return all(leaf.device.type == "cpu" for leaf in values if isinstance(leaf, Tensor))
 
 
-def _described(region: fx.GraphModule) -> str:
-    """Every op with its arguments, and the types and strides of what it returns: Inductor returns the same strides."""
+def describe_graph(region: fx.GraphModule) -> str:
+    """Every op with its arguments, and the types and strides of what it returns, which compiled code returns, too."""
     return "\n".join(
         f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {describe(known_value(node))}"
         for node in region.graph.nodes

@@ -81,7 +81,7 @@ def split_regions(graph: fx.Graph) -> list[Region]:
         cuts.update(range(repeat.start, repeat.stop + 1, repeat.period))
     cuts.update(cut for index, call in enumerate(calls) if _communicates(call[0]) for cut in (index, index + 1))
     pieces = [calls[start:stop] for start, stop in pairwise(sorted(cuts))]
-    return [_region([node for call in piece for node in call]) for piece in pieces]
+    return [region_of([node for call in piece for node in call]) for piece in pieces]
 
 
 def _communicates(node: fx.Node) -> bool:
@@ -124,7 +124,8 @@ def _at_first_use(calls: Sequence[_Call]) -> list[_Call]:
     return list(ordered)
 
 
-def _region(nodes: Sequence[fx.Node]) -> Region:
+def region_of(nodes: Sequence[fx.Node]) -> Region:
+    """`nodes`, in the graph's order, as a region, with what it uses of the graph and what the graph uses of it."""
     places = {node: index for index, node in enumerate(nodes)}
     used = (source for node in nodes for source in node.all_input_nodes if source not in places)
     leaving = (_leaves_as(node, places) for node in nodes if any(user not in places for user in node.users))

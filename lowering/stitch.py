@@ -32,9 +32,16 @@ def stitch_regions(graph: fx.GraphModule, compile_region: Callable[[fx.GraphModu
     Before: embedding, add, [layer_norm, mm, ..., add], [layer_norm, mm, ..., add]
     After:  region_0([...]), region_1([...]), region_1([...]), after two calls of `compile_region`
     """
+    return stitch(graph, split_regions(graph.graph), compile_region)
+
+
+def stitch(
+    graph: fx.GraphModule, regions: Sequence[Region], compile_region: Callable[[fx.GraphModule], Compiled]
+) -> fx.GraphModule:
+    """As `stitch_regions`, with these regions, which hold all ops of the graph, each after those that it uses."""
     groups: dict[str, list[Region]] = {}
-    regions = [(region, region.signature) for region in split_regions(graph.graph)]
-    for region, signature in regions:
+    signed = [(region, region.signature) for region in regions]
+    for region, signature in signed:
         if not (region.communicates or region.is_free):
             groups.setdefault(signature, []).append(region)
     codes = {
@@ -42,7 +49,7 @@ def stitch_regions(graph: fx.GraphModule, compile_region: Callable[[fx.GraphModu
         for index, (signature, group) in enumerate(groups.items())
     }
     stitched = _Stitched(graph)
-    for region, signature in regions:
+    for region, signature in signed:
         if signature in codes:
             stitched.call(codes[signature], region)
         elif region.communicates:

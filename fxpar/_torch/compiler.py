@@ -178,8 +178,8 @@ def compile_options(backend: Callable[..., Any]) -> Mapping[str, Any] | None:
 def compile_single_device(
     module: fx.GraphModule, example_inputs: Sequence[Tensor], lowering: str
 ) -> Callable[..., Any]:
-    """Dynamo's graph compiled for one device: by Inductor, or else by the backend "aot_eager"."""
-    backend = torch._dynamo.lookup_backend("inductor" if lowering == "inductor" else "aot_eager")
+    """Dynamo's graph compiled for one device: by Inductor, to which "tensorrt" leaves it, or else by "aot_eager"."""
+    backend = torch._dynamo.lookup_backend("inductor" if lowering in ("inductor", "tensorrt") else "aot_eager")
     compiled: Callable[..., Any] = backend(module, list(example_inputs))
     return compiled
 

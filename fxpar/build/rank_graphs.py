@@ -7,7 +7,7 @@ from dataclasses import replace
 from fxpar.build.step_plan import StepPlan
 from fxpar.build.task import Task
 from fxpar.compiler import compile_stages, divide_stage, localize_stage
-from fxpar.config import INDUCTOR, SLEEP
+from fxpar.config import INDUCTOR, SLEEP, TENSORRT
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.stage_times import gather_costs
 from fxpar.ir.remat import Remat
@@ -46,7 +46,7 @@ def _divide(task: Task, plan: StepPlan) -> tuple[list[StageGraphs], StepPlan]:
     own = [plan.stages[index] for index in schedule.stages_of(mesh.coordinate["pipe"])]
     local = [localize_stage(stage, distribution) for stage in own]
     remat = Remat(options.remat, options.gathered_bytes)
-    overlap, fuses = options.overlapping, options.lowering == INDUCTOR
+    overlap, fuses = options.overlapping, options.lowering in (INDUCTOR, TENSORRT)
     graphs: list[StageGraphs] = []
     microbatches = distribution.final_plan.microbatches
     for storage in storage_choices(options.gather_weights, options.reduce_gradients, microbatches, mesh.z):

@@ -36,8 +36,10 @@ from fxpar.errors.distributing import (
     UnknownStyleError,
 )
 from fxpar.errors.options import (
+    ForwardOnlyLoweringError,
     InvalidOptionError,
     InvalidScheduleError,
+    LoweringDeviceError,
     MemoryBudgetError,
     UnknownAlgorithmError,
     UnknownLoweringError,
@@ -84,6 +86,7 @@ __all__ = [
     "ClusterUnavailableError",
     "CoreNotBuiltError",
     "FailedOnOtherRankError",
+    "ForwardOnlyLoweringError",
     "FxparError",
     "GraphBreakError",
     "HintNotFoundError",
@@ -99,6 +102,7 @@ __all__ = [
     "InvalidStagesError",
     "InvalidTimelineError",
     "LostInCollectiveError",
+    "LoweringDeviceError",
     "MemoryBudgetError",
     "MeshSizeError",
     "MicrobatchError",

@@ -39,6 +39,26 @@ class UnknownLoweringError(FxparError):
         super().__init__(f"unknown lowering {found!r}: {one_of(expected, found)}")
 
 
+class ForwardOnlyLoweringError(FxparError):
+    """A step computes gradients, but its lowering has none."""
+
+    def __init__(self, lowering: str) -> None:
+        super().__init__(
+            f"expected a call under torch.no_grad(), since the lowering {lowering!r} computes no gradients, but grad "
+            'is enabled: evaluate under torch.no_grad(), and train by a torch.compile with the lowering "inductor"'
+        )
+
+
+class LoweringDeviceError(FxparError):
+    """The lowering's code does not run on the devices of the mesh."""
+
+    def __init__(self, lowering: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"the lowering {lowering!r} expected a mesh of {expected} devices, but this one is of {found} devices: run "
+            'on such devices, or take the lowering "inductor"'
+        )
+
+
 class UnknownStrategyError(FxparError):
     """The name is not one of a resharding strategy."""
 

@@ -25,6 +25,18 @@ def is_random(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def draws(node: fx.Node) -> bool:
+    """Whether `node` draws random numbers: attention does so only with dropout."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not is_random(node.target):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    dropout = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(dropout != 0.0)
+
+
 def is_view(target: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
     """Whether the op returns its operand's memory in another shape or order."""
     return isinstance(target, torch._ops.OpOverload) and (target.is_view or target is aten._unsafe_view.default)

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.node_meta import program_order, set_value, value
-from fxpar.ir.op_predicates import is_random
+from fxpar.ir.op_predicates import draws
 from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.stage import JointGraph
 from fxpar.passes.decompose.redraw import Redraw, Streams
@@ -28,7 +28,7 @@ def logical_random(joint: JointGraph) -> JointGraph:
     Raises:
         UnsupportedGraphError: an op draws from a distribution that has no replacement.
     """
-    drawing = [node for node in joint.module.graph.nodes if _draws(node)]
+    drawing = [node for node in joint.module.graph.nodes if draws(node)]
     if not drawing:
         return joint
     streams = Streams(joint.module.graph, _add_state(joint, _device_of(drawing[0])), drawing[0])
@@ -42,17 +42,6 @@ def logical_random(joint: JointGraph) -> JointGraph:
     joint.module.graph.lint()
     joint.module.recompile()
     return replace(joint, inputs=(*joint.inputs, RANDOM_STATE))
-
-
-def _draws(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or not is_random(node.target):
-        return False
-    names = [argument.name for argument in node.target._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    position = names.index("dropout_p")  # attention kernels are random only in their dropout
-    dropout = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(dropout != 0.0)
 
 
 def _device_of(drawing: fx.Node) -> torch.device:
