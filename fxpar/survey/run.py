@@ -56,7 +56,7 @@ class Finding:
     seconds: float
     without_rule: Sequence[str] = ()
     by_plan: bool = False
-    gradient_error_in_float64: float = math.nan
+    gradient_error_in_float64: float | None = None
 
 
 def survey(
@@ -114,7 +114,7 @@ def _try(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
         time.monotonic() - start,
         sorted({op for rank in ranks for op in rank.without_rule}),
         any(rank.by_plan for rank in ranks),
-        math.nan if precise is ranks else max(rank.gradient_error for rank in precise),
+        None if precise is ranks else max(rank.gradient_error for rank in precise),
     )
 
 

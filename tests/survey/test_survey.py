@@ -28,7 +28,7 @@ def test_a_family_trains_by_its_authors_plan(name: str, tmp_path: Path) -> None:
     assert found.share < 0.35, "every rank holds about a quarter of the parameters"
 
 
-TWENTIETH = list(zip(list(all_families(transformers_heads.HEADS))[16::20], itertools.cycle(MESHES), strict=False))
+TWENTIETH = list(zip(list(all_families(transformers_heads.HEADS))[10::20], itertools.cycle(MESHES), strict=False))
 """Of all families of all heads, on one mesh each; `make survey` tries all on all."""
 
 
@@ -43,7 +43,7 @@ def test_a_twentieth_of_the_families_trains_as_on_one_process(family: Family, me
 def test_a_family_that_cannot_be_built_is_not_tried_on_ranks(tmp_path: Path) -> None:
     (found,) = survey([Family("musicgen", "causal-lm")], ["z=2"], ["default"], tmp_path / "found.jsonl")
     assert found.verdict == "does not train alone"
-    assert found.reason.startswith("AttributeError: ")
+    assert found.reason.startswith("ValueError: Multiple valid text configs")
 
 
 def test_configurations_are_shrunk_by_the_names_of_their_fields() -> None:
