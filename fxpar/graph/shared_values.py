@@ -49,6 +49,8 @@ def mutated(node: fx.Node) -> fx.Node | None:
         return first
     if isinstance(node.target, torch._ops.OpOverload):
         return first if node.target._schema.is_mutable else None
+    if getattr(node.target, "__module__", None) == operator.and_.__module__:
+        return None  # `and_` and `or_` are named so since Python has keywords of the other names
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return first if name.endswith("_") and not name.endswith("__") else None
 

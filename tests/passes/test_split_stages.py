@@ -243,3 +243,21 @@ def test_only_the_loss_is_differentiated() -> None:
     output, loss = stage.module(*(order[names[port.name]] for port in stage.inputs))
     assert not output.requires_grad
     assert loss.requires_grad
+
+
+class Combined(nn.Module):
+    """Masks that are combined from ones that the first layer computes from its results, by `&` and `|`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        small, large = hidden < 0.5, hidden > -0.5
+        hidden = self.second(hidden) * (small & large)
+        return (hidden * (small | large)).sum()
+
+
+def test_masks_are_combined_without_a_change_in_place() -> None:
+    assert len(check(Combined(), ["second"], torch.randn(4, 8))) == 2
