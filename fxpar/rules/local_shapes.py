@@ -73,6 +73,11 @@ def in_logical_order(local: LocalOp, name: str) -> fx.Node:
     return value if known is not None and lies_in_order(known, order) else _copy_in_order(local, value, order)
 
 
+def emit_as_strided(local: LocalOp) -> fx.Node:
+    """as_strided, as_strided_scatter: they see the memory of their operand, which must be that of the logical value."""
+    return call_with(local, self=in_logical_order(local, "self"))
+
+
 def _views_in_order(local: LocalOp, order: Sequence[int]) -> bool:
     """Whether the local value is known, and a view of it has that stride order without a copy."""
     known = node_meta.known_value(local.args[0])

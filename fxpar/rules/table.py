@@ -131,6 +131,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.unfold_backward.default: EinsumRule(
         views.folded, linear_in=TOGETHER, emit_local=sized_like_result("input_sizes")
     ),
+    aten.as_strided.default: EinsumRule("_ -> _", emit_local=local_shapes.emit_as_strided),
+    aten.as_strided_scatter.default: EinsumRule("_, _ -> _", emit_local=local_shapes.emit_as_strided),
     # Splitting and joining tensors
     aten.select.int: _view(views.selected),
     aten.select_backward.default: EinsumRule(
