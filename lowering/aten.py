@@ -38,10 +38,14 @@ def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
         copies[node] = restored.node_copy(node, copies.__getitem__)
         if node in views:
             view = tensor(node)
-            copies[node] = restored.call_function(
-                aten.as_strided.default, (copies[node], list(view.shape), list(view.stride()))
-            )
+            copies[node] = restored.call_function(with_strides_of_single, (copies[node], view.stride()))
     return lazy_graph_module(graph, restored)
+
+
+def with_strides_of_single(view: Tensor, strides: Sequence[int]) -> Tensor:
+    """`view` with these strides in its dims of size 1; in others it keeps its own, by which its elements are found."""
+    own = zip(view.shape, view.stride(), strides, strict=True)
+    return view.as_strided(view.shape, [given if size == 1 else stride for size, stride, given in own])
 
 
 def _may_differ(node: fx.Node) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fxpar.config import LOWERINGS
 from fxpar.lowering import lower
+from fxpar.lowering.aten import with_strides_of_single
 from tests.lowering.graphs import traced
 
 
@@ -61,3 +62,11 @@ def test_aten_takes_views_of_a_single_image_for_what_they_were_in_the_trace() ->
     x = torch.randn(1, 9, 4)
     found = lower("aten")(traced(function, x))(x)
     torch.testing.assert_close(found[0], function(x)[0])
+
+
+def test_dims_of_one_element_get_other_strides_and_all_elements_stay() -> None:
+    """A kernel may return another stride order than its fake value has."""
+    found = torch.arange(6.0).view(3, 2).t().unsqueeze(1)
+    restored = with_strides_of_single(found, (3, 7, 1))
+    assert restored.stride() == (1, 7, 2)
+    assert torch.equal(restored, found)
