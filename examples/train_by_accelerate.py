@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from counting import LENGTH, VOCABULARY, make_rows
 from gpt import GPT, Config
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import fxpar
 from fxpar.integrations.accelerate import FxparAccelerator
-
-ROWS, LENGTH, VOCABULARY = 48, 16, 96
 
 
 def main() -> None:
@@ -64,7 +63,7 @@ def prepare(accelerator: Accelerator, model: nn.Module, batch: int) -> tuple[Any
     """Make and prepare what a training needs."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
-    return accelerator.prepare(model, optimizer, scheduler, DataLoader(make_rows(), batch_size=batch, shuffle=True))
+    return accelerator.prepare(model, optimizer, scheduler, DataLoader(make_rows(1), batch_size=batch, shuffle=True))
 
 
 def train(
@@ -91,13 +90,6 @@ def make_model() -> GPT:
     """The model, always with the same initial weights."""
     torch.manual_seed(0)
     return GPT(Config(vocabulary=VOCABULARY, context=LENGTH, layers=2, heads=4, hidden=32))
-
-
-def make_rows() -> TensorDataset:
-    """Rows that count by random strides: each number, and the one that follows it."""
-    starts, strides = torch.randint(VOCABULARY, (2, ROWS, 1), generator=torch.Generator().manual_seed(1))
-    numbers = (starts + strides * torch.arange(LENGTH + 1)) % VOCABULARY
-    return TensorDataset(numbers[:, :-1], numbers[:, 1:])
 
 
 def parse_options() -> argparse.Namespace:

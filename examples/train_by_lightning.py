@@ -14,16 +14,15 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from counting import LENGTH, VOCABULARY, make_rows
 from gpt import Block, Config
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 from fxpar.integrations.lightning import FxparStrategy
-
-ROWS, LENGTH, VOCABULARY = 48, 16, 96
 
 
 class Counter(pl.LightningModule):
@@ -87,13 +86,6 @@ def make_strategy(options: argparse.Namespace) -> FxparStrategy:
     """The mesh, the parts of a batch, and how graphs become code."""
     compile_options = {"lowering": options.lowering}
     return FxparStrategy(pipe=options.pipe, z=options.z, x=options.x, microbatches=2, options=compile_options)
-
-
-def make_rows(seed: int) -> TensorDataset:
-    """Rows that count by random strides: each number, and the one that follows it."""
-    starts, strides = torch.randint(VOCABULARY, (2, ROWS, 1), generator=torch.Generator().manual_seed(seed))
-    numbers = (starts + strides * torch.arange(LENGTH + 1)) % VOCABULARY
-    return TensorDataset(numbers[:, :-1], numbers[:, 1:])
 
 
 def parse_options() -> argparse.Namespace:

@@ -124,12 +124,15 @@ def hold_flex_graphs(module: fx.GraphModule) -> None:
     After:  `out = flex_attention_1f0e23cd00a1b2c3(q, k, v, (...), ...)`
     """
     for owner in module.modules():
-        if isinstance(owner, fx.GraphModule):
-            for node in list(owner.graph.nodes):
-                if node.target is flex_attention:
-                    _hold(owner, node, "forward")
-                elif node.target is flex_attention_backward:
-                    _flatten_results(owner.graph, _hold(owner, node, "backward"))
+        if not isinstance(owner, fx.GraphModule):
+            continue
+        calls = [node for node in owner.graph.nodes if node.target in (flex_attention, flex_attention_backward)]
+        for node in calls:
+            if node.target is flex_attention:
+                _hold(owner, node, "forward")
+            else:
+                _flatten_results(owner.graph, _hold(owner, node, "backward"))
+        if calls:
             owner.recompile()
 
 

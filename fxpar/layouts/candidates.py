@@ -178,7 +178,7 @@ class Candidates:
         pin = self._pins.get(operation.node)
         if pin is not None:
             if value not in self._readers:
-                allowed += self._seeds(value)  # what no op reads may lie as it is asked to
+                allowed += self._seeds(value)  # what no op reads may be sharded as it is pinned
             allowed = [placement for placement in allowed if pin.allows(self._axis, placement)]
         if operation.is_parameter(Border.GRADIENT):
             allowed.append(Partial("sum"))

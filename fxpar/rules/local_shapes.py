@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxpar.ir import node_meta
-from fxpar.ir.strides import inverse, lies_in_order, stride_order
+from fxpar.ir.strides import dense_strides, inverse, lies_in_order, stride_order
 from fxpar.rules.call import argument, dim_argument, local_argument, with_arguments
 from fxpar.rules.rule import LocalOp
 from fxpar.rules.views import slice_start
@@ -32,8 +32,7 @@ def emit_strided(local: LocalOp) -> fx.Node:
     assert logical is not None
     order = stride_order(torch.empty_strided(logical, argument(local.call, "stride"), device="meta"))
     shape = local.output_shape()
-    dense = torch.empty([shape[dim] for dim in order], device="meta").permute(inverse(order))
-    return call_with(local, size=list(shape), stride=list(dense.stride()))
+    return call_with(local, size=list(shape), stride=list(dense_strides(shape, order)))
 
 
 def call_with(local: LocalOp, **replaced: Any) -> fx.Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from types import TracebackType
 from typing import Any
@@ -67,13 +67,17 @@ def _places_to_cut(capture: Capture, nodes: Sequence[fx.Node]) -> dict[int, str]
 def _wrapped_across(nodes: Sequence[fx.Node]) -> set[int]:
     """The positions that values cross which only exist within a `torch.func` transform, such as vmap."""
     positions: set[int] = set()
+    for node, position, last in _lifetimes(nodes):
+        if isinstance(value := node.meta.get("example_value"), Tensor) and not isinstance(value, FakeTensor):
+            positions.update(range(position + 1, last + 1))
+    return positions
+
+
+def _lifetimes(nodes: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, int, int]]:
+    """Each node, its position, and that of its last user: its own, if there is none."""
     place = {node: position for position, node in enumerate(nodes)}
     for node, position in place.items():
-        if isinstance(value := node.meta.get("example_value"), Tensor) and not isinstance(value, FakeTensor):
-            positions.update(
-                range(position + 1, max((place[user] for user in node.users if user in place), default=0) + 1)
-            )
-    return positions
+        yield node, position, max((place[user] for user in node.users if user in place), default=position)
 
 
 def _module_starts(nodes: Sequence[fx.Node]) -> dict[int, str]:
@@ -162,11 +166,9 @@ def _run(node: fx.Node, value: FakeTensor) -> None:
 
 def _bytes_across(nodes: Sequence[fx.Node]) -> list[int]:
     """For each position, the bytes of the values that are computed before it, used after it, and have a gradient."""
-    place = {node: position for position, node in enumerate(nodes)}
     changes = [0] * (len(nodes) + 1)
-    for node, position in place.items():
+    for node, position, last in _lifetimes(nodes):
         value = node.meta.get("example_value")
-        last = max((place[user] for user in node.users if user in place), default=position)
         if last > position and isinstance(value, Tensor) and value.requires_grad:
             changes[position + 1] += value.nbytes
             changes[last + 1] -= value.nbytes

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from fxpar.survey.heads.sizes import is_size, size_for
+
 LAYERS, HEADS, KEY_VALUE_HEADS, HEAD_SIZE, TEXT_LENGTH = 2, 4, 2, 16, 6
 HIDDEN = HEADS * HEAD_SIZE
 CHANNELS = HIDDEN // 2, HIDDEN
@@ -114,9 +116,8 @@ def _few(name: str, entries: Any, levels: int) -> Any:
 def _smaller(name: str, value: Any) -> Any:
     if isinstance(value, float) and "drop" in name:
         return 0.0
-    if not isinstance(value, int) or isinstance(value, bool):
-        return value
-    return min(value, next((size for pattern, size in _COUNTS.items() if re.fullmatch(pattern, name)), value))
+    size = size_for(name, _COUNTS) if is_size(value) else None
+    return value if size is None else min(value, size)
 
 
 def _parts_of_head(parts: Any, head_size: int) -> Any:

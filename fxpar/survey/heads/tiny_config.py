@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fxpar.survey.heads.sizes import is_size, size_for
+
 VOCABULARY, LAYERS, HEADS, KEY_VALUE_HEADS, HEAD_SIZE = 96, 2, 4, 2, 8
 HIDDEN = HEADS * HEAD_SIZE
 IMAGE, PATCH, CHANNELS = 16, 4, 3
@@ -79,7 +81,7 @@ def shrink(config: Any, how: Shrinking = SHRINKINGS[0]) -> None:
     Lists with an entry for each layer keep the first entries of each kind. Dropout is off, and there is no cache.
     """
     fields = dict(vars(config))
-    depths = {value for name, value in fields.items() if re.fullmatch(_LAYERS, name) and _is_size(value)}
+    depths = {value for name, value in fields.items() if re.fullmatch(_LAYERS, name) and is_size(value)}
     for name, value in fields.items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             shrink(value, how)
@@ -87,7 +89,7 @@ def shrink(config: Any, how: Shrinking = SHRINKINGS[0]) -> None:
             setattr(config, name, _of_each_kind(value))
         elif isinstance(value, float) and "drop" in name:
             setattr(config, name, 0.0)
-        elif name.endswith("token_id") and _is_size(value) and value >= VOCABULARY:
+        elif name.endswith("token_id") and is_size(value) and value >= VOCABULARY:
             setattr(config, name, VOCABULARY - 1)
         elif name in ("use_cache", "apply_spec_augment"):
             setattr(config, name, False)
@@ -106,10 +108,10 @@ def _smaller(name: str, value: Any, how: Shrinking) -> Any:
     """A size, or sizes in a list, made smaller if the name says what it is of."""
     if isinstance(value, list | tuple):
         return type(value)(_smaller(name, each, how) for each in value)
-    if not _is_size(value):
+    if not is_size(value):
         return value
     tables = {**_COUNTS, **(_LENGTHS if how.lengths else {}), **(_WIDTHS if how.widths == "set" else {})}
-    size = next((size for pattern, size in tables.items() if re.fullmatch(pattern, name)), None)
+    size = size_for(name, tables)
     if size is None and how.widths != "kept" and re.fullmatch(_SCALED, name):
         return max(value // _SCALE, 1)
     return value if size is None else min(value, size)
@@ -125,10 +127,6 @@ def _relate(config: Any, fields: Mapping[str, Any]) -> None:
         config.num_heads = config.expand * HIDDEN // HEAD_SIZE  # of a state space, which is wider than what enters it
     if "qk_head_dim" in fields and "qk_nope_head_dim" in fields:
         config.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _of_each_kind(entries: list[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -117,17 +118,16 @@ def _sounds(model: nn.Module) -> Iterator[Batch]:
 
 def _spectra(model: nn.Module) -> Iterator[Batch]:
     name = next((name for name in ("input_features", "input_values") if name in _called_with(model)), None)
+    if name is None:
+        return
     bins = next((found for field in _BINS if (found := _field(model, field, None)) is not None), 80)
     frames = _field(model, "max_source_positions", None)
     for length in (FRAMES, *(() if frames is None else (2 * frames,))):
-        if name is not None:
-            yield {name: torch.randn(ROWS, length, bins)}
-            yield {name: torch.randn(ROWS, bins, length)}
+        yield {name: torch.randn(ROWS, length, bins)}
+        yield {name: torch.randn(ROWS, bins, length)}
 
 
 def _called_with(model: nn.Module) -> Iterable[str]:
-    import inspect
-
     return inspect.signature(model.forward).parameters
 
 
