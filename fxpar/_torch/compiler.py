@@ -57,6 +57,7 @@ __all__ = [
     "make_fx",
     "mark_static",
     "never_compiled",
+    "reading_numbers",
     "recompile_limit",
     "rename_placeholder",
     "schema",
@@ -107,6 +108,12 @@ def ignore_logging_calls() -> None:
 def keep_garbage_of_traces() -> AbstractContextManager[None]:
     """Within, Dynamo does not run the garbage collector after each trace."""
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(run_gc_after_compile=False)
+    return patched
+
+
+def reading_numbers() -> AbstractContextManager[None]:
+    """Within, Dynamo traces `Tensor.item()`, as it does with `fullgraph=True`, instead of breaking the graph there."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(capture_scalar_outputs=True)
     return patched
 
 

@@ -19,6 +19,7 @@ from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.markers import PLAIN
 from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, source_line
+from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
 from fxpar.ir.stage import Port, PortKind
 
 
@@ -157,7 +158,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
     Raises:
         GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
-        UnsupportedGraphError: an argument is a symbolic number, or an object from outside keeps a tensor.
+        UnsupportedGraphError: an argument is a symbolic number, an object from outside keeps a tensor, or what the
+            forward computes depends on a number in a tensor.
     """
     held = graph_arguments(module)
     reads_grad_mode = _reads_grad_mode(module)
@@ -167,6 +169,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     define_attention_dropout(module)
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
+    keep_numbers_as_tensors(module)
     positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     module = with_canonical_names(module)
     nodes = list(module.graph.nodes)

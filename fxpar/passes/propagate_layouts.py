@@ -145,9 +145,9 @@ def _annotate(joint: JointGraph, program: Sequence[Operation], solved: SolvedAxe
         outputs = tuple(None if value is None else solved.result(value) for value in operation.results)
         if operation.node.op == "output":
             leaving += inputs
-            node_meta.set_placed(operation.node, Placed(tuple(leaving), ()))
         else:
             node_meta.set_placed(operation.node, Placed(inputs, outputs))
+    node_meta.set_placed(joint.module.graph.output_node(), Placed(tuple(leaving), ()))
     for node in joint.module.graph.nodes:
         if node.target is operator.getitem:
             source, index = node.args

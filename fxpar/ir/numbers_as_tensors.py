@@ -1,0 +1,107 @@
+"""Keep the numbers that a forward reads from tensors as tensors of no dims, so that nothing waits for their values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpar.errors import UnsupportedGraphError
+from fxpar.ir.node_meta import source_line
+
+
+def _read(tensor: Tensor) -> Tensor:
+    """A tensor in place of its number; a floating-point one in 64 bits, as Python's numbers are."""
+    number = tensor.detach()
+    return number.double() if number.is_floating_point() else number
+
+
+def _quotient(dividend: Any, divisor: Any) -> Tensor:
+    """As of numbers of Python: in 64 bits, where tensors of integers are divided in fewer."""
+    terms = [term.double() if isinstance(term, Tensor) else term for term in (dividend, divisor)]
+    return torch.true_divide(*terms)
+
+
+_ON_TENSORS: dict[Any, Callable[..., Tensor]] = {
+    torch.sym_ite: torch.where,
+    torch.sym_not: torch.logical_not,
+    torch.sym_float: Tensor.double,
+    torch.ops.aten._assert_scalar.default: torch._assert_async,
+}
+"""What computes on tensors what a function of PyTorch's symbolic numbers computes on these."""
+
+
+def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
+    """Let every `Tensor.item()` in `module`, a graph from Dynamo, be the detached tensor, and compute with that.
+
+    Assertions about such numbers, of Dynamo or of the model, become assertions about tensors.
+
+    Before: `n = lengths.max().item(); ok = n <= 8; _assert_scalar(ok, ...); y = x * n`
+    After:  `n = _read(lengths.max()); ok = n <= 8; _assert_async(ok, ...); y = x * n`
+
+    Raises:
+        UnsupportedGraphError: a number decides what is computed: a size, an index, or a result that leaves.
+    """
+    uses = _uses(module)
+    targets = {node: _on_tensors(node, number) for node, number in uses.items()}
+    for node, target in targets.items():
+        node.op, node.target = "call_function", target
+        node.meta.pop("unbacked_bindings", None)  # it binds no symbol any more
+        if target is torch._assert_async:
+            node.args = (node.args[0], f"an assertion about a number in a tensor failed: {source_line(uses[node])}")
+        else:
+            _note_value(node)
+    module.recompile()
+
+
+def _uses(module: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """The nodes that read a number from a tensor or use one, in order, each with the node that reads it."""
+    uses: dict[fx.Node, fx.Node] = {}
+    numbers: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_method" and node.target == "item":
+            uses[node] = numbers[node] = node
+            continue
+        read = next((numbers[operand] for operand in node.all_input_nodes if operand in numbers), None)
+        if read is not None:
+            uses[node] = read
+            if not isinstance(node.meta.get("example_value"), Tensor):
+                numbers[node] = read
+    return uses
+
+
+def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
+    """What computes `node` if `number`, which it reads or uses, is a tensor."""
+    target: Any = node.target
+    if node is number:
+        return _read
+    if target is operator.truediv and not isinstance(node.meta.get("example_value"), Tensor):
+        return _quotient
+    if node.op == "call_function" and target in _ON_TENSORS:
+        return _ON_TENSORS[target]
+    if node.op == "call_function" and getattr(operator, target.__name__, None) is target:
+        return target  # type: ignore[no-any-return]  # an operator of Python
+    raise UnsupportedGraphError(
+        f"the forward reads a number from a tensor and uses it for {node.name}, which needs its value: "
+        f"{source_line(number)}\n  the values of tensors are not known where the forward is traced: expected tensors "
+        "throughout, or numbers that are only computed with and compared; leave out .item() or .tolist(), or pass the "
+        "number as an argument"
+    )
+
+
+def _note_value(node: fx.Node) -> None:
+    """Let the metadata of `node` have the tensor that it returns now, of the dtype of the tensor that it returned."""
+    before = node.meta["example_value"]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda operand: operand.meta["example_value"])
+    (*_, operand) = node.all_input_nodes
+    with operand.meta["example_value"].fake_mode:  # or numbers among the arguments would become real tensors
+        value = node.target(*args, **kwargs)
+    node.meta["example_value"] = value
+    if isinstance(before, Tensor) and before.dtype != value.dtype:
+        with node.graph.inserting_after(node):
+            cast = node.graph.call_method("to", (node, before.dtype))
+        node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+        cast.meta = {**node.meta, "example_value": value.to(before.dtype)}

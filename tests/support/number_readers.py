@@ -1,0 +1,90 @@
+"""Models that read numbers from tensors; pytest rewrites the assertions of test modules, which Dynamo then traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Reading(nn.Module):
+    """Computes with numbers that `read` makes of the first layer's results and of lengths."""
+
+    def __init__(self, read: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.read = nn.Linear(4, 4), nn.Linear(4, 4), read
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.second(self.read(self.first(x), lengths)).square().mean()
+
+
+def asserts_an_integer(h: Tensor, lengths: Tensor) -> Tensor:
+    assert lengths.max().item() <= h.shape[1]
+    return h
+
+
+def asserts_a_truth(h: Tensor, lengths: Tensor) -> Tensor:
+    assert torch.all(lengths >= 1).item(), "empty sequences"
+    return h
+
+
+def asserts_two_numbers(h: Tensor, lengths: Tensor) -> Tensor:
+    assert lengths.min().item() <= lengths.sum().item()
+    return h
+
+
+def checks(h: Tensor, lengths: Tensor) -> Tensor:
+    torch._check(lengths.max().item() <= 4)
+    return h
+
+
+def scales(h: Tensor, lengths: Tensor) -> Tensor:
+    return h * lengths.max().item()
+
+
+def scales_by_its_maximum(h: Tensor, lengths: Tensor) -> Tensor:
+    return h / h.abs().max().item()
+
+
+def scales_by_a_quotient(h: Tensor, lengths: Tensor) -> Tensor:
+    return h * (lengths.max().item() / 3)
+
+
+def scales_integers(h: Tensor, lengths: Tensor) -> Tensor:
+    return h + (lengths * h.max().item()).unsqueeze(1)
+
+
+READS = [
+    asserts_an_integer,
+    asserts_a_truth,
+    asserts_two_numbers,
+    checks,
+    scales,
+    scales_by_its_maximum,
+    scales_by_a_quotient,
+    scales_integers,
+]
+
+
+def as_a_size(h: Tensor, lengths: Tensor) -> Tensor:
+    return h + torch.ones(lengths.max().item()).sum()
+
+
+def as_parts(h: Tensor, lengths: Tensor) -> Tensor:
+    return torch.cat([part * 2 for part in h.flatten().split((2 * lengths).tolist())]).view_as(h)
+
+
+READS_OF_SHAPES = [as_a_size, as_parts]
+
+
+class Checked(nn.Module):
+    """Balanced over two stages, one of them has the assertion alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        assert lengths.max().item() <= x.shape[1]
+        return self.second(self.first(x)).square().mean()
