@@ -122,6 +122,13 @@ class FxparAccelerator(Accelerator):
 
         return recursively_apply(of_shards, super().gather(tensor))
 
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """The values of all batch shards without those that fill the last batch, whether tensors or other objects."""
+        are_objects = use_gather_object or not _has_only_tensors(input_data)
+        if are_objects and self._mesh.rank not in first_ranks(self._mesh):
+            input_data = []  # the lists of all ranks are joined
+        return super().gather_for_metrics(input_data, are_objects)
+
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         """The state dict as one process has it, on the main process; empty on the others. All ranks call it."""
         return whole_state_dict(self._distribution(model))
@@ -155,6 +162,14 @@ class FxparAccelerator(Accelerator):
 
     def _distribution(self, model: nn.Module) -> Distribution:
         return distribution_of_model(self.unwrap_model(model), "FxparAccelerator")
+
+
+def _has_only_tensors(data: Any) -> bool:
+    try:
+        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
 
 
 class _Scheduler(AcceleratedScheduler):

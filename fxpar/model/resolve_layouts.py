@@ -44,6 +44,8 @@ class ResolvedLayouts:
             table.add_row(entry.key, entry.style, entry.origin, _shown(hint), str(len(names)), verdict)
         for entry, reason in self.shipped.without_effect.items():
             table.add_row(entry.key, entry.style, entry.origin, "-", "0", reason)
+        for entry in self.shipped.cuts:
+            table.add_row(entry.key, entry.style, entry.origin, "-", "0", "stages are balanced, or as `stages` says")
         return text_of(table)
 
 

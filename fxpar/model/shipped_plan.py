@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -31,12 +32,14 @@ class PlanEntry:
 class ShippedPlan:
     """What a model's plans say: a hint for each parameter that they shard, and the entry that it comes from.
 
-    `without_effect` are the entries that no hint comes from, each with the reason.
+    `without_effect` are the entries that no hint comes from, each with the reason. `cuts` are those of a pipeline plan,
+    which say what crosses between modules: stages are balanced by their costs instead, and what crosses is traced.
     """
 
     hints: Mapping[str, Spec]
     sources: Mapping[str, PlanEntry]
     without_effect: Mapping[PlanEntry, str]
+    cuts: Sequence[PlanEntry]
 
 
 def read_shipped_plan(model: nn.Module, parameters: Mapping[str, LogicalParameter], parts: int) -> ShippedPlan | None:
@@ -76,7 +79,7 @@ def read_shipped_plan(model: nn.Module, parameters: Mapping[str, LogicalParamete
         for each in plan
         if each.entry not in used
     }
-    return ShippedPlan(hints, sources, unused)
+    return ShippedPlan(hints, sources, unused, list(_cuts(model)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +93,7 @@ class _Styled:
 
 def _plans(model: nn.Module) -> Iterator[Sequence[_Styled]]:
     """All tensor-parallel plans, then all expert-parallel ones."""
-    owners: list[tuple[str, nn.Module]] = []
-    for path, module in model.named_modules():
-        is_inside = any(path.startswith(f"{owner}." if owner else "") for owner, _ in owners)
-        if not is_inside and any(_plan_of(module, attribute) for attribute in (*_TENSOR_PARALLEL, *_EXPERT_PARALLEL)):
-            owners.append((path, module))
+    owners = _owners(model, (*_TENSOR_PARALLEL, *_EXPERT_PARALLEL))
     for attributes in (_TENSOR_PARALLEL, _EXPERT_PARALLEL):
         for path, module in owners:
             attribute = next((attribute for attribute in attributes if _plan_of(module, attribute)), None)
@@ -103,11 +102,56 @@ def _plans(model: nn.Module) -> Iterator[Sequence[_Styled]]:
                 yield [_entry(f"{path}.{key}" if path else key, style, origin) for key, style in plan.items()]
 
 
-_TENSOR_PARALLEL, _EXPERT_PARALLEL = ("tp_plan", "_tp_plan"), ("ep_plan",)
+def _owners(model: nn.Module, attributes: Sequence[str]) -> Sequence[tuple[str, nn.Module]]:
+    """The outermost modules that have a plan in one of these attributes, with their paths."""
+    owners: list[tuple[str, nn.Module]] = []
+    for path, module in model.named_modules():
+        is_inside = any(path.startswith(f"{owner}." if owner else "") for owner, _ in owners)
+        if not is_inside and any(_plan_of(module, attribute) for attribute in attributes):
+            owners.append((path, module))
+    return owners
+
+
+def _cuts(model: nn.Module) -> Iterator[PlanEntry]:
+    """The entries of pipeline plans."""
+    for path, owner in _owners(model, _PIPELINE):
+        for key, values in _plan_of(owner, *_PIPELINE).items():
+            crossing = " -> ".join(", ".join(names) for names in values)
+            yield PlanEntry(f"{path}.{key}" if path else key, crossing, f"pp_plan of {path}" if path else "pp_plan")
+
+
+_TENSOR_PARALLEL, _EXPERT_PARALLEL):
+        for path, module in owners:
+            attribute = next((attribute for attribute in attributes if _plan_of(module, attribute)), None)
+            if attribute is not None:
+                plan, origin = _plan_of(module, attribute), f"{attribute} of {path}" if path else attribute
+                yield [_entry(f"{path}.{key}" if path else key, style, origin) for key, style in plan.items()]
+
+
+def _owners(model: nn.Module, attributes: Sequence[str]) -> Sequence[tuple[str, nn.Module]]:
+    """The outermost modules that have a plan in one of these attributes, with their paths."""
+    owners: list[tuple[str, nn.Module]] = []
+    for path, module in model.named_modules():
+        is_inside = any(path.startswith(f"{owner}." if owner else "") for owner, _ in owners)
+        if not is_inside and any(_plan_of(module, attribute) for attribute in attributes):
+            owners.append((path, module))
+    return owners
+
+
+def _pipeline_entries(model: nn.Module) -> Iterator[tuple[PlanEntry, str]]:
+    """The entries of pipeline plans, which say what crosses between modules, but not where a stage starts."""
+    for path, owner in _owners(model, _PIPELINE):
+        for key, (needed, returned) in _plan_of(owner, *_PIPELINE).items():
+            names = f"{', '.join(needed)} -> {', '.join(returned)}"
+            entry = PlanEntry(f"{path}.{key}" if path else key, names, f"pp_plan of {path}" if path else "pp_plan")
+            yield entry, "stages are balanced by their costs, or named by `stages`; what crosses is traced"
+
+
+_TENSOR_PARALLEL, _EXPERT_PARALLEL, _PIPELINE = ("tp_plan", "_tp_plan"), ("ep_plan",), ("pp_plan",)
 """Where models keep plans: transformers' models in properties, diffusers' in an attribute of their class."""
 
 
-def _plan_of(module: nn.Module, attribute: str) -> Mapping[str, Style]:
+def _plan_of(module: nn.Module, attribute: str) -> Mapping[str, Any]:
     """The module's own plan. Not what it forwards from a module that it wraps, where the plan's keys start."""
     is_own = attribute in vars(module) or hasattr(type(module), attribute)
     plan = getattr(module, attribute) if is_own else None

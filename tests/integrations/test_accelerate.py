@@ -35,8 +35,8 @@ def test_accelerate_on_a_mesh_trains_saves_and_loads_as_in_one_process(tmp_path:
     assert losses(4, tmp_path / "mesh") == pytest.approx(expected, abs=1e-4)
 
 
-def use_shards() -> tuple[list[int], list[int], int, float]:
-    """The rows that this rank reads, what it gathers, the number of processes, and the learning rate after a step."""
+def use_shards() -> tuple[list[int], list[int], list[str], int, float]:
+    """The rows of this rank, tensors and objects gathered, the number of processes, the learning rate after a step."""
     set_launcher_environment()
     fxpar.init_mesh(z=2, x=2)
     accelerator = FxparAccelerator(cpu=True)
@@ -48,12 +48,14 @@ def use_shards() -> tuple[list[int], list[int], int, float]:
     optimizer.step()
     schedule.step()
     gathered = accelerator.gather(torch.tensor([accelerator.process_index]))
-    return rows, gathered.tolist(), accelerator.num_processes, schedule.get_last_lr()[0]
+    objects = accelerator.gather_for_metrics([f"of shard {accelerator.process_index}"])
+    return rows, gathered.tolist(), objects, accelerator.num_processes, schedule.get_last_lr()[0]
 
 
 def test_processes_are_the_batch_shards_of_the_mesh() -> None:
     first, second = [0, 1, 4, 5], [2, 3, 6, 7]
-    assert run_ranks(4, use_shards) == [(rows, [0, 1], 2, 0.25) for rows in (first, first, second, second)]
+    objects = ["of shard 0", "of shard 1"]
+    assert run_ranks(4, use_shards) == [(rows, [0, 1], objects, 2, 0.25) for rows in (first, first, second, second)]
 
 
 def misuse() -> None:

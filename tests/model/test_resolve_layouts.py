@@ -74,6 +74,12 @@ def test_users_hints_are_laid_over_the_plan_whatever_their_order() -> None:
     assert any("mlp.up_proj" in line and line.endswith("used") for line in lines)
 
 
+def test_the_pipeline_plan_is_shown_beside_what_decides_the_stages() -> None:
+    (layers,) = (line for line in resolved(hf_llama()).describe_plan().splitlines() if line.startswith("model.layers "))
+    assert "hidden_states, attention_mask -> hidden_states" in layers
+    assert layers.endswith("stages are balanced, or as `stages` says")
+
+
 def test_search_ignores_the_plan_and_plan_demands_one() -> None:
     assert resolved(hf_llama(), "search").hints.parameters == {}
     assert resolved(hf_llama(), "plan", x=1).hints.parameters[Q] == ("x", None)
