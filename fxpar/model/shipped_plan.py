@@ -98,8 +98,8 @@ def _plans(model: nn.Module) -> Iterator[Sequence[_Styled]]:
         for path, module in owners:
             attribute = next((attribute for attribute in attributes if _plan_of(module, attribute)), None)
             if attribute is not None:
-                plan, origin = _plan_of(module, attribute), f"{attribute} of {path}" if path else attribute
-                yield [_entry(f"{path}.{key}" if path else key, style, origin) for key, style in plan.items()]
+                plan, origin = _plan_of(module, attribute), _origin(path, attribute)
+                yield [_entry(_below(path, key), style, origin) for key, style in plan.items()]
 
 
 def _owners(model: nn.Module, attributes: Sequence[str]) -> Sequence[tuple[str, nn.Module]]:
@@ -117,34 +117,15 @@ def _cuts(model: nn.Module) -> Iterator[PlanEntry]:
     for path, owner in _owners(model, _PIPELINE):
         for key, values in _plan_of(owner, *_PIPELINE).items():
             crossing = " -> ".join(", ".join(names) for names in values)
-            yield PlanEntry(f"{path}.{key}" if path else key, crossing, f"pp_plan of {path}" if path else "pp_plan")
+            yield PlanEntry(_below(path, key), crossing, _origin(path, *_PIPELINE))
 
 
-_TENSOR_PARALLEL, _EXPERT_PARALLEL):
-        for path, module in owners:
-            attribute = next((attribute for attribute in attributes if _plan_of(module, attribute)), None)
-            if attribute is not None:
-                plan, origin = _plan_of(module, attribute), f"{attribute} of {path}" if path else attribute
-                yield [_entry(f"{path}.{key}" if path else key, style, origin) for key, style in plan.items()]
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
-def _owners(model: nn.Module, attributes: Sequence[str]) -> Sequence[tuple[str, nn.Module]]:
-    """The outermost modules that have a plan in one of these attributes, with their paths."""
-    owners: list[tuple[str, nn.Module]] = []
-    for path, module in model.named_modules():
-        is_inside = any(path.startswith(f"{owner}." if owner else "") for owner, _ in owners)
-        if not is_inside and any(_plan_of(module, attribute) for attribute in attributes):
-            owners.append((path, module))
-    return owners
-
-
-def _pipeline_entries(model: nn.Module) -> Iterator[tuple[PlanEntry, str]]:
-    """The entries of pipeline plans, which say what crosses between modules, but not where a stage starts."""
-    for path, owner in _owners(model, _PIPELINE):
-        for key, (needed, returned) in _plan_of(owner, *_PIPELINE).items():
-            names = f"{', '.join(needed)} -> {', '.join(returned)}"
-            entry = PlanEntry(f"{path}.{key}" if path else key, names, f"pp_plan of {path}" if path else "pp_plan")
-            yield entry, "stages are balanced by their costs, or named by `stages`; what crosses is traced"
+def _origin(path: str, attribute: str) -> str:
+    return f"{attribute} of {path}" if path else attribute
 
 
 _TENSOR_PARALLEL, _EXPERT_PARALLEL, _PIPELINE = ("tp_plan", "_tp_plan"), ("ep_plan",), ("pp_plan",)
