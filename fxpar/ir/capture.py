@@ -18,6 +18,7 @@ from fxpar.ir.canonical_names import with_canonical_names
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.markers import PLAIN
+from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, source_line
 from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
 from fxpar.ir.stage import Port, PortKind
@@ -170,6 +171,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
     keep_numbers_as_tensors(module)
+    assign_at_all_places(module)
     positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     module = with_canonical_names(module)
     nodes = list(module.graph.nodes)

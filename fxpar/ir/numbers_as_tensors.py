@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.errors import UnsupportedGraphError
+from fxpar.ir.example_values import add_call, value_of_call
 from fxpar.ir.node_meta import source_line
 
 
@@ -95,13 +96,8 @@ def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
 def _note_value(node: fx.Node) -> None:
     """Let the metadata of `node` have the tensor that it returns now, of the dtype of the tensor that it returned."""
     before = node.meta["example_value"]
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda operand: operand.meta["example_value"])
-    (*_, operand) = node.all_input_nodes
-    with operand.meta["example_value"].fake_mode:  # or numbers among the arguments would become real tensors
-        value = node.target(*args, **kwargs)
-    node.meta["example_value"] = value
+    value = node.meta["example_value"] = value_of_call(node.target, node.args, node.kwargs)
     if isinstance(before, Tensor) and before.dtype != value.dtype:
-        with node.graph.inserting_after(node):
-            cast = node.graph.call_method("to", (node, before.dtype))
+        cast = add_call(node.next, Tensor.to, node, before.dtype)
+        cast.meta = {**node.meta, "example_value": cast.meta["example_value"]}
         node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
-        cast.meta = {**node.meta, "example_value": value.to(before.dtype)}

@@ -77,6 +77,8 @@ def written_samples() -> list[Call]:
             (aten.copy.default, (x, row)),
             (aten.arange.default, (24,)),
             (aten.arange.start_step, (3, 51, 2)),
+            (aten.arange.default, (24.0,)),
+            (aten.arange.start_step, (0, 0.3, 0.1)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=0), [4, 6], [4, 6], [6, 1], 0, 24)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
             *_indices(x, apart),
