@@ -26,6 +26,7 @@ from fxpar.errors import (
     UnknownOptionError,
     UnknownScheduleError,
     UnknownStrategyError,
+    UnsupportedGraphError,
     WrongBackendError,
 )
 from tests.support.fake_mesh import fake_mesh
@@ -54,6 +55,12 @@ def test_a_second_backward_through_one_loss_is_an_error(mesh: fxpar.Mesh) -> Non
 def test_a_graph_break_is_an_error_with_its_reason_and_line(mesh: fxpar.Mesh) -> None:
     step = torch.compile(distributed(mesh, trouble="graph break"), backend="fxpar", options=ATEN)
     with pytest.raises(GraphBreakError, match=r"graph_break.*User-inserted.*\n.*one_process.py:\d+ in forward"):
+        step(*batch(4))
+
+
+def test_an_output_that_hides_its_tensors_is_an_error(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(distributed(mesh, trouble="object"), backend="fxpar", options=ATEN)
+    with pytest.raises(UnsupportedGraphError, match=r"no tensor was found in what .* returns: .*register_pytree_node"):
         step(*batch(4))
 
 

@@ -36,6 +36,10 @@ class Losses(nn.Module):
                 return Named(aux, loss)
             case "dataclass":
                 return Output(aux, loss)
+            case "dataclass within":
+                return {"outputs": [Output(aux, Known(aux, loss))]}
+            case "registered dataclass":
+                return Known(aux, loss)
             case "inside":
                 return aux, {"loss": loss}
             case "twice":
@@ -50,18 +54,26 @@ class Named(NamedTuple):
     loss: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Output:
+    aux: Tensor
+    loss: Any
+
+
+@dataclass
+class Known:
     aux: Tensor
     loss: Tensor
 
 
-pytree.register_dataclass(Output)
+pytree.register_dataclass(Known)
 
 LOSSES: dict[str, Callable[[Any], list[Any]]] = {
     "named": lambda found: [found["loss"]],
     "named tuple": lambda found: [found.loss],
     "dataclass": lambda found: [found.loss],
+    "registered dataclass": lambda found: [found.loss],
+    "dataclass within": lambda found: [found["outputs"][0].loss.loss],
     "inside": lambda found: [found[1]["loss"]],
     "twice": lambda found: [found[1], found[2]["loss"]],
     "no scalar": lambda found: [found["mean"]],

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from fxpar._torch.compiler import graph_arguments, stored_outside
 from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
-from fxpar.errors import GraphBreakError, RandomGeneratorError, UnsupportedGraphError
+from fxpar.errors import FxparError, GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.canonical_names import with_canonical_names
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
@@ -106,6 +106,9 @@ def example(node: fx.Node) -> Tensor:
     return value
 
 
+_WHOLE = "return_value"
+"""Dynamo's reason to end a graph where the function returns."""
+
 _OWN_NAMESPACES = ("aten", "prims", "fxpar", "_c10d_functional", "higher_order")
 _OWN_MODULES = ("torch", "fxpar", "_operator", "builtins", "math")
 
@@ -159,8 +162,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
     Raises:
         GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
-        UnsupportedGraphError: an argument is a symbolic number, an object from outside keeps a tensor, or what the
-            forward computes depends on a number in a tensor.
+        UnsupportedGraphError: an argument is a symbolic number, an object from outside keeps a tensor, what the forward
+            computes depends on a number in a tensor, or it returns no tensor that is found.
     """
     held = graph_arguments(module)
     reads_grad_mode = _reads_grad_mode(module)
@@ -271,10 +274,17 @@ def _check_kept(kept: Iterable[fx.Node]) -> None:
             )
 
 
-def _graph_break(module: fx.GraphModule) -> GraphBreakError | RandomGeneratorError:
+def _graph_break(module: fx.GraphModule) -> FxparError:
+    """Why the graph has no `exit`."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None:
         return GraphBreakError("reason unknown", "an unknown line")
+    if reason.reason == _WHOLE:
+        return UnsupportedGraphError(
+            "no tensor was found in what the model's forward returns: expected tensors, alone or in tuples, lists, "
+            "dicts and dataclasses; return them in these, or make the class that holds them known by "
+            "torch.utils._pytree.register_pytree_node"
+        )
     frame = reason.user_stack[-1] if reason.user_stack else None
     where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
     if "UserDefinedObjectVariable(Generator)" in reason.reason:

@@ -29,6 +29,7 @@ from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.mixed_precision import compute_dtypes, converting_forward
 from fxpar.model.named_loss import named_loss
 from fxpar.model.one_process_methods import refused_methods
+from fxpar.model.outputs import map_tensors
 from fxpar.model.sync_batch_norm import synchronized_forward
 from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
@@ -127,9 +128,7 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
         args, kwargs = pytree.tree_unflatten(entered, structure)
         output = inner(self, *args, **kwargs)
         loss = named_loss(output)
-        return pytree.tree_map_only(
-            torch.Tensor, lambda result: torch.ops.fxpar.exit(result, result is loss, handle), output
-        )
+        return map_tensors(lambda result: torch.ops.fxpar.exit(result, result is loss, handle), output)
 
     assert isinstance(forward, FunctionType)
     return forward

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from torch import Tensor
+
 NAME = "loss"
 
 
 def named_loss(output: Any) -> Any:
-    """The value of the key or field "loss" in `output`, or in a value nested in it; None if there is none.
+    """The tensor under the key or field "loss" in `output`, or in a value nested in it; None if there is none.
 
     Dictionaries, named tuples, dataclasses and the outputs of Hugging Face models are searched, outer ones before
     nested ones. Dynamo traces this function.
@@ -20,7 +22,7 @@ def named_loss(output: Any) -> Any:
     elif is_dataclass(output) and not isinstance(output, Mapping):
         output = {field.name: getattr(output, field.name) for field in fields(output)}
     if isinstance(output, Mapping):
-        if output.get(NAME) is not None:
+        if isinstance(output.get(NAME), Tensor):
             return output[NAME]
         output = list(output.values())
     if not isinstance(output, tuple | list):

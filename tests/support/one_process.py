@@ -33,7 +33,16 @@ class Net(nn.Module):
         predicted = self.second(h) * scale
         if self.trouble == "no loss":
             return predicted
+        if self.trouble == "object":
+            return Held(predicted.sum())
         return {"loss": ((predicted - target) ** 2).mean(), "predicted": predicted, "rows": x.shape[0]}
+
+
+class Held:
+    """Nothing knows that it holds a tensor."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self.loss = loss
 
 
 ATEN = {"lowering": "aten"}
