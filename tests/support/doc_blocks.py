@@ -1,7 +1,7 @@
 """The code blocks of the README and of the pages in docs/, and how the Python among them runs on ranks.
 
-The `python` blocks of a page are one program; `py` and `text` blocks quote the dump of the README's program; `sh` blocks
-have commands, and `console` blocks a command and what it prints.
+The `python` blocks of a page are one program; `py` and `text` blocks quote the dump of the README's program; `sh`
+blocks have commands, and `console` blocks a command and what it prints.
 """
 
 from __future__ import annotations
