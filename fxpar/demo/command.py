@@ -18,7 +18,7 @@ TRAIN_GPT = Path(__file__).parents[1] / "examples" / "train_gpt.py"
 
 def add_flags(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("--processes", type=count, default=4, metavar="N", help="ranks that train (default: 4)")
+    parser.add_argument("--processes", type=count, metavar="N", help="default: 4, or as many as there are GPUs")
     parser.add_argument("--steps", type=count, default=20, metavar="N", help="two or more (default: 20)")
     parser.add_argument(
         "--dump", type=Path, default=Path("dump"), metavar="FOLDER", help="where results are written (default: dump)"
@@ -28,16 +28,23 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     """Train, compare and say where the results are; returns the exit status."""
+    num_processes = options.processes or _most_processes()
     console.print(
-        f"{options.processes} processes train a small GPT for {options.steps} steps; then one process does. "
+        f"{num_processes} processes train a small GPT for {options.steps} steps; then one process does. "
         "They import torch and compile before the first step, which takes the longest.",
         highlight=False,
         soft_wrap=True,
     )
-    status = _launch(options.processes, _arguments(options))
+    status = _launch(num_processes, _arguments(options))
     if status == 0:
         console.print(_results(options.dump), highlight=False, soft_wrap=True)
     return status
+
+
+def _most_processes() -> int:
+    import torch
+
+    return min(4, torch.cuda.device_count() or 4)
 
 
 def _arguments(options: Namespace) -> list[str]:

@@ -100,6 +100,7 @@ def test_commands_are_right(
 ) -> None:
     assert "dump.md" not in failures
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("FXPAR_CACHE_DIR", str(folder / "cache"))  # `fxpar cache --clear` clears it
     for command in block.text.replace("\\\n", " ").splitlines():
         _check(shlex.split(re.sub(r"\s#.*| > .*", "", command)))
 
