@@ -27,7 +27,7 @@ demo: install
 	@$(BIN)/fxpar demo
 
 docs: install
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The type check takes as long as many tests, and one core: it runs beside them, and what it found stands below theirs.
 define types_and_tests

@@ -86,6 +86,7 @@ def draw(dump: Path) -> str:
     captured = list(ops_of((dump / "rank0" / "01_capture.py").read_text(encoding="utf-8")))
     by_rank = [list(ops_of(_forward_of(dump, rank))) for rank in RANKS]
     costs = Costs.load(dump)
+    assert costs.num_microbatches is not None, "a compiled step's costs have it"
     timeline = predict_named(SCHEDULE, RecordedCosts(costs), costs.num_microbatches).timeline.from_start()
     after, below = 96 + ROW, 132 + (1 + len(RANKS)) * ROW
     height = below + 40 + LANE * len(timeline.ranks) + 30
@@ -102,7 +103,7 @@ def draw(dump: Path) -> str:
             *_row(after, "rank 0", by_rank[0]),
             *_row(after + ROW, "rank 1", by_rank[1]),
             *_across_ranks(after, by_rank[0]),
-            *_timeline(below, timeline),
+            *_timeline(below, timeline, costs.num_microbatches),
             "</svg>\n",
         ]
     )
@@ -140,10 +141,11 @@ def _lines(x: float, top: float, op: Op) -> Iterator[str]:
         yield _text(x + 9, top + 18 + 13 * number, text, kind)
 
 
-def _timeline(top: float, timeline: Timeline) -> Iterator[str]:
+def _timeline(top: float, timeline: Timeline, num_microbatches: int) -> Iterator[str]:
     """A lane for the ranks of each stage, with a bar for each computation."""
     makespan = timeline.makespan_us
-    yield _text(MARGIN, top, f"A step of 4 microbatches by {SCHEDULE}, simulated: {makespan / 1000:.1f} ms", "title")
+    title = f"A step of {num_microbatches} microbatches by {SCHEDULE}, simulated: {makespan / 1000:.1f} ms"
+    yield _text(MARGIN, top, title, "title")
     scale = (WIDTH - 2 * MARGIN - LABEL) / makespan
     for rank, lane, spans in timeline.tracks():
         if lane != "compute":

@@ -97,8 +97,9 @@ def _code(folder: Path) -> list[Path]:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """What a command prints; it sees neither the checkout nor caches."""
+    """What a command prints; it sees neither the checkout nor a GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

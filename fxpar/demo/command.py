@@ -55,8 +55,8 @@ def _arguments(options: Namespace) -> list[str]:
 
 def _launch(num_processes: int, arguments: Sequence[str]) -> int:
     """Run the example by torchrun, in this process; returns the exit status."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks share the machine's cores
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks inherit it, and share the machine's cores
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # without gloo's lines about connections
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 

@@ -43,6 +43,11 @@ PROGRAMS = {  # what their readers have, and what uses it
     "index.md": ("", "assert len(losses) == 5 and losses[-1] < losses[0]"),
     "launch.md": ("", "assert len(next(iter(loader))[0]) == 16"),
     "mesh.md": ("", "with torch.device('meta'): assert gpt()[0](*gpt()[1]).ndim == 0"),
+    "sequences.md": (
+        "from torch.nn.attention.flex_attention import create_block_mask",
+        "assert batch['input_ids'].shape == batch['position_ids'].shape\n"
+        "forward(None, tokens, targets, documents=torch.zeros_like(tokens))",
+    ),
     "reshard.md": ("", "assert mesh.rank == 0 or torch.equal(moved.to_local(), torch.arange(70.0).view(7, 10))"),
 }
 RUN = ("simulate", "cache")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.support.doc_blocks import README, ROOT, pages
 
@@ -38,13 +37,18 @@ def test_links_to_sources_lead_to_copies_of_them(site: Path) -> None:
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("[one](two.md) and [code](../no/such.py)\n")
-    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    hooks = [str(ROOT / hook) for hook in settings["hooks"]]
-    (tmp_path / "mkdocs.yml").write_text(yaml.dump({**settings, "hooks": hooks, "nav": ["index.md"]}))
+    settings, _, _ = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")
+    (tmp_path / "mkdocs.yml").write_text(
+        settings.replace("docs/link_to_sources.py", str(ROOT / "docs/link_to_sources.py"))
+    )
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode != 0
     assert "two.md" in built.stderr and "no/such.py" in built.stderr
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    assert {"make demo", "make test"} <= {line.split("#")[0].strip() for line in README.read_text().splitlines()}
 
 
 def test_links_of_the_readme_exist_and_it_has_every_page() -> None:

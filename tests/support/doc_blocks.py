@@ -75,7 +75,7 @@ def run_readme(folder: Path) -> None:
 
 def run_on_ranks(folder: Path, programs: Sequence[Program]) -> list[dict[str, str]]:
     """`run_programs` on four ranks of two hosts; returns what it returns on each."""
-    environment = {"WORLD_SIZE": "4", "FXPAR_CACHE_DIR": ""}
+    environment = {"WORLD_SIZE": "4", "FXPAR_CACHE_DIR": "", "CUDA_VISIBLE_DEVICES": ""}
     return run_ranks(4, run_programs, folder, programs, environment=environment, enter=_on_two_hosts)
 
 
