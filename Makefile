@@ -45,7 +45,7 @@ test: install
 # What changes most: everything between a captured forward and the programs of ranks, without training steps on them.
 QUICK := $(addprefix tests/,cache docs graph hardware ir/test_trace_forward.py layouts passes resharding schedule \
 	simulate test_backend.py test_backend_refusals.py test_config.py test_import.py) \
-	--ignore=tests/docs/test_code_blocks.py
+	--ignore=tests/docs/test_programs.py
 
 quick: install
 	$(BIN)/ruff check

@@ -35,6 +35,11 @@ class Block:
     language: str
     text: str
 
+    @property
+    def is_script(self) -> bool:
+        """Whether it is the text of a file, and not commands to type."""
+        return self.text.startswith("#!")
+
 
 def place(block: Block) -> str:
     """Where a block is, for people."""
@@ -55,6 +60,12 @@ def blocks_of(page: Path, language: str) -> list[Block]:
         for match in found
         if match[1] == language
     ]
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands in the `sh` blocks of `page`, without comments and redirections."""
+    text = "".join(block.text for block in blocks_of(page, "sh") if not block.is_script).replace("\\\n", " ")
+    return [re.sub(r"\s#.*| > .*", "", line) for line in text.splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
