@@ -10,7 +10,7 @@ export TORCH_CPP_LOG_LEVEL := ERROR
 # Each of the many processes of a test run would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test quick survey gpu sanitize format clean
+.PHONY: install demo docs test quick survey gpu sanitize format clean
 
 install: $(STAMP)
 
@@ -24,7 +24,10 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 demo: install
-	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 examples/train_gpt.py
+	@$(BIN)/fxpar demo
+
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The type check takes as long as many tests, and one core: it runs beside them, and what it found stands below theirs.
 define types_and_tests
@@ -41,7 +44,8 @@ test: install
 
 # What changes most: everything between a captured forward and the programs of ranks, without training steps on them.
 QUICK := $(addprefix tests/,cache docs graph hardware ir/test_trace_forward.py layouts passes resharding schedule \
-	simulate test_backend.py test_backend_refusals.py test_config.py test_import.py)
+	simulate test_backend.py test_backend_refusals.py test_config.py test_import.py) \
+	--ignore=tests/docs/test_programs.py
 
 quick: install
 	$(BIN)/ruff check

@@ -1,9 +1,12 @@
 """Builds csrc/ into fxpar/libfxpar.so, a plain shared library for ctypes. pyproject.toml says the rest."""
 
+from __future__ import annotations
+
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 
@@ -12,6 +15,14 @@ class BuildSharedLibrary(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+
+class WheelForEveryPython(bdist_wheel):
+    """A wheel for one platform, and for every Python 3: the library in it calls neither Python nor torch."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
 
 
 setup(
@@ -24,5 +35,5 @@ setup(
             extra_compile_args=["-std=c++17", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
         )
     ],
-    cmdclass={"build_ext": BuildSharedLibrary},
+    cmdclass={"build_ext": BuildSharedLibrary, "bdist_wheel": WheelForEveryPython},
 )

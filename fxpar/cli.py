@@ -14,6 +14,7 @@ from rich.console import Console
 from fxpar.bench import BENCHMARKS
 from fxpar.cache import command as keeping
 from fxpar.calibrate import command as calibration
+from fxpar.demo import command as demonstration
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError
 from fxpar.planner import command as planning
@@ -62,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     tables = benchmarks.add_parser("report", help=what, description=f"{what[0].upper()}{what[1:]}.")
     tables.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON of one run of a benchmark")
     tables.set_defaults(command=_bench_report)
+
+    what = "train a small GPT on four processes of this machine, and compare its losses with those of one process"
+    demonstrated = commands.add_parser("demo", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    demonstration.add_flags(demonstrated)
+    demonstrated.set_defaults(command=_demo)
 
     what = "predict how long pipeline schedules take, and draw their timelines"
     simulated = commands.add_parser("simulate", help=what, description=f"{what[0].upper()}{what[1:]}.")
@@ -117,6 +123,10 @@ def _bench_report(options: argparse.Namespace) -> int:
 
     print(markdown_of([read_report(path) for path in options.files]))
     return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    return demonstration.run(options, _console())
 
 
 def _simulate(options: argparse.Namespace) -> int:

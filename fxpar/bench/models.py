@@ -27,14 +27,8 @@ class Subject:
 
 
 def example(name: str) -> ModuleType:
-    """The module examples/NAME.py of the repository that fxpar is installed from.
-
-    Raises:
-        FileNotFoundError: fxpar was installed without its repository.
-    """
-    folder = Path(fxpar.__file__).resolve().parents[1] / "examples"
-    if not (folder / f"{name}.py").exists():
-        raise FileNotFoundError(f"{folder} has no {name}.py: run this from a clone, installed by `make install`")
+    """The module examples/NAME.py, which is packaged with fxpar."""
+    folder = (Path(fxpar.__file__).parent / "examples").resolve()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     return import_module(name)

@@ -20,7 +20,9 @@ _REGION = "fxpar_checkpointed_region"
 _SOURCE = "fxpar_source"
 _KEPT_OUTSIDE = "fxpar_kept_outside"
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
-_FOLDERS = tuple(f'File "{folder}' for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+_PACKAGE = Path(__file__).parents[1]
+_FOLDERS = tuple(f'File "{folder}' for folder in (Path(torch.__file__).parent, _PACKAGE))
+_EXAMPLES = f'File "{_PACKAGE / "examples"}'  # packaged with fxpar, but a user's code
 _ORIGIN = ("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "stack_trace", "seq_nr", "custom")
 
 
@@ -252,7 +254,7 @@ def forget_module(node: fx.Node) -> None:
 def source_line(node: fx.Node) -> str:
     """The file and line in the user's code that made the node: the innermost that is not PyTorch's or fxpar's own."""
     frames = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip().startswith("File ")]
-    own = [frame for frame in frames if not frame.startswith(_FOLDERS)]
+    own = [frame for frame in frames if not frame.startswith(_FOLDERS) or frame.startswith(_EXAMPLES)]
     return (own or frames or ["source line unknown"])[-1]
 
 

@@ -18,8 +18,3 @@ EXAMPLES = "".join((ROOT / "examples" / f"train_by_{name}.py").read_text() for n
 def test_each_block_is_in_an_example(block: str) -> None:
     for part in block.split("\n\n"):
         assert part in EXAMPLES or textwrap.indent(part, "    ") in EXAMPLES, part
-
-
-def test_links_on_the_page_exist() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", PAGE)
-    assert links and not [link for link in links if not (ROOT / "docs" / link).exists()]
