@@ -33,7 +33,8 @@ def check_agreement(facts: Mapping[str, str]) -> None:
     if problems:
         raise PlanMismatchError(
             f"ranks derived different plans; these differ from rank 0: {'; '.join(problems)}. "
-            "Every rank must do this with the same arguments, and build the same model"
+            "Every rank must do this with the same arguments, and build the same model. If that depends on the order of "
+            "a set, which differs from process to process, set PYTHONHASHSEED=0 for all ranks"
         )
 
 

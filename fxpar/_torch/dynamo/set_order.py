@@ -1,0 +1,31 @@
+"""Let all ranks trace what a forward does with the items of a set in one order."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from torch._dynamo.variables import ConstantVariable, OrderedSetVariable, SetVariable
+from torch._dynamo.variables.base import VariableTracker
+
+
+@functools.cache
+def trace_sets_in_one_order() -> None:
+    """Let Dynamo iterate over sets of constants by how these are written.
+
+    Python's own order depends on hashes, which are others in each process: a forward that iterates over a set of names,
+    as that of Gemma 4 over its kinds of layers, would be another graph on each rank.
+    """
+    initialise = SetVariable.__init__
+
+    def __init__(self: SetVariable, items: Iterable[Any], **kwargs: Any) -> None:
+        initialise(self, items, **kwargs)
+        if not isinstance(self, OrderedSetVariable):
+            self.items, self.original_items = _in_order(self.items), _in_order(self.original_items)
+
+    SetVariable.__init__ = __init__  # type: ignore[method-assign]
+
+
+def _in_order(items: dict[Any, VariableTracker]) -> dict[Any, VariableTracker]:
+    if not all(isinstance(item.vt, ConstantVariable) for item in items):
+        return items
+    return dict(sorted(items.items(), key=lambda pair: repr(pair[0].vt.as_python_constant())))
