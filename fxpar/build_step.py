@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fxpar.build.announce import announced
+from fxpar.build.announce import Announcement, Origin, announced
 from fxpar.build.connected_stages import ConnectedStages, connect_stages, remember_training, stages_of_training
 from fxpar.build.rank_graphs import derive_graphs
 from fxpar.build.rank_program import RankProgram, keep_program, kept_program
@@ -73,14 +73,14 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     if distribution.layouts.shipped is not None:
         log.dump.text("shipped_plan", distribution.layouts.describe_plan())
     task = Task(capture, options, distribution, log, with_backward)
-    with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
-        check_agreement(task.facts)
-    if with_backward:
-        connected = _connected(task)
+    with announced(task) as announcement:
+        with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
+            check_agreement(task.facts)
+        connected = (None if with_backward else _of_training(task, announcement)) or _connected(task, announcement)
         step = _step(task, connected)
-        remember_training(step, task, connected)
-        return step
-    return _step(task, stages_of_training(task) or _connected(task))
+        if with_backward:
+            remember_training(step, task, connected)
+    return step
 
 
 def _step(task: Task, connected: ConnectedStages) -> Step:
@@ -112,10 +112,20 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
     )
 
 
-def _connected(task: Task) -> ConnectedStages:
-    with announced(task):
-        own, program = _found(task) or _derived(task)
-        return connect_stages(task, program, own)
+def _of_training(task: Task, announcement: Announcement) -> ConnectedStages | None:
+    """The forwards of a training step, if that may evaluate; a collective of all ranks."""
+    connected = stages_of_training(task)
+    if connected is not None:
+        announcement.origin = Origin.TRAINING
+    return connected
+
+
+def _connected(task: Task, announcement: Announcement) -> ConnectedStages:
+    found = _found(task)
+    if found is not None:
+        announcement.origin = Origin.EARLIER_LAUNCH
+    own, program = found or _derived(task)
+    return connect_stages(task, program, own)
 
 
 def _found(task: Task) -> tuple[list[CompiledStage], RankProgram] | None:

@@ -19,6 +19,7 @@ from fxpar.ir.node_meta import (
     take_place,
     tensor,
 )
+from fxpar.progress.phases import as_phase
 
 aten = torch.ops.aten
 
@@ -29,6 +30,7 @@ BUCKET_BYTES = 25 << 20
 """The default of DistributedDataParallel: larger messages reach no higher bandwidth."""
 
 
+@as_phase
 def bucket_collectives(module: fx.GraphModule, small_bytes: int = SMALL_BYTES) -> None:
     """Join, in place, small all-gathers of a local graph's inputs over z, and small reduce-scatters of its outputs.
 

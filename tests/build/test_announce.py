@@ -20,7 +20,7 @@ class Lines(logging.Handler):
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(re.sub(r"[0-9.]+ s ", "TIME ", record.getMessage()))
+        self.found.append(re.sub(r"[0-9.]+ s\b", "TIME", record.getMessage()))
 
 
 class Model(nn.Module):
@@ -56,10 +56,13 @@ def compile_for_several_reasons() -> list[str]:
 def test_the_first_rank_tells_what_was_compiled_and_why() -> None:
     first, second = run_ranks(2, compile_for_several_reasons)
     assert first == [
-        "compiled an evaluation in TIME (the first of this model), for x: torch.float32 (2, 4)",
-        "compiled a training step in TIME (the first with gradients), for x: torch.float32 (2, 4)",
-        "compiled a training step in TIME (arguments of other shapes or dtypes), for x: torch.float32 (4, 4)",
-        "compiled a training step in TIME (other options, or another path through the forward), "
-        "for x: torch.float32 (4, 4)",
+        "distributed Model over pipe=2 in TIME",
+        "compiled the evaluation in TIME: the first of this model, microbatches of x: float32 (2, 4)",
+        "compiled the training step in TIME: the first with gradients, microbatches of x: float32 (2, 4)",
+        "compiled the training step in TIME: a new shape or dtype of inputs, microbatches of x: float32 (4, 4)",
+        "took the forwards of the training step for the evaluation in TIME: the first without gradients, "
+        "microbatches of x: float32 (4, 4)",
+        "compiled the training step in TIME: other options, or another path through the forward, "
+        "microbatches of x: float32 (4, 4)",
     ]
     assert second == []
