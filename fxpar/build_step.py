@@ -17,6 +17,7 @@ from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import lower_stage
 from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, TENSORRT, Options
 from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.model_arithmetic import model_arithmetic
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import gather_costs
 from fxpar.dump import Dump
@@ -75,7 +76,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     task = Task(capture, options, distribution, log, with_backward)
     with announced(task) as announcement:
         with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
-            check_agreement(task.facts)
+            check_agreement(task.facts | {"the option timeline": str(options.timeline is not None)})
         connected = (None if with_backward else _of_training(task, announcement)) or _connected(task, announcement)
         step = _step(task, connected)
         if with_backward:
@@ -99,6 +100,8 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         distribution.loss_scale,
     )
     check_collectives(executor.gradient_sums)
+    forward, backward = connected.derived.arithmetic
+    arithmetic = forward + backward if task.with_backward else forward
     return Step(
         capture,
         task.loss,
@@ -109,6 +112,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         with_backward=task.with_backward,
         results_on_all_stages=options.results == ALL_STAGES,
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
+        arithmetic=arithmetic.times(microbatches),
     )
 
 
@@ -156,7 +160,8 @@ def _derive(task: Task) -> tuple[list[CompiledStage], RankProgram]:
     _dump_program(task, plan)
     program, evaluation = plan.programs[task.mesh.coordinate["pipe"]], _evaluation(task, plan)
     buffers, reshards = task.distribution.buffer_stages, tuple(plan.pipeline.reshards)
-    return own, RankProgram(stages, program, reshards, plan.stages[-1].border, dict(buffers), evaluation)
+    border, arithmetic = plan.stages[-1].border, model_arithmetic(plan.stages, prices_of(task.mesh))
+    return own, RankProgram(stages, program, reshards, border, dict(buffers), arithmetic, evaluation)
 
 
 def _evaluation(task: Task, plan: StepPlan) -> Program | None:

@@ -70,7 +70,7 @@ class _PhasesForOthers:
 
 def _show_phases_of_first(store: Store) -> None:
     """Show what the first rank does until its answer is there, or the store's timeout has passed."""
-    deadline = time.monotonic() + store.timeout.total_seconds()
+    deadline = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # its stub lacks it
     while time.monotonic() < deadline:
         try:
             store.wait([_ANSWER], _PERIOD)

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from fxpar.bench.compile.program import peak_bytes
 from fxpar.bench.compile.scale import PASSES, PLANNING, PREPARING
 from fxpar.bench.compile.scale_models import SMALL, scale_model
 from fxpar.build.planned_stages import plan_question
@@ -25,6 +24,7 @@ from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import estimate_costs
 from fxpar.hardware.cluster import read_cluster
+from fxpar.hardware.machine import peak_process_bytes
 from fxpar.ir.layout import AXES
 from fxpar.ir.plan import Plan
 from fxpar.ir.stage import PlannedStage
@@ -67,7 +67,7 @@ def main() -> None:
     with watching(watch):
         reshards = run(options)
     seconds = {part: taken for part, taken in watch.seconds.items() if part != _OTHER}
-    print(json.dumps({"seconds": seconds, "peak_bytes": peak_bytes(), "reshards": reshards}))
+    print(json.dumps({"seconds": seconds, "peak_bytes": peak_process_bytes(), "reshards": reshards}))
 
 
 def run(options: argparse.Namespace) -> int:
