@@ -70,7 +70,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     _warn_of_meaningless_results(options)
     if options.lowering == INDUCTOR and distribution.mesh.device_type == "cpu":
         find_vector_isa()  # while the passes run
-    log = PassLog(Dump(options.dump, distribution.mesh.rank))
+    log = PassLog(Dump(options.dump, distribution.mesh.rank, traces=True))
     if distribution.layouts.shipped is not None:
         log.dump.text("shipped_plan", distribution.layouts.describe_plan())
     task = Task(capture, options, distribution, log, with_backward)
