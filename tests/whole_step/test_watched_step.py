@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 import fxpar
-from fxpar.errors import NoRecordedStepError
+from fxpar.errors import NoRecordedStepError, PlanMismatchError
 from fxpar.schedule.timeline import COLLECTIVES, COMPUTE, SENDS, WAIT, Span, Timeline
 from fxpar.world.launch import run_ranks
 
@@ -82,6 +82,9 @@ def watch_steps(folder: Path) -> Watched:
     traced = torch.compile(model, backend="fxpar", options=options)
     loss = traced(tokens)
     loss.backward()
+    with pytest.raises(PlanMismatchError, match=r"the option timeline \(ranks 1, 2, 3\)"):
+        own = {"timeline": folder} if mesh.rank == 0 else {}
+        torch.compile(model, backend="fxpar", options={"lowering": "aten", "check_inputs": False, **own})(tokens)
     ranges = Counter(event.name for event in profiled.events())
     return Watched(ranges, stats, of_evaluation, loss.item(), plain.item())
 
