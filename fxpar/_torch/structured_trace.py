@@ -1,7 +1,6 @@
 """The private PyTorch names behind structured traces, which TORCH_TRACE turns on and tlparse shows."""
 
-from torch._logging import trace_structured
-from torch._logging._internal import LazyTraceHandler, trace_log
+from torch._logging._internal import LazyTraceHandler, trace_log, trace_structured
 
 
 def is_tracing() -> bool:
