@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from fxpar.environment import is_first_rank, is_quiet
 from fxpar.progress.phases import current_phases, phase, watching
 
@@ -50,7 +52,7 @@ def is_showing() -> bool:
 
 def tell(fact: str) -> None:
     """Tell, on the first rank, that something is finished: a line of the log at INFO, or else one on the terminal."""
-    if not is_first_rank():
+    if not _is_first():
         return
     _log.info(fact)
     if _is_watched() and not _log.isEnabledFor(logging.INFO):  # whoever reads the log need not read it twice
@@ -58,7 +60,12 @@ def tell(fact: str) -> None:
 
 
 def _is_watched() -> bool:
-    return is_first_rank() and not is_quiet() and sys.stderr is not None and sys.stderr.isatty()
+    return _is_first() and not is_quiet() and sys.stderr is not None and sys.stderr.isatty()
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0, as the launcher says, or, under one that says nothing, the world."""
+    return is_first_rank() and not (dist.is_initialized() and dist.get_rank() > 0)
 
 
 class _Display:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from fxpar.errors import FailedOnOtherRankError, PeerLostError, PlanMismatchError
+from fxpar.progress.phases import phase
 from fxpar.world.lost_peers import naming_lost_peers
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ def of_all_ranks(own: T) -> list[T]:
     of_ranks = [own] * dist.get_world_size()
     if len(of_ranks) == 1:
         return of_ranks
-    with naming_lost_peers("what all ranks compare before they run a step"):
+    with phase("wait for all ranks"), naming_lost_peers("what all ranks compare before they run a step"):
         dist.all_gather_object(of_ranks, own)
     return of_ranks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -66,3 +67,22 @@ def test_the_first_rank_tells_what_was_compiled_and_why() -> None:
         "microbatches of x: float32 (4, 4)",
     ]
     assert second == []
+
+
+def launch() -> str:
+    """The last line of a launch that trains for one step."""
+    lines = Lines()
+    logger = logging.getLogger("fxpar")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(lines)
+    model = fxpar.distribute(Model(), fxpar.init_mesh(), example_inputs=(torch.zeros(4, 4),))
+    torch.compile(model, backend="fxpar", options={"lowering": "aten"})(torch.zeros(4, 4))
+    return lines.found[-1]
+
+
+def test_a_later_launch_tells_that_it_compiled_nothing(tmp_path: Path) -> None:
+    cache = {"FXPAR_CACHE_DIR": str(tmp_path)}
+    (first,), (second,) = (run_ranks(1, launch, environment=cache) for _ in range(2))
+    why = "in TIME: the first of this model, microbatches of x: float32 (4, 4)"
+    assert first == f"compiled the training step {why}"
+    assert second == f"loaded the training step that an earlier launch compiled {why}"
