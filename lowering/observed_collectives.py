@@ -12,7 +12,7 @@ from torch import fx
 from fxpar._torch.distributed import c10d_functional
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.extract import copied
-from fxpar.ir.node_meta import communication, fused
+from fxpar.ir.node_meta import awaited, communication, fused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def with_observed_collectives(graph: fx.GraphModule) -> fx.GraphModule:
 def _label(node: fx.Node) -> str:
     """What profiles call the node; empty if it has to do with no collective."""
     if node.target is c10d_functional.wait_tensor.default:
-        started = communication(node.all_input_nodes[0])  # or it was started by another graph
+        started = awaited(node)
         return f"{WAIT_FOR}{started.kind} over {started.axis}" if started else f"{WAIT_FOR}a collective"
     if (done := communication(node)) is not None:
         return f"{done.kind} over {done.axis}"

@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpar._torch.distributed import c10d_functional
 from fxpar._torch.lazy_graph_module import code_of
-from fxpar.ir.node_meta import Communication, set_communication
+from fxpar.ir.node_meta import Communication, set_awaited, set_communication
 from fxpar.lowering.observed_collectives import observed, observing_collectives, with_observed_collectives
 
 
@@ -25,6 +25,7 @@ def graph_with_a_collective() -> fx.GraphModule:
     started = graph.call_function(doubled, (value,))
     set_communication(started, Communication("all_reduce", "x", 8))
     waited = graph.call_function(c10d_functional.wait_tensor.default, (started,))
+    set_awaited(waited, started)
     graph.output((graph.call_function(torch.neg, (waited,)),))
     return fx.GraphModule({}, graph)
 

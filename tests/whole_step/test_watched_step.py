@@ -117,6 +117,22 @@ def test_profilers_see_actions_transfers_and_collectives_with_their_axes(watched
         assert each.ranges["wait for all_reduce of the loss"] == 1
 
 
+def profile_shards() -> set[str]:
+    """The names of all ranges of a step whose weights are gathered once, over z, in graphs of their own."""
+    model, tokens = Model(), torch.zeros(BATCH // 2, LENGTH, dtype=torch.int64)
+    fxpar.distribute(model, fxpar.init_mesh(z=2), microbatches=2)
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "gather_weights": "step"})
+    with profile() as profiled:
+        step(tokens).backward()
+    return {event.name for event in profiled.events()}
+
+
+def test_waits_for_what_another_graph_started_have_their_axis_too() -> None:
+    for names in run_ranks(2, profile_shards):
+        assert {"all_gather over z", "wait for all_gather over z", "wait for reduce_scatter over z"} <= names
+        assert "wait for a collective" not in names
+
+
 def trace_of(folder: Path) -> tuple[Timeline, dict[str, Any]]:
     """The merged timeline, and what the file says about it."""
     return Timeline.load(folder / "trace.json"), json.loads((folder / "trace.json").read_text())["otherData"]
