@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from fxpar.environment import is_first_rank, is_quiet
-from fxpar.progress.phases import current_phases, phase, watching
+from fxpar.progress.phases import current_phases, logger, phase, watching
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-_log = logging.getLogger("fxpar")
 
 
 @contextmanager
@@ -54,8 +52,8 @@ def tell(fact: str) -> None:
     """Tell, on the first rank, that something is finished: a line of the log at INFO, or else one on the terminal."""
     if not _is_first():
         return
-    _log.info(fact)
-    if _is_watched() and not _log.isEnabledFor(logging.INFO):  # whoever reads the log need not read it twice
+    logger().info(fact, stacklevel=2)
+    if _is_watched() and not logger().isEnabledFor(logging.INFO):  # whoever reads the log need not read it twice
         print(f"fxpar: {fact}", file=sys.stderr)  # above what is shown, which rich sees to
 
 

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from typing import ParamSpec, TypeAlias, TypeVar
+
+from fxpar._torch.torch_logs import is_in_torch_logs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -16,7 +18,6 @@ T = TypeVar("T")
 Watch: TypeAlias = Callable[[tuple[str, ...]], None]
 """Called with the phases that a thread is in, outermost first, whenever one begins or ends."""
 
-_log = logging.getLogger("fxpar")
 
 _phases: ContextVar[tuple[str, ...]] = ContextVar("the phases that this thread is in", default=())
 _watchers: list[Watch] = []
@@ -34,7 +35,7 @@ def phase(name: str) -> Iterator[None]:
     finally:
         _phases.reset(token)
         _tell(outer)
-        _log.debug("%.3f s: %s", time.perf_counter() - start, ", ".join(inner))
+        logger().debug("%.3f s: %s", time.perf_counter() - start, ", ".join(inner))
 
 
 def as_phase(function: Callable[P, T]) -> Callable[P, T]:
@@ -61,6 +62,15 @@ def watching(watch: Watch) -> Iterator[None]:
 def current_phases() -> tuple[str, ...]:
     """The phases that this thread is in, outermost first."""
     return _phases.get()
+
+
+@cache
+def logger() -> logging.Logger:
+    """The logger `fxpar`; if TORCH_LOGS names it, the root's handlers do not print its lines once more."""
+    found = logging.getLogger("fxpar")
+    if is_in_torch_logs(found.name):
+        found.propagate = False  # as PyTorch's own loggers
+    return found
 
 
 def _tell(phases: tuple[str, ...]) -> None:

@@ -64,7 +64,7 @@ def test_quiet_programs_and_other_ranks_show_nothing(monkeypatch: pytest.MonkeyP
     assert terminal.screen == ["a warning"] and "\x1b" not in terminal.written
 
 
-def test_without_a_terminal_nothing_is_shown_and_rich_is_not_imported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     with showing("distribute Model"):
         assert not is_showing()
     tell("distributed Model")
