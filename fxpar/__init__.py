@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fxpar.planner.search import plan
     from fxpar.reshard_tensor import plan_reshard, reshard
     from fxpar.rules import register_rule
+    from fxpar.runtime.step_stats import record_steps, step_stats
     from fxpar.world.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 
 __version__ = "0.1.0"
@@ -41,10 +42,12 @@ __all__ = [
     "num_batch_shards",
     "plan",
     "plan_reshard",
+    "record_steps",
     "register_rule",
     "reshard",
     "save_pretrained",
     "shard",
+    "step_stats",
 ]
 
 _MODULES = {
@@ -63,10 +66,12 @@ _MODULES = {
     "num_batch_shards": "world.mesh",
     "plan": "planner.search",
     "plan_reshard": "reshard_tensor",
+    "record_steps": "runtime.step_stats",
     "register_rule": "rules",
     "reshard": "reshard_tensor",
     "save_pretrained": "model.pretrained.save",
     "shard": "ir.markers",
+    "step_stats": "runtime.step_stats",
 }
 """Where each public name is. It is imported when it is first used: PyTorch's compiler and the solvers take seconds."""
 

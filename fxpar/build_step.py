@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fxpar.build.announce import announced
+from fxpar.build.announce import Announcement, Origin, announced
 from fxpar.build.connected_stages import ConnectedStages, connect_stages, remember_training, stages_of_training
 from fxpar.build.rank_graphs import derive_graphs
 from fxpar.build.rank_program import RankProgram, keep_program, kept_program
@@ -17,6 +17,7 @@ from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import lower_stage
 from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, TENSORRT, Options
 from fxpar.costs.graph_time import GraphModel
+from fxpar.costs.model_arithmetic import model_arithmetic
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import gather_costs
 from fxpar.dump import Dump
@@ -69,18 +70,18 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     _warn_of_meaningless_results(options)
     if options.lowering == INDUCTOR and distribution.mesh.device_type == "cpu":
         find_vector_isa()  # while the passes run
-    log = PassLog(Dump(options.dump, distribution.mesh.rank))
+    log = PassLog(Dump(options.dump, distribution.mesh.rank, traces=True))
     if distribution.layouts.shipped is not None:
         log.dump.text("shipped_plan", distribution.layouts.describe_plan())
     task = Task(capture, options, distribution, log, with_backward)
-    with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
-        check_agreement(task.facts)
-    if with_backward:
-        connected = _connected(task)
+    with announced(task) as announcement:
+        with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
+            check_agreement(task.facts | {"the option timeline": str(options.timeline is not None)})
+        connected = (None if with_backward else _of_training(task, announcement)) or _connected(task, announcement)
         step = _step(task, connected)
-        remember_training(step, task, connected)
-        return step
-    return _step(task, stages_of_training(task) or _connected(task))
+        if with_backward:
+            remember_training(step, task, connected)
+    return step
 
 
 def _step(task: Task, connected: ConnectedStages) -> Step:
@@ -99,6 +100,8 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         distribution.loss_scale,
     )
     check_collectives(executor.gradient_sums)
+    forward, backward = connected.derived.arithmetic
+    arithmetic = forward + backward if task.with_backward else forward
     return Step(
         capture,
         task.loss,
@@ -109,13 +112,24 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         with_backward=task.with_backward,
         results_on_all_stages=options.results == ALL_STAGES,
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
+        arithmetic=arithmetic.times(microbatches),
     )
 
 
-def _connected(task: Task) -> ConnectedStages:
-    with announced(task):
-        own, program = _found(task) or _derived(task)
-        return connect_stages(task, program, own)
+def _of_training(task: Task, announcement: Announcement) -> ConnectedStages | None:
+    """The forwards of a training step, if that may evaluate; a collective of all ranks."""
+    connected = stages_of_training(task)
+    if connected is not None:
+        announcement.origin = Origin.TRAINING
+    return connected
+
+
+def _connected(task: Task, announcement: Announcement) -> ConnectedStages:
+    found = _found(task)
+    if found is not None:
+        announcement.origin = Origin.EARLIER_LAUNCH
+    own, program = found or _derived(task)
+    return connect_stages(task, program, own)
 
 
 def _found(task: Task) -> tuple[list[CompiledStage], RankProgram] | None:
@@ -146,7 +160,8 @@ def _derive(task: Task) -> tuple[list[CompiledStage], RankProgram]:
     _dump_program(task, plan)
     program, evaluation = plan.programs[task.mesh.coordinate["pipe"]], _evaluation(task, plan)
     buffers, reshards = task.distribution.buffer_stages, tuple(plan.pipeline.reshards)
-    return own, RankProgram(stages, program, reshards, plan.stages[-1].border, dict(buffers), evaluation)
+    border, arithmetic = plan.stages[-1].border, model_arithmetic(plan.stages, prices_of(task.mesh))
+    return own, RankProgram(stages, program, reshards, border, dict(buffers), arithmetic, evaluation)
 
 
 def _evaluation(task: Task, plan: StepPlan) -> Program | None:

@@ -18,6 +18,7 @@ from fxpar.demo import command as demonstration
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError
 from fxpar.planner import command as planning
+from fxpar.progress.display import say, showing
 from fxpar.simulate import command as simulation
 from fxpar.survey import command as surveying
 
@@ -107,9 +108,9 @@ def _bench(options: argparse.Namespace) -> int:
 
     run: Callable[..., Report] = import_module(f"fxpar.bench.{options.name}.run").run
     chosen = {} if options.mode is None else {"mode": options.mode}
-    console, progress = _console(quiet=not is_first_rank()), Console(stderr=True, quiet=not is_first_rank())
-    with progress.status(options.name) as status:
-        report = run(status.update, **chosen)
+    console = _console(quiet=not is_first_rank())
+    with showing(options.name):
+        report = run(say, **chosen)
     if options.json:
         flags = [] if options.mode is None else [f"--{options.mode}"]
         console.out(to_json(report, " ".join(["fxpar", "bench", options.name, *flags])), highlight=False)
@@ -134,13 +135,13 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    with Console(stderr=True, quiet=not is_first_rank()).status("calibrate") as status:
-        return calibration.run(options, _console(), status.update)
+    with showing("calibrate"):
+        return calibration.run(options, _console(), say)
 
 
 def _plan(options: argparse.Namespace) -> int:
-    with Console(stderr=True).status("plan") as status:
-        return planning.run(options, _console(), status.update)
+    with showing("plan"):
+        return planning.run(options, _console(), say)
 
 
 def _survey(options: argparse.Namespace) -> int:

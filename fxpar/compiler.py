@@ -51,6 +51,7 @@ from fxpar.passes.split_backward import split_backward
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.passes.trace_joint import Traced, trace_joint
+from fxpar.progress.phases import as_phase, phase
 from fxpar.resharding.pipeline import Pipeline
 from fxpar.schedule import Schedule
 from fxpar.world.mesh import Mesh
@@ -66,6 +67,7 @@ __all__ = [
 ]
 
 
+@as_phase
 def plan_stages(
     capture: Capture,
     distribution: Distribution,
@@ -82,9 +84,11 @@ def plan_stages(
     log.graph("capture", capture.module, None)
     planned: list[PlannedStage] = []
     known = _Known()
-    for stage in split_stages(capture, boundaries):
+    stages = split_stages(capture, boundaries)
+    for number, stage in enumerate(stages, start=1):
         log.graph("split_stages", stage.module, None, stage.index)
-        planned.append(_plan_stage(stage, planned, known, distribution, with_backward, log))
+        with phase(f"stage {stage.index} ({number} of {len(stages)})"):
+            planned.append(_plan_stage(stage, planned, known, distribution, with_backward, log))
     return tuple(planned)
 
 
@@ -133,6 +137,7 @@ def _plan_stage(
     return PlannedStage(joint, border)
 
 
+@as_phase
 def join_stages(
     stages: Sequence[PlannedStage], distribution: Distribution, strategy: str, algorithm: str, log: PassLog
 ) -> Pipeline:
@@ -148,6 +153,7 @@ def join_stages(
     return pipeline
 
 
+@as_phase
 def localize_stage(planned: PlannedStage, distribution: Distribution) -> JointGraph:
     """The local graph of a stage on this rank; made once for all schedules."""
     known = distribution.localized
@@ -167,6 +173,7 @@ def localize(joint: JointGraph, mesh: Mesh) -> JointGraph:
     return local
 
 
+@as_phase
 def divide_stage(
     planned: PlannedStage,
     local: JointGraph,
@@ -201,6 +208,7 @@ def divide_stage(
     return graphs
 
 
+@as_phase
 def compile_stages(
     graphs: Sequence[StageGraphs],
     model: GraphModel,

@@ -36,8 +36,9 @@ class Options:
 
     dump: directory for dumps of the graphs after every pass, numbered in the order of the passes, in a folder for each
         rank (default: the environment variable FXPAR_DUMP; if that is unset, nothing is dumped).
-    timeline: directory for the measured timeline of the latest step, a JSON file for each rank of the pipe axis;
-        `fxpar simulate --measured` draws it beside the predicted one.
+    timeline: directory for the measured timeline of the latest step, the same on all ranks: `trace.json`, for Perfetto,
+        has all ranks on the clock of rank 0, and there is a JSON file for each rank of the pipe axis, which
+        `fxpar simulate --measured` draws beside the predicted one. All ranks gather it after every step.
     profile: whether to time the compiled graphs of every stage while compiling, and use these times instead of
         estimates in the schedule and in the costs that are dumped.
     lowering: how graphs become code: "inductor"; "tensorrt", for evaluation on CUDA devices, which builds engines by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from fxpar.model.parameters import shard_parameters
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.model.stale_optimizers import refuse_stale_optimizers
 from fxpar.model.unset import place_buffers
+from fxpar.progress.display import showing, tell
 from fxpar.schedule import GivenSchedule, schedule_text
 from fxpar.world.mesh import Mesh
 
@@ -79,18 +81,26 @@ def distribute(
         UnknownStyleError, NoShippedPlanError, PrecisionPatternError, InvalidOptionError, UnknownScheduleError,
         InvalidScheduleError, InfeasibleLayoutError, GraphBreakError, SharedBufferError, UninitializedModuleError
     """
+    name, start = type(model).__name__, time.perf_counter()
     if is_distributed(model):
-        raise AlreadyDistributedError(type(model).__name__)
-    count = _checked(microbatches if plan is None else plan.microbatches)
-    distribution = Distribution.of(model, mesh, layouts, count, batch_dims, precision)
-    install(distribution)
-    distribution.tracer.serve(fxpar, CapturedSteps)
-    on_meta = place_buffers(model, mesh.device_type)
-    with garbage_collection_paused():
-        distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)
-    distribution.placement = distribution.plan.placement
-    _shard(distribution, on_meta, init_weights)
+        raise AlreadyDistributedError(name)
+    with showing(f"distribute {name}"):
+        count = _checked(microbatches if plan is None else plan.microbatches)
+        distribution = Distribution.of(model, mesh, layouts, count, batch_dims, precision)
+        install(distribution)
+        distribution.tracer.serve(fxpar, CapturedSteps)
+        on_meta = place_buffers(model, mesh.device_type)
+        with garbage_collection_paused():
+            distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)
+        distribution.placement = distribution.plan.placement
+        _shard(distribution, on_meta, init_weights)
+    tell(f"distributed {name} over {_over(mesh)} in {time.perf_counter() - start:.1f} s")
     return model
+
+
+def _over(mesh: Mesh) -> str:
+    """The axes that divide something, or that there are none."""
+    return " × ".join(f"{axis}={size}" for axis, size in mesh.sizes.items() if size > 1) or "one rank"
 
 
 def _checked(microbatches: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.structured_trace import is_tracing, trace_artifact
 from fxpar.graph.describe import describe_call
 from fxpar.graph.equal_pieces import EqualPiece, find_equal_pieces
 from fxpar.ir.layout import Layout, Partial
@@ -43,39 +44,50 @@ class Dump:
 
     A later compile into the same directory removes the files that an earlier one wrote for the same passes. Without a
     directory nothing is written.
+
+    Args:
+        traces: whether all goes into PyTorch's structured trace as well, where TORCH_TRACE asks for that.
     """
 
-    def __init__(self, directory: str | Path | None, rank: int) -> None:
+    def __init__(self, directory: str | Path | None, rank: int, *, traces: bool = False) -> None:
+        self._traces = traces and is_tracing()
         self._directory = None if directory is None else Path(directory) / f"rank{rank}"
         self._numbers: dict[str, int] = {}
 
+    @property
+    def is_read(self) -> bool:
+        """Whether anything is written."""
+        return self._traces or self._directory is not None
+
     def graph(self, name: str, module: fx.GraphModule, stage: int | None = None) -> None:
         """Write `module` as the pass `name` left it; `stage` is None for the whole program."""
-        if self._directory is not None:
+        if self.is_read:
             self._write(name, stage, "py", format_graph(module))
 
     def text(self, name: str, content: object) -> None:
         """Write `str(content)` for something other than a graph, such as a schedule."""
-        if self._directory is not None:
+        if self.is_read:
             self._write(name, None, "txt", str(content))
 
     def json(self, name: str, content: str) -> None:
         """Write a JSON text, for other programs to read."""
-        if self._directory is not None:
+        if self.is_read:
             self._write(name, None, "json", content)
 
     def _write(self, name: str, stage: int | None, suffix: str, content: str) -> None:
-        if self._directory is None:
-            return
-        self._directory.mkdir(parents=True, exist_ok=True)
         if name not in self._numbers:
             self._numbers[name] = len(self._numbers) + 1
-            for earlier in self._directory.glob(f"[0-9][0-9]_{name}.*"):
-                earlier.unlink()
+            if self._directory is not None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                for earlier in self._directory.glob(f"[0-9][0-9]_{name}.*"):
+                    earlier.unlink()
         number = self._numbers[name]
         of_stage = "" if stage is None else f".stage{stage}"
-        path = self._directory / f"{number:02d}_{name}{of_stage}.{suffix}"
-        path.write_text(content.rstrip("\n") + "\n", encoding="utf-8")
+        label, text = f"{number:02d}_{name}{of_stage}", content.rstrip("\n") + "\n"
+        if self._directory is not None:
+            (self._directory / f"{label}.{suffix}").write_text(text, encoding="utf-8")
+        if self._traces:
+            trace_artifact(f"fxpar_{label}", text)
 
 
 def format_graph(module: fx.GraphModule) -> str:

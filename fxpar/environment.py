@@ -45,6 +45,11 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def is_quiet() -> bool:
+    """FXPAR_QUIET: 1 keeps what goes on while a model is distributed and compiled from the terminal."""
+    return os.environ.get("FXPAR_QUIET", "0") not in ("", "0")
+
+
 def first_host() -> str:
     """MASTER_ADDR: set by the launcher; the host of rank 0, as other hosts know it. By default it is this host."""
     return os.environ.get("MASTER_ADDR") or "localhost"

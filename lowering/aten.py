@@ -11,6 +11,7 @@ from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import code_of, lazy_graph_module
 from fxpar.ir.node_meta import tensor
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
+from fxpar.lowering.observed_collectives import with_observed_collectives
 
 aten = torch.ops.aten
 
@@ -19,7 +20,7 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """The graph's own Python code, which drops every intermediate value after its last use."""
-    return code_of(replace_cpu_collectives(_with_strides_of_views(graph)))
+    return code_of(with_observed_collectives(replace_cpu_collectives(_with_strides_of_views(graph))))
 
 
 def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:

@@ -28,6 +28,7 @@ from fxpar.lowering.joint_compilation import joint_compilation
 from fxpar.lowering.joint_generation import deferred_code, joint_generation
 from fxpar.lowering.kept_code import Source, code_question
 from fxpar.lowering.machine_lock import machine_lock, shared_folder
+from fxpar.lowering.observed_collectives import with_observed_collectives
 from fxpar.lowering.stitch import Compiled, stitch_regions
 
 
@@ -44,7 +45,7 @@ def lower_by_regions(
     """Compile every distinct region of the graph once by `compile_one`, which may leave it to `compile_region`."""
     with joint_compilation(), joint_generation():
         stitched = stitch_regions(graph, compile_one)
-    return code_of(replace_cpu_collectives(stitched))
+    return code_of(with_observed_collectives(replace_cpu_collectives(stitched)))
 
 
 def compile_region(source: Source) -> Compiled:

@@ -11,6 +11,7 @@ from fxpar._torch.cpp import DeferredKernel, deferred_cpp_kernels
 from fxpar.hardware.machine import num_processors
 from fxpar.lowering.compile_kernels import Gather, compile_in_parts, compile_kernels
 from fxpar.lowering.machine_lock import machine_lock, shared_folder
+from fxpar.progress.phases import phase
 
 _is_active: ContextVar[bool] = ContextVar("whether kernels wait to be compiled together", default=False)
 
@@ -39,11 +40,12 @@ def joint_compilation(processes: int = 1, place: int = 0, gather: Gather | None 
     finally:
         _is_active.reset(active)
     missing = [kernel.missing for kernel in kernels if kernel.missing is not None]
-    if gather is not None:
-        compile_in_parts(missing, place, gather)
-    compile_kernels(missing, max(1, num_processors() // processes))
-    for kernel in kernels:
-        _load(kernel)
+    with phase(f"compile {len(missing)} kernels of C++"):
+        if gather is not None:
+            compile_in_parts(missing, place, gather)
+        compile_kernels(missing, max(1, num_processors() // processes))
+        for kernel in kernels:
+            _load(kernel)
 
 
 def _load(kernel: DeferredKernel) -> None:

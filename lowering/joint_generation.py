@@ -16,6 +16,7 @@ from fxpar.hardware.machine import num_processors
 from fxpar.lowering.compile_kernels import Gather
 from fxpar.lowering.kept_code import Source, code_question, find_code, keep_code
 from fxpar.lowering.stitch import Compiled
+from fxpar.progress.phases import phase
 
 
 @dataclass(eq=False, slots=True)
@@ -96,8 +97,10 @@ def _generate_all(codes: Iterable[_DeferredCode], place: int, gather: Gather) ->
     shares = _shares(lacking, num_processors())
     _publish_sources(missing, lacking, shares, place)
     gather(None)  # so that all sources are there
-    for digest in shares.get(place, ()):
-        with suppress(Exception):  # below, every process that needs the code raises it
+    share = shares.get(place, ())
+    for number, digest in enumerate(share, start=1):
+        # Below, every process that needs the code raises what is suppressed here.
+        with phase(f"generate code, region {number} of {len(share)}"), suppress(Exception):
             _generate_for_all(digest, missing)
     gather(None)  # so that all code is there
     for code in missing.values():

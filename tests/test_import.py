@@ -21,10 +21,11 @@ def test_importing_fxpar_imports_next_to_nothing_beside_torch() -> None:
 
 
 def test_a_mesh_is_there_before_the_compiler_is_imported() -> None:
-    program = "import sys, fxpar; fxpar.init_mesh(); print(*sys.modules)"
+    program = "import sys, fxpar; fxpar.init_mesh()\nfrom fxpar.progress.display import showing\n"
+    program += "with showing('work'): print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert "torch.distributed" in found
-    assert not [name for name in found if name.startswith(("torch._dynamo", "torch._inductor", "triton"))]
+    assert not [name for name in found if name.startswith(("torch._dynamo", "torch._inductor", "triton", "rich"))]
 
 
 @pytest.mark.parametrize("name", fxpar.__all__)

@@ -1,30 +1,45 @@
-"""Tell what was compiled, and why: `logging.getLogger("fxpar").setLevel(logging.INFO)` shows it."""
+"""Tell what was compiled, and why: on the terminal, or by `logging.getLogger("fxpar").setLevel(logging.INFO)`."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 
 from fxpar.build.task import Task
-from fxpar.environment import is_first_rank
+from fxpar.progress.display import showing, tell
 
-_log = logging.getLogger("fxpar")
+
+class Origin(Enum):
+    """Where what a step runs comes from."""
+
+    COMPILED = "compiled {}"
+    EARLIER_LAUNCH = "loaded {} that an earlier launch compiled"
+    TRAINING = "took the forwards of the training step for {}"
+
+
+@dataclass(slots=True)
+class Announcement:
+    """What is found out about a step while it is built."""
+
+    origin: Origin = Origin.COMPILED
 
 
 @contextmanager
-def announced(task: Task) -> Iterator[None]:
-    """Log, on the first rank, what step is compiled within, why, and how long that takes."""
+def announced(task: Task) -> Iterator[Announcement]:
+    """Show on the first rank that a step is built within, then tell which, why, and how long that took."""
     compiled = task.distribution.compiled
     own = task.with_backward, task.arguments
-    start, reason = time.perf_counter(), _reason(own, compiled)
-    yield
+    kind = "the training step" if task.with_backward else "the evaluation"
+    start, reason, announcement = time.perf_counter(), _reason(own, compiled), Announcement()
+    with showing(f"compile {kind}"):
+        yield announcement
     compiled.append(own)
-    if is_first_rank():
-        kind = "a training step" if task.with_backward else "an evaluation"
-        arguments = ", ".join(task.arguments.splitlines())
-        _log.info("compiled %s in %.1f s (%s), for %s", kind, time.perf_counter() - start, reason, arguments)
+    what = announcement.origin.value.format(kind)
+    arguments = ", ".join(task.arguments.splitlines()).replace("torch.", "")
+    tell(f"{what} in {time.perf_counter() - start:.1f} s: {reason}, microbatches of {arguments}")
 
 
 def _reason(own: tuple[bool, str], compiled: list[tuple[bool, str]]) -> str:
@@ -34,5 +49,5 @@ def _reason(own: tuple[bool, str], compiled: list[tuple[bool, str]]) -> str:
     if own in compiled:
         return "other options, or another path through the forward"
     if own[1] not in [arguments for _, arguments in compiled]:
-        return "arguments of other shapes or dtypes"
+        return "a new shape or dtype of inputs"
     return "the first with gradients" if own[0] else "the first without gradients"

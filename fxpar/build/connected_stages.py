@@ -12,6 +12,7 @@ import torch
 from fxpar.build.rank_program import RankProgram
 from fxpar.build.task import Task
 from fxpar.ir.stage import CompiledStage
+from fxpar.progress.phases import as_phase
 from fxpar.runtime.step import Step
 from fxpar.runtime.wiring import Connections, connect
 from fxpar.schedule import Program
@@ -35,6 +36,7 @@ _of_training: WeakKeyDictionary[Step, tuple[Hashable, ConnectedStages]] = WeakKe
 """For each training step of this process, what it was built for, and what it runs."""
 
 
+@as_phase
 def connect_stages(task: Task, derived: RankProgram, stages: Sequence[CompiledStage]) -> ConnectedStages:
     """Open the transports between stages; a collective of all ranks."""
     mesh, microbatches = task.mesh, task.distribution.final_plan.microbatches

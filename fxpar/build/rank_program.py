@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fxpar.build.task import Task
 from fxpar.cache.derive_once import find, keep
+from fxpar.costs.model_arithmetic import Arithmetic
 from fxpar.ir.stage import StageBorder
 from fxpar.model.buffers import record_buffers
 from fxpar.passes.stage_graphs import RunGraphs
@@ -24,6 +25,7 @@ class RankProgram:
     reshards: of all values that cross between stages, on all ranks.
     border: of the last stage, for the results.
     buffer_stages: of buffers that the forward changes, by name.
+    arithmetic: that of the forwards of all stages for one microbatch, and that of their backwards.
     evaluation: the instructions of a step that runs the forwards alone, if memory suffices; None without a backward.
     warnings: those that its derivation gave.
     """
@@ -33,6 +35,7 @@ class RankProgram:
     reshards: tuple[Reshard, ...]
     border: StageBorder
     buffer_stages: Mapping[str, int]
+    arithmetic: tuple[Arithmetic, Arithmetic]
     evaluation: Program | None = None
     warnings: tuple[str, ...] = ()
 

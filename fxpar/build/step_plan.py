@@ -87,7 +87,7 @@ def _stages(task: Task) -> tuple[PlannedStage, ...]:
     """The stages that `distribute` planned for the same program; planned on this rank if a dump has to show it."""
     capture, distribution, with_backward = task.capture, task.distribution, task.with_backward
     boundaries = distribution.final_plan.stages
-    if task.options.dump is not None:
+    if task.log.dump.is_read:
         return plan_stages(capture, distribution, boundaries, with_backward=with_backward, log=task.log)
     known = distribution.planned.get(capture.signature) if with_backward else None
     return known() if known else planned_stages(capture, distribution, boundaries, with_backward=with_backward)

@@ -109,4 +109,4 @@ class Task:
         """Whether the question says all: nothing is timed on this machine, shown, or defined by users."""
         options = self.options
         measured = options.profile or self.mesh.moves_in_groups
-        return self.capture.is_self_contained and not (registered_rules() or measured or options.dump)
+        return self.capture.is_self_contained and not (registered_rules() or measured or self.log.dump.is_read)

@@ -13,11 +13,13 @@ from fxpar.costs.transfer_costs import transfer_costs
 from fxpar.graph.min_cut import closure, operands
 from fxpar.ir.node_meta import is_backward
 from fxpar.ir.stage import PlannedStage, PortKind
+from fxpar.progress.phases import as_phase
 from fxpar.resharding.pipeline import Pipeline
 from fxpar.schedule import Costs, Kind
 from fxpar.world.mesh import Mesh
 
 
+@as_phase
 def estimate_costs(stages: Sequence[PlannedStage], pipeline: Pipeline, mesh: Mesh, placement: Sequence[int]) -> Costs:
     """The costs of the stages' computations and of the transfers between them; the same on every rank."""
     prices = prices_of(mesh)

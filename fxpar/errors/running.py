@@ -24,6 +24,16 @@ class InputMismatchError(FxparError):
         )
 
 
+class NoRecordedStepError(FxparError):
+    """Figures of a step were asked for, and none was recorded."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"no step of {model} was recorded on this rank: expected one within `with fxpar.record_steps(model):`, or "
+            'with options={"timeline": ...}, before `fxpar.step_stats(model)`, on all ranks'
+        )
+
+
 class NotTheLossError(FxparError):
     """A backward reached a result of the forward that is not its loss."""
 

@@ -19,7 +19,7 @@ from fxpar._torch.distributed import c10d_functional
 from fxpar.graph.graph_writer import LocalGraph, aten
 from fxpar.graph.redistribute import RedistributeKind, RedistributeStep
 from fxpar.ir.layout import Layout, Partial, Shard
-from fxpar.ir.node_meta import CollectiveKind, Communication, Placed, set_communication, set_placed, tensor
+from fxpar.ir.node_meta import CollectiveKind, Communication, Placed, set_awaited, set_communication, set_placed, tensor
 from fxpar.ir.strides import inverse
 from fxpar.world.mesh import Mesh
 
@@ -130,7 +130,9 @@ class _Site:
         set_communication(
             started, Communication(kind, self.step.axis, max(tensor(source).nbytes, tensor(started).nbytes))
         )
-        return self.local.call(c10d_functional.wait_tensor.default, started)
+        wait = self.local.call(c10d_functional.wait_tensor.default, started)
+        set_awaited(wait, started)
+        return wait
 
 
 _COLLECTIVES: Mapping[CollectiveKind, Callable[..., Any]] = {

@@ -18,6 +18,7 @@ _GROUP = "fxpar_group"
 _ORDER = "fxpar_program_order"
 _REGION = "fxpar_checkpointed_region"
 _SOURCE = "fxpar_source"
+_AWAITED = "fxpar_awaited"
 _KEPT_OUTSIDE = "fxpar_kept_outside"
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _PACKAGE = Path(__file__).parents[1]
@@ -81,6 +82,16 @@ def communication(node: fx.Node) -> Communication | None:
 def set_communication(node: fx.Node, done: Communication) -> None:
     """Record what the collective at `node` does."""
     node.meta[_COMMUNICATION] = done
+
+
+def awaited(node: fx.Node) -> Communication | None:
+    """What the collective does that `node` waits for, even if another graph starts it; None if it waits for none."""
+    return node.meta.get(_AWAITED)
+
+
+def set_awaited(node: fx.Node, started: fx.Node) -> None:
+    """Record that `node` waits for the collective that starts at `started`."""
+    node.meta[_AWAITED] = communication(started)
 
 
 def fused(node: fx.Node) -> Communication | None:
@@ -216,7 +227,19 @@ def kept_outside(node: fx.Node) -> str | None:
     return found
 
 
-_KEPT = (_PLACED, _COMMUNICATION, _FUSED, _GROUP, _SOURCE, "val", "partitioner_tag", "custom", "seq_nr", "stack_trace")
+_KEPT = (
+    _PLACED,
+    _COMMUNICATION,
+    _AWAITED,
+    _FUSED,
+    _GROUP,
+    _SOURCE,
+    "val",
+    "partitioner_tag",
+    "custom",
+    "seq_nr",
+    "stack_trace",
+)
 
 
 def kept_meta(node: fx.Node) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fxpar._torch.dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
 from fxpar.ir.flex_attention import flex_attention_in_one_graph
+from fxpar.progress.phases import as_phase
 
 TRACES_KEPT = 64
 """For how many traces a model keeps steps: some batch sizes times some lengths, for training and evaluation."""
@@ -73,6 +74,7 @@ class ForwardTracer:
         """Whether `run` is under way: a forward that then runs as plain Python was given up by Dynamo."""
         return self._options is not None
 
+    @as_phase
     def capture(self, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:
         """The forward for these arguments, which does not run; meta tensors are replaced by empty ones.
 

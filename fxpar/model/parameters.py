@@ -21,9 +21,11 @@ from fxpar.ir.tiles import logical_box, shard_of
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.unset import is_unset, unset_like
+from fxpar.progress.phases import as_phase
 from fxpar.world.mesh import Mesh
 
 
+@as_phase
 def shard_parameters(
     distribution: Distribution, on_meta: Mapping[str, nn.Module], init_weights: Callable[[nn.Module], None] | None
 ) -> None:

@@ -15,10 +15,12 @@ from fxpar.graph.min_cut import closure, operands, users
 from fxpar.ir.node_meta import (
     Communication,
     communication,
+    set_awaited,
     set_communication,
     take_place,
     tensor,
 )
+from fxpar.progress.phases import as_phase
 
 aten = torch.ops.aten
 
@@ -29,6 +31,7 @@ BUCKET_BYTES = 25 << 20
 """The default of DistributedDataParallel: larger messages reach no higher bandwidth."""
 
 
+@as_phase
 def bucket_collectives(module: fx.GraphModule, small_bytes: int = SMALL_BYTES) -> None:
     """Join, in place, small all-gathers of a local graph's inputs over z, and small reduce-scatters of its outputs.
 
@@ -115,6 +118,7 @@ def _join_gathers(graph: fx.Graph, bucket: Sequence[fx.Node]) -> None:
         started = write.collective(write.call(aten.cat.default, pieces))
     with graph.inserting_before(next(node for node in graph.nodes if node in waits)):
         wait = write.call(c10d_functional.wait_tensor.default, started)
+        set_awaited(wait, started)
         size = sum(tensor(piece).numel() for piece in pieces)
         rows = write.call(aten.view.default, wait, [tensor(wait).numel() // size, size])
     begin = 0
@@ -144,6 +148,7 @@ def _join_reductions(graph: fx.Graph, bucket: Sequence[fx.Node]) -> None:
         started = write.collective(write.call(aten.view.default, joined, [tensor(joined).numel()]))
     with graph.inserting_before(output):
         wait = write.call(c10d_functional.wait_tensor.default, started)
+        set_awaited(wait, started)
     for node in leaving:
         output.prepend(node)
     begin = 0

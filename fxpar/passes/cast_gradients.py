@@ -11,8 +11,10 @@ from fxpar.graph.extract import returned
 from fxpar.graph.graph_writer import WriterInPlace
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.stage import JointGraph, PortKind
+from fxpar.progress.phases import as_phase
 
 
+@as_phase
 def cast_gradients(joint: JointGraph, dtypes: Mapping[str, torch.dtype]) -> None:
     """Let the gradient of each parameter leave `joint` in its dtype in `dtypes`, by parameter.
 

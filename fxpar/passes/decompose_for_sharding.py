@@ -20,6 +20,7 @@ from fxpar.ir.strides import strided_like
 from fxpar.passes.decompose.decompositions import DECOMPOSITIONS, cross_entropy_backward
 from fxpar.passes.decompose.norm_decompositions import NORMS
 from fxpar.passes.decompose.norm_policy import ONE_RANK, NormPolicy
+from fxpar.progress.phases import as_phase
 
 aten = torch.ops.aten
 
@@ -27,6 +28,7 @@ Decomposed: TypeAlias = MutableMapping[str, fx.Graph]
 """The graph of each decomposition by all that it depends on, as text."""
 
 
+@as_phase
 def decompose_for_sharding(
     joint: fx.GraphModule, norm_policy: NormPolicy = ONE_RANK, known: Decomposed | None = None
 ) -> fx.GraphModule:

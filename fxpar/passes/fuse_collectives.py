@@ -18,6 +18,7 @@ from fxpar.passes.fusion.fusion_costs import FusionCost
 from fxpar.passes.fusion.gather_matmul import GatherMatmul, write_gather_matmul
 from fxpar.passes.fusion.matmul_reduce import write_matmul_reduce
 from fxpar.passes.fusion.verdicts import Verdict
+from fxpar.progress.phases import as_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Fused:
     verdicts: tuple[Verdict, ...]
 
 
+@as_phase
 def fuse_collectives(module: fx.GraphModule, costs: Sequence[FusionCost], fuse: Fuse) -> Fused:
     """`module` with collectives and the matmuls before or after them replaced by fused ops.
 

@@ -16,6 +16,7 @@ from fxpar.ir.node_meta import Placed, communication, layout_of, set_placed, sou
 from fxpar.ir.op_predicates import has_effect
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.bucket_collectives import BUCKET_BYTES, bucket_collectives
+from fxpar.progress.phases import as_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Hoisted:
     reductions: Reductions | None = None
 
 
+@as_phase
 def hoist_storage(local: JointGraph, *, gathers: bool, reductions: bool) -> Hoisted:
     """Split the gathers of parameters over z off the front of `local`, and reductions of their gradients off its end.
 

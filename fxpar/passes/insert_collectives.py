@@ -30,6 +30,7 @@ from fxpar.ir.node_meta import (
 )
 from fxpar.ir.stage import JointGraph
 from fxpar.ir.strides import is_dense, stride_order
+from fxpar.progress.phases import as_phase
 from fxpar.rules import rule_for
 from fxpar.rules.call import op_call
 from fxpar.rules.rule import LocalOp
@@ -63,6 +64,7 @@ def communicating(graph: fx.Graph) -> list[str]:
     return found
 
 
+@as_phase
 def insert_collectives(joint: JointGraph, mesh: Mesh) -> JointGraph:
     """The graph that this rank of `mesh` runs on its shards.
 

@@ -23,6 +23,7 @@ from fxpar.passes.stages.crossings import (
     value_crossings,
 )
 from fxpar.passes.stages.pipeline_graph import PipelineGraph, StageCall
+from fxpar.progress.phases import as_phase
 from fxpar.resharding.pipeline import Crossing, Pipeline, Reshard
 from fxpar.schedule import Edge
 from fxpar.world.mesh import Mesh
@@ -39,6 +40,7 @@ def _reshard_fake(x: Tensor, source: int, targets: list[int]) -> Tensor:
     return torch.empty_like(x)
 
 
+@as_phase
 def insert_reshards(
     stages: Sequence[PlannedStage],
     mesh: Mesh,

@@ -14,8 +14,10 @@ from fxpar.ir.op_predicates import draws
 from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.stage import JointGraph
 from fxpar.passes.decompose.redraw import Redraw, Streams
+from fxpar.progress.phases import as_phase
 
 
+@as_phase
 def logical_random(joint: JointGraph) -> JointGraph:
     """Replace every random op, if any, by `fxpar::uniform` and arithmetic on it; `RANDOM_STATE` becomes an input.
 

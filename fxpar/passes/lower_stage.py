@@ -9,8 +9,10 @@ from fxpar.lowering.aten import lower_to_aten
 from fxpar.passes.hoist_storage import Gathers, Reductions
 from fxpar.passes.split_backward import SplitBackward
 from fxpar.passes.stage_graphs import RunGraphs
+from fxpar.progress.phases import as_phase
 
 
+@as_phase
 def lower_stage(graphs: RunGraphs, lowering: Lowering) -> CompiledStage:
     """Lower the graphs of one stage that the schedule runs to callables."""
     return CompiledStage(

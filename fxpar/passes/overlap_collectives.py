@@ -12,8 +12,10 @@ from fxpar.graph.extract import reordered
 from fxpar.ir.overlap_options import Overlap
 from fxpar.passes.overlap.defer_weight_gradients import defer_weight_gradients
 from fxpar.passes.overlap.gather_ahead import gather_ahead
+from fxpar.progress.phases import as_phase
 
 
+@as_phase
 def overlap_collectives(module: fx.GraphModule, overlap: Overlap) -> fx.GraphModule:
     """`module` with its nodes reordered by the rules that `overlap` names; the results are the same, bit by bit.
 

@@ -15,6 +15,7 @@ from fxpar.ir.node_meta import is_backward
 from fxpar.ir.op_predicates import has_effect
 from fxpar.ir.remat import NO_REMAT, Remat
 from fxpar.ir.stage import JointGraph, Port, PortKind
+from fxpar.progress.phases import as_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Partitioned:
     num_saved: int
 
 
+@as_phase
 def partition(joint: JointGraph, remat: Remat = NO_REMAT) -> Partitioned:
     """Split `joint` by data dependencies.
 

@@ -25,6 +25,7 @@ from fxpar.layouts.search import AUTOMATIC_AXES, Search
 from fxpar.layouts.search_once import Searched, search_once
 from fxpar.layouts.solved_axes import SolvedAxes
 from fxpar.layouts.weights import weights_of_products
+from fxpar.progress.phases import as_phase
 from fxpar.rules.lookup import rule_for
 from fxpar.world.mesh import Mesh
 
@@ -32,6 +33,7 @@ _NAMED = 5
 """How many weights a warning names."""
 
 
+@as_phase
 def propagate_layouts(
     joint: JointGraph,
     mesh: Mesh,

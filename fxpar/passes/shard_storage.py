@@ -9,9 +9,11 @@ from fxpar.ir.dtensor import is_expressible
 from fxpar.ir.layout import Layout, Shard
 from fxpar.ir.node_meta import Placed, placed, set_placed
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
+from fxpar.progress.phases import as_phase
 from fxpar.world.mesh import STAGE_AXES, Mesh
 
 
+@as_phase
 def shard_storage(joint: JointGraph, border: StageBorder, mesh: Mesh) -> StageBorder:
     """Let parameters enter `joint`, and their gradients leave it, in the layout of storage; returns the new border.
 

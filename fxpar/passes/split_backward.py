@@ -12,6 +12,7 @@ from fxpar.graph.min_cut import closure, min_cut_values, operands, users
 from fxpar.ir.op_predicates import has_effect, is_free_to_recompute
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.passes.partition import Partitioned, saved_ports
+from fxpar.progress.phases import as_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class SplitBackward:
     num_carried: int
 
 
+@as_phase
 def split_backward(joint: JointGraph, parts: Partitioned) -> SplitBackward:
     """Split the backward of `parts`, which `partition` made of `joint`, as zero-bubble schedules need it.
 

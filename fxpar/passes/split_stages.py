@@ -16,6 +16,7 @@ from fxpar.graph.shared_values import is_context, recomputable, storages_mutated
 from fxpar.ir.capture import Capture, example, is_marker
 from fxpar.ir.node_meta import module_path, set_program_order
 from fxpar.ir.stage import Port, PortKind, StageGraph
+from fxpar.progress.phases import as_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class _Cut:
         return found
 
 
+@as_phase
 def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGraph, ...]:
     """Cut `capture` where the modules at the paths `boundaries` begin, in the order in which the forward runs.
 

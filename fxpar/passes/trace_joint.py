@@ -11,6 +11,7 @@ from fxpar.passes.trace.cut_layers import COST_OF_A_TRACE, cut_layers
 from fxpar.passes.trace.join_segments import UnfitCutError, join_segments
 from fxpar.passes.trace.segment import Segment, segments
 from fxpar.passes.trace.trace_whole import trace_whole
+from fxpar.progress.phases import as_phase
 
 Traced: TypeAlias = MutableMapping[str, tuple[Segment, JointGraph]]
 """For each kind of segment, the first one and its joint graph."""
@@ -22,6 +23,7 @@ _LARGEST_SHARE = 0.75
 """Of a stage's ops: a stage of which more has to be traced is traced whole, so that no try costs more than it saves."""
 
 
+@as_phase
 def trace_joint(stage: StageGraph, *, with_backward: bool, known: Traced | None = None) -> JointGraph:
     """The joint graph of `stage`, functional and still in logical shapes; forward alone if not `with_backward`.
 

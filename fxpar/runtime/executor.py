@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from fxpar.ir.stage import CompiledStage, PortKind
+from fxpar.lowering.observed_collectives import WAIT_FOR, observed
 from fxpar.model.loss_scale import LossScale
 from fxpar.runtime.broken_world import breaking_its_world
 from fxpar.runtime.buffer_broadcast import BufferBroadcast
 from fxpar.runtime.edge_transport import EdgeTransport
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
+from fxpar.runtime.profiler_ranges import Observe, profiler_ranges
 from fxpar.runtime.stage_reduction import ReductionPlan, StageReduction
 from fxpar.runtime.stage_runner import StageRunner
 from fxpar.runtime.step_state import StepState
@@ -39,9 +41,6 @@ from fxpar.schedule import (
 from fxpar.transport.local_transport import LocalTransport
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
-
-Observe: TypeAlias = Callable[[Instruction, StepState, Callable[[], Any]], None]
-"""Runs an instruction by calling its last argument, and may record the instruction and what is alive after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +128,17 @@ class Executor:
         """
         whole_or_none = breaking_its_world() if self._mesh.num_ranks > 1 else nullcontext()
         try:
-            with whole_or_none, naming_lost_peers("the parameters, gradients or loss of a step"):
+            lost = naming_lost_peers("the parameters, gradients or loss of a step")
+            with whole_or_none, lost, profiler_ranges(observe) as run_observed:
                 held = {**parameters, **self._tied.exchange(parameters)}
                 self._state = StepState(held, buffers, self._split(inputs))
                 for runner in self._runners.values():
                     runner.gather(self._state)
                 for instruction, run in self._code:
-                    if observe is None:
+                    if run_observed is None:
                         run()
                     else:
-                        observe(instruction, self._state, run)
+                        run_observed(instruction, self._state, run)
                 return self._finish()
         finally:
             self._clear()  # after a failed step, too
@@ -160,7 +160,7 @@ class Executor:
         buffers.finish()
         # A rank joins the all-reduce of the loss after it has received everything. Where receives are not answered, the
         # loss therefore tells that what this rank sent has arrived.
-        mean = None if loss is None else loss.value()
+        mean = None if loss is None else observed(f"{WAIT_FOR}all_reduce of the loss", loss.value)
         for transfer, shipment in state.sent.items():
             self._transport(transfer).complete(shipment)
         for transport in self._traffic.values():

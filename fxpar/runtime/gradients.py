@@ -12,6 +12,7 @@ from torch import Tensor
 from fxpar._torch.distributed import c10d_functional
 from fxpar.ir.layout import Layout, Partial, Shard
 from fxpar.lowering.cpu_collectives import sum_in_place
+from fxpar.lowering.observed_collectives import WAIT_FOR, observed
 from fxpar.passes.bucket_collectives import BUCKET_BYTES
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
@@ -138,6 +139,7 @@ class _AllReduce:
     def __init__(self, gradients: dict[str, Tensor], sums: AxisSums, mesh: Mesh) -> None:
         self._gradients, self._sums, self._group = gradients, sums, mesh.group(sums.axis)
         self._value = f"gradients to their sum over axis {sums.axis}"
+        self._label = f"all_reduce over {sums.axis}"
         self._under_way: list[Tensor] = []
 
     def begin(self) -> None:
@@ -146,12 +148,12 @@ class _AllReduce:
             planned = sum(each.num_elements for each in bucket), bucket[0].dtype
             assert (flat.numel(), flat.dtype) == planned, f"{bucket}: {planned} is planned, not {flat.shape}"
             with naming_lost_peers(self._value):
-                self._under_way.append(sum_in_place(flat, self._group.group_name))
+                self._under_way.append(observed(self._label, sum_in_place, flat, self._group.group_name))
 
     def finish(self) -> None:
         for bucket, started in zip(self._sums.buckets, self._under_way, strict=True):
             with naming_lost_peers(self._value):
-                flat = c10d_functional.wait_tensor(started)
+                flat = observed(f"{WAIT_FOR}{self._label}", c10d_functional.wait_tensor, started)
             pieces = flat.split([each.num_elements for each in bucket])
             for each, piece in zip(bucket, pieces, strict=True):
                 self._gradients[each.name] = piece.view(self._gradients[each.name].shape)

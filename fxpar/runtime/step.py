@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from fxpar.costs.model_arithmetic import Arithmetic
 from fxpar.ir.capture import Capture
 from fxpar.ir.dtensor import from_local
 from fxpar.ir.random import RANDOM_STATE, random_state
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.runtime.executor import Executor, StepResult
+from fxpar.runtime.gathered_step import gather_step, moved_to_first_clock
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.not_the_loss import refuse_backward
 from fxpar.runtime.recorder import Recorder
 from fxpar.runtime.results import ResultSpec, gather_result
+from fxpar.runtime.step_stats import Recorded, is_recording, remember_recorded
 from fxpar.world.mesh import batch_rank
 
 
@@ -38,6 +41,7 @@ class Step:
         with_backward: bool,
         results_on_all_stages: bool = False,
         check_inputs: Callable[[Mapping[str, Tensor]], None] | None = None,
+        arithmetic: Arithmetic,
     ) -> None:
         self._distribution = distribution
         self._executor = executor
@@ -48,6 +52,8 @@ class Step:
         self._is_loss = [loss is not None and node is capture.results[loss.position] for node in capture.results]
         self._results_on_all_stages = results_on_all_stages
         self._check_inputs = check_inputs
+        self._arithmetic = arithmetic
+        self._batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()}
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
@@ -64,8 +70,8 @@ class Step:
             self._check_inputs(inputs)
         inputs[RANDOM_STATE.name] = self._draw()
         with torch.no_grad():
-            if self._timeline is not None and self._is_stage_leader:
-                done = self._record(self._timeline, (parameters, buffers, inputs))
+            if self._timeline is not None or is_recording(self._distribution):
+                done = self._record((parameters, buffers, inputs))
             else:
                 done = self._executor.run(parameters, buffers, inputs)
         loss = done.loss
@@ -88,16 +94,28 @@ class Step:
         """Whether it is the first of the ranks with the same pipe coordinate, which run the same instructions."""
         return not any(place for axis, place in self._distribution.mesh.coordinate.items() if axis != "pipe")
 
-    def _record(
-        self, directory: Path, arguments: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]
-    ) -> StepResult:
-        """Run the step, and write its timeline."""
+    def _record(self, arguments: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]) -> StepResult:
+        """Run the step, keep its record, and write its timeline if that is asked for: a collective of all ranks."""
         mesh = self._distribution.mesh
         recorder = Recorder(mesh.coordinate["pipe"], mesh.device_type)
-        done = self._executor.run(*arguments, recorder.observe)
-        directory.mkdir(parents=True, exist_ok=True)
-        recorder.timeline.save(directory / f"timeline.rank{mesh.rank}.json")
+        with recorder.recording():
+            done = self._executor.run(*arguments, recorder.observe)
+        samples, tokens = _batch_size(arguments[-1], self._batch_dims)
+        remember_recorded(self._distribution, Recorded(recorder, self._arithmetic, samples, tokens))
+        if self._timeline is not None:
+            self._write_timeline(recorder, self._timeline)
         return done
+
+    def _write_timeline(self, recorder: Recorder, directory: Path) -> None:
+        """Write the timeline of this rank's stages, if it speaks for them, and, on rank 0, the trace of all ranks."""
+        mesh = self._distribution.mesh
+        step = gather_step(recorder, mesh)
+        directory.mkdir(parents=True, exist_ok=True)
+        if self._is_stage_leader:
+            own = moved_to_first_clock(recorder.timeline, step.offsets[mesh.rank])
+            own.save(directory / f"timeline.rank{mesh.rank}.json")
+        if mesh.rank == 0:
+            step.save(directory / "trace.json")
 
     def _draw(self) -> Tensor:
         """The random state of this step; it advances with every training step."""
@@ -118,6 +136,14 @@ class Step:
             return result
         assert self._loss is not None, "a step with a backward has a loss"
         return refuse_backward(result, spec.name, self._results[self._loss].name)
+
+
+def _batch_size(inputs: Mapping[str, Tensor], batch_dims: Mapping[str, int]) -> tuple[int, int]:
+    """How many samples one batch shard has, and how many tokens: integers with another dim beside that of the batch."""
+    split = [(value, batch_dims[name]) for name, value in inputs.items() if name in batch_dims]
+    samples = next((value.shape[dim] for value, dim in split), 0)
+    integers = (torch.int64, torch.int32)
+    return samples, next((value.numel() for value, _ in split if value.dtype in integers and value.dim() > 1), 0)
 
 
 class _Gradients:

@@ -10,6 +10,7 @@ from itertools import zip_longest
 import numpy as np
 
 from fxpar.errors import InvalidScheduleError
+from fxpar.progress.phases import as_phase
 from fxpar.schedule.action import Action
 from fxpar.schedule.completion import Clock
 from fxpar.schedule.instruction import Complete, Compute, Free, Instruction, PostReceive, Reduce, Send, Wait
@@ -19,6 +20,7 @@ from fxpar.schedule.schedule import Schedule, marked
 from fxpar.schedule.transfer import Edge, Routes, Transfer
 
 
+@as_phase
 def check_programs(
     programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge], messages: Messages | None = None
 ) -> None:

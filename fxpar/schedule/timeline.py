@@ -13,15 +13,17 @@ from fxpar.errors import InvalidTimelineError
 from fxpar.schedule.action import Action
 from fxpar.schedule.transfer import Transfer
 
-COMPUTE, WAIT, SENDS = "compute", "wait", "sends"
-"""The lanes of a rank: its computations, its idle waits for messages, and the messages that it has in flight."""
+COMPUTE, WAIT, SENDS, COLLECTIVES = "compute", "wait", "sends", "collectives"
+"""The lanes of a rank: its computations, its idle waits for messages, the messages that it has in flight, and the
+starts of collectives and waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Something that one `rank` does from `begin_us` to `end_us`; what runs concurrently is in different lanes.
 
-    `kind` is that of an action, or "value" or "gradient" for messages; `stage` is the one that computes or sends.
+    `kind` is that of an action, "value" or "gradient" for messages, "start" or "wait" for collectives; `stage` is the
+    one that computes or sends.
     """
 
     rank: int
@@ -90,7 +92,7 @@ class Timeline:
     def tracks(self) -> Iterator[tuple[int, str, list[Span]]]:
         """Rank, lane, and spans that do not overlap; a lane with overlapping spans has several such tracks."""
         lanes: defaultdict[tuple[int, int, str], list[Span]] = defaultdict(list)
-        order = {COMPUTE: 0, WAIT: 1, SENDS: 2}
+        order = {COMPUTE: 0, WAIT: 1, SENDS: 2, COLLECTIVES: 3}
         for span in self.spans:
             lanes[span.rank, order.get(span.lane, len(order)), span.lane].append(span)
         for (rank, _, lane), spans in sorted(lanes.items(), key=lambda item: item[0]):
@@ -119,10 +121,15 @@ class Timeline:
         return Timeline(tuple(span for timeline in timelines for span in timeline.spans))
 
 
-def save_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
-    """Write one trace of several timelines, by label; each of their ranks is a process in it, each lane a thread."""
+def save_trace(path: str | Path, timelines: Mapping[str, Timeline], about: Mapping[str, str] | None = None) -> None:
+    """Write one trace of several timelines, by label; each of their ranks is a process in it, each lane a thread.
+
+    Args:
+        about: what viewers are to show as facts about the whole trace.
+    """
     events = [event for number, (label, line) in enumerate(timelines.items()) for event in _events(number, label, line)]
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
+    Path(path).write_text(json.dumps(trace), encoding="utf-8")
 
 
 _PROCESSES = 1_000_000  # more than a timeline has ranks

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from fxpar.errors import FailedOnOtherRankError, PeerLostError, PlanMismatchError
+from fxpar.progress.phases import phase
 from fxpar.world.lost_peers import naming_lost_peers
 
 T = TypeVar("T")
@@ -33,8 +34,8 @@ def check_agreement(facts: Mapping[str, str]) -> None:
     if problems:
         raise PlanMismatchError(
             f"ranks derived different plans; these differ from rank 0: {'; '.join(problems)}. "
-            "Every rank must do this with the same arguments, and build the same model. If that depends on the order of "
-            "a set, which differs from process to process, set PYTHONHASHSEED=0 for all ranks"
+            "Every rank must do this with the same arguments, and build the same model. If that depends on the order "
+            "of a set, which differs from process to process, set PYTHONHASHSEED=0 for all ranks"
         )
 
 
@@ -83,7 +84,7 @@ def of_all_ranks(own: T) -> list[T]:
     of_ranks = [own] * dist.get_world_size()
     if len(of_ranks) == 1:
         return of_ranks
-    with naming_lost_peers("what all ranks compare before they run a step"):
+    with phase("wait for all ranks"), naming_lost_peers("what all ranks compare before they run a step"):
         dist.all_gather_object(of_ranks, own)
     return of_ranks
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from fxpar._torch.distributed import PrefixStore, Store, world_store
+from fxpar.progress.display import is_showing, say
+from fxpar.progress.phases import current_phases, watching
 
 T = TypeVar("T")
 
-_CLAIMS, _ANSWER = "claims", "answer"
+_CLAIMS, _ANSWER, _PHASES = "claims", "answer", "phases"
 _NO_ANSWER = b""
+_PERIOD = timedelta(seconds=0.25)
 
 
 def compute_once(
@@ -42,15 +47,43 @@ def compute_once(
         return derive() if found == _NO_ANSWER else decode(found)
     told: bytes | None = None
     try:
-        answer = derive()
+        with watching(_PhasesForOthers(store)):
+            answer = derive()
         told = encode(answer)
     finally:
         store.set(_ANSWER, told or _NO_ANSWER)  # type: ignore[arg-type]  # bytes are as good, and are what `get` returns
     return answer
 
 
+class _PhasesForOthers:
+    """Puts the phases that this rank is in into the store, some times per second, for a rank that shows them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._told_at, self._outer = store, time.monotonic(), len(current_phases())
+
+    def __call__(self, phases: tuple[str, ...]) -> None:
+        """See `Watch`."""
+        if time.monotonic() > self._told_at + _PERIOD.total_seconds():
+            self._told_at = time.monotonic()
+            self._store.set(_PHASES, ", ".join(phases[self._outer :]))
+
+
+def _show_phases_of_first(store: Store) -> None:
+    """Show what the first rank does until its answer is there, or the store's timeout has passed."""
+    deadline = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # its stub lacks it
+    while time.monotonic() < deadline:
+        try:
+            store.wait([_ANSWER], _PERIOD)
+            return
+        except RuntimeError:  # by which stores of several kinds tell that it is not there yet
+            doing = store.get(_PHASES).decode() if store.check([_PHASES]) else "waiting"
+            say(f"on another rank: {doing}")
+
+
 def _answer_of_first(store: Store) -> bytes:
     try:
+        if is_showing():
+            _show_phases_of_first(store)
         found: bytes = store.get(_ANSWER)
         return found
     except dist.DistStoreError:

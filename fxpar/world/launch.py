@@ -70,11 +70,11 @@ def run_ranks(
     """Run `work(*args)` in `num_ranks` processes that form a gloo process group; returns what each rank returned.
 
     `work` is a function of an importable module; it, its arguments and its results are pickled. Each process has one
-    thread and the caller's folder, search path and standard streams. It sets `environment`, and calls `enter(rank)`,
-    which may for instance enter a network namespace, before it joins the group. The processes are forked from servers
-    that have imported torch already, so they start fast; those of neighbours have different hash seeds. None outlives
-    the call. Ranks in `doomed` are expected to end without a result, as if they had crashed; the returned list leaves
-    them out.
+    thread and the caller's folder, search path and standard streams. It sets `environment`, with FXPAR_QUIET=1 by
+    default, since it is for the caller to show what goes on, and calls `enter(rank)`, which may for instance enter a
+    network namespace, before it joins the group. The processes are forked from servers that have imported torch
+    already, so they start fast; those of neighbours have different hash seeds. None outlives the call. Ranks in
+    `doomed` are expected to end without a result, as if they had crashed; the returned list leaves them out.
 
     Raises:
         RankFailedError: a rank raised, ended early, or was not done after `timeout_s`. A rank that times out, or dies
@@ -138,7 +138,7 @@ def run_rank(line: Connection) -> None:
     try:
         os.chdir(folder)
         work, args, environment, enter = pickle.loads(job)
-        os.environ.update(environment)
+        os.environ |= {"FXPAR_QUIET": "1", **environment}
         if enter is not None:
             enter(rank)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)

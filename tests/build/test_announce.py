@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ class Lines(logging.Handler):
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(re.sub(r"[0-9.]+ s ", "TIME ", record.getMessage()))
+        self.found.append(re.sub(r"[0-9.]+ s\b", "TIME", record.getMessage()))
 
 
 class Model(nn.Module):
@@ -56,10 +57,32 @@ def compile_for_several_reasons() -> list[str]:
 def test_the_first_rank_tells_what_was_compiled_and_why() -> None:
     first, second = run_ranks(2, compile_for_several_reasons)
     assert first == [
-        "compiled an evaluation in TIME (the first of this model), for x: torch.float32 (2, 4)",
-        "compiled a training step in TIME (the first with gradients), for x: torch.float32 (2, 4)",
-        "compiled a training step in TIME (arguments of other shapes or dtypes), for x: torch.float32 (4, 4)",
-        "compiled a training step in TIME (other options, or another path through the forward), "
-        "for x: torch.float32 (4, 4)",
+        "distributed Model over pipe=2 in TIME",
+        "compiled the evaluation in TIME: the first of this model, microbatches of x: float32 (2, 4)",
+        "compiled the training step in TIME: the first with gradients, microbatches of x: float32 (2, 4)",
+        "compiled the training step in TIME: a new shape or dtype of inputs, microbatches of x: float32 (4, 4)",
+        "took the forwards of the training step for the evaluation in TIME: the first without gradients, "
+        "microbatches of x: float32 (4, 4)",
+        "compiled the training step in TIME: other options, or another path through the forward, "
+        "microbatches of x: float32 (4, 4)",
     ]
     assert second == []
+
+
+def launch() -> str:
+    """The last line of a launch that trains for one step."""
+    lines = Lines()
+    logger = logging.getLogger("fxpar")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(lines)
+    model = fxpar.distribute(Model(), fxpar.init_mesh(), example_inputs=(torch.zeros(4, 4),))
+    torch.compile(model, backend="fxpar", options={"lowering": "aten"})(torch.zeros(4, 4))
+    return lines.found[-1]
+
+
+def test_a_later_launch_tells_that_it_compiled_nothing(tmp_path: Path) -> None:
+    cache = {"FXPAR_CACHE_DIR": str(tmp_path)}
+    (first,), (second,) = (run_ranks(1, launch, environment=cache) for _ in range(2))
+    why = "in TIME: the first of this model, microbatches of x: float32 (4, 4)"
+    assert first == f"compiled the training step {why}"
+    assert second == f"loaded the training step that an earlier launch compiled {why}"

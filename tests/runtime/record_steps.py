@@ -18,7 +18,7 @@ MICROBATCHES = 8
 class _Kept(Recorder):
     """A recorder that can be asked after the step."""
 
-    latest: Recorder | None = None
+    latest: Recorder
 
     def __init__(self, rank: int, device_type: str) -> None:
         super().__init__(rank, device_type)
@@ -32,11 +32,10 @@ def record(
     schedules: Sequence[str],
     directory: Path,
     given: Mapping[str, str],
-) -> list[int | None]:
+) -> list[int]:
     """A step under each schedule, dumped to `directory / schedule` and recorded in `measured` below that.
 
-    `given` are its other options. Gives the most that was kept for the backward under each schedule; None on a rank
-    that does not record.
+    `given` are its other options. Returns the most that was kept for the backward under each schedule.
     """
     mesh = fxpar.init_mesh(**sizes)
     subject = SUBJECTS[subject_name]
@@ -54,10 +53,9 @@ def record(
     step_module.Recorder = _Kept  # type: ignore[misc]
     peaks = []
     for schedule in schedules:
-        _Kept.latest = None
         folder = directory / schedule
         options = {**given, "schedule": schedule, "dump": folder, "timeline": folder / "measured"}
         step = torch.compile(model, backend="fxpar", options=options)
         loss_of(step(**batch)).backward()
-        peaks.append(None if _Kept.latest is None else _Kept.latest.saved_peak_bytes)
+        peaks.append(_Kept.latest.saved_peak_bytes)
     return peaks

@@ -65,7 +65,6 @@ def recordings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     arguments = case.subject, case.mesh, case.num_stages, case.schedules, folder, case.options
     kept = run_ranks(num_ranks, record, *arguments)
     speakers = kept[:: num_ranks // pipe]  # of the ranks that share a place on the pipe axis, the first
-    assert sum(peaks[0] is not None for peaks in kept) == len(speakers), "the others do not record"
     return [
         Recording(folder / name, _dumped(folder / name, name), Costs.load(folder / name), [p[turn] for p in speakers])
         for turn, name in enumerate(case.schedules)
@@ -88,7 +87,7 @@ def test_what_is_kept_takes_what_was_computed(recordings: list[Recording]) -> No
 
 def test_a_timeline_has_the_actions_and_waits_of_the_program_in_order(recordings: list[Recording]) -> None:
     for recording in recordings:
-        files = list((recording.folder / "measured").iterdir())
+        files = list((recording.folder / "measured").glob("timeline.*"))
         assert len(files) == len(recording.schedule.ranks), "one of each place on the pipe axis"
         timeline = Timeline.load(recording.folder / "measured")
         assert timeline.ranks == tuple(range(len(files)))

@@ -7,7 +7,6 @@ python -m torch.distributed.run --nproc-per-node 4 -m fxpar.bench.compile.progra
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,9 @@ def main() -> None:
     note("import_torch")
     run_steps(options, note)
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"ends": ends, "peak_bytes": peak_bytes()}))
+        from fxpar.hardware.machine import peak_process_bytes
+
+        print(json.dumps({"ends": ends, "peak_bytes": peak_process_bytes()}))
 
 
 def run_steps(options: argparse.Namespace, note: Callable[[str], None]) -> None:
@@ -63,13 +64,6 @@ def run_steps(options: argparse.Namespace, note: Callable[[str], None]) -> None:
     with torch.no_grad():
         step(*batch)
     note("evaluation")
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def parse_options() -> argparse.Namespace:

@@ -12,9 +12,13 @@ from dataclasses import dataclass, replace
 from fxpar.bench.compile.scale_models import GPT_80B, LLAMA_405B, SMALL
 from fxpar.bench.report import Bar, Report, Row, Say, at_most
 
+PREPARING = ("init_mesh", "make_model")
+"""What depends on no pass."""
+
 PLANNING = (
     "capture",
     "balance_stages",
+    "plan_stages",
     "split_stages",
     "trace_joint",
     "cast_gradients",
@@ -25,7 +29,7 @@ PLANNING = (
     "keep",
     "make_plan",
 )
-"""What `distribute` does on the rank that plans for all, up to the shards."""
+"""The phases of `distribute` on the rank that plans for all, up to the shards."""
 
 PASSES = (
     "insert_reshards",
@@ -37,7 +41,7 @@ PASSES = (
     "compile_stages",
     "keep_program",
 )
-"""What every rank does after that, up to the graphs that are to be lowered."""
+"""The phases of every rank after that, up to the graphs that are to be lowered."""
 
 
 @dataclass(frozen=True, slots=True)

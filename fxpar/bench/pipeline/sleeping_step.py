@@ -16,8 +16,9 @@ from fxpar.hardware.network import Network
 from fxpar.ir.layout import Layout
 from fxpar.ir.stage import CompiledSplit, CompiledStage, Port, PortKind, StageBorder
 from fxpar.resharding.pipeline import Crossing, Reshard
-from fxpar.runtime.executor import Executor, Observe
+from fxpar.runtime.executor import Executor
 from fxpar.runtime.loss import Loss
+from fxpar.runtime.profiler_ranges import Observe
 from fxpar.runtime.wiring import connect
 from fxpar.schedule import Costs, Kind, Schedule, chain, check_programs, lower
 from fxpar.world.mesh import Mesh, init_mesh

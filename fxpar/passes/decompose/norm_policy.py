@@ -14,6 +14,7 @@ from fxpar.ir.stage import JointGraph, PortKind
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.search import AUTOMATIC_AXES
 from fxpar.passes.decompose.norm_decompositions import GROUP_NORMS, LAYER_NORMS
+from fxpar.progress.phases import as_phase
 from fxpar.rules.call import argument, op_call
 from fxpar.world.mesh import Mesh
 
@@ -45,6 +46,7 @@ ONE_RANK = NormPolicy()
 """Nothing is sharded: there is one rank."""
 
 
+@as_phase
 def choose_norm_policy(joint: JointGraph, mesh: Mesh, pins: Pins) -> NormPolicy:
     """The norm policy of a stage on `mesh`, where `pins` are the layouts that are fixed beforehand.
 

@@ -22,8 +22,10 @@ from fxpar.graph.shared_values import is_context, recomputable
 from fxpar.ir.capture import Capture, is_marker
 from fxpar.ir.node_meta import known_value, module_path
 from fxpar.passes.split_stages import operations
+from fxpar.progress.phases import as_phase
 
 
+@as_phase
 def balance_stages(capture: Capture, num_stages: int, prices: Prices) -> tuple[str, ...]:
     """Paths of the modules that open the second and later of `num_stages` stages.
 
