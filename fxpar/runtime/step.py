@@ -19,6 +19,7 @@ from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.not_the_loss import refuse_backward
 from fxpar.runtime.recorder import Recorder
+from fxpar.runtime.report_writer import ReportWriter, timeline_file
 from fxpar.runtime.results import ResultSpec, gather_result
 from fxpar.world.mesh import batch_rank
 
@@ -38,6 +39,7 @@ class Step:
         with_backward: bool,
         results_on_all_stages: bool = False,
         check_inputs: Callable[[Mapping[str, Tensor]], None] | None = None,
+        report: ReportWriter | None = None,
     ) -> None:
         self._distribution = distribution
         self._executor = executor
@@ -48,6 +50,7 @@ class Step:
         self._is_loss = [loss is not None and node is capture.results[loss.position] for node in capture.results]
         self._results_on_all_stages = results_on_all_stages
         self._check_inputs = check_inputs
+        self._report = report
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
@@ -96,7 +99,9 @@ class Step:
         recorder = Recorder(mesh.coordinate["pipe"], mesh.device_type)
         done = self._executor.run(*arguments, recorder.observe)
         directory.mkdir(parents=True, exist_ok=True)
-        recorder.timeline.save(directory / f"timeline.rank{mesh.rank}.json")
+        recorder.timeline.save(timeline_file(directory, mesh.rank))
+        if self._report is not None:
+            self._report.after_step(recorder.timeline)
         return done
 
     def _draw(self) -> Tensor:
