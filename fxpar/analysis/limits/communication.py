@@ -44,9 +44,8 @@ def _link(step: DumpedStep, axis: AxisFacts) -> str:
     if not axis.crosses_hosts:
         return f"inside hosts at {own} per rank"
     inside = rate_text(step.facts.cluster.inside_bytes_per_us)
-    return (
-        f"whose groups span {axis.num_hosts} hosts: the network between hosts has {own} per rank, inside it is {inside}"
-    )
+    hosts = f"whose groups span {axis.num_hosts} hosts"
+    return f"{hosts}: the network between hosts has {own} per rank, inside it is {inside}"
 
 
 def _advice(step: DumpedStep, axis: AxisFacts) -> str:
@@ -68,6 +67,6 @@ def _less_tensor_parallelism(step: DumpedStep, axis: AxisFacts) -> str:
     if per_host == 1:
         return "Each host has one rank: split the model by pipe, or the batch by data, in place of matrices."
     return (
-        f"Keep tensor parallelism inside hosts, which have {per_host} ranks: make x times y a divisor of {per_host}, and "
-        "use pipe or data between hosts."
+        f"Keep tensor parallelism inside hosts, which have {per_host} ranks: make x times y a divisor of {per_host}, "
+        "and use pipe or data between hosts."
     )

@@ -22,8 +22,8 @@ def replication(step: DumpedStep, shares: TimeShares) -> Iterator[Limit]:
     most = percent(worst.wasted_us / sum(op.wasted_us for op, _ in ops))
     num_ranks = math.prod(step.facts.sizes[axis] for axis in worst.axes)
     finding = (
-        f"For {percent(share)} of the step, {time_text(shares.replicated_us)}, ranks repeat the work of one another. Most "
-        f"of that, {most}, is `{worst.op}` in {_module(worst)} (stage {stage}), which all {num_ranks} ranks along "
+        f"For {percent(share)} of the step, {time_text(shares.replicated_us)}, ranks repeat the work of one another. "
+        f"Most of that, {most}, is `{worst.op}` in {_module(worst)} (stage {stage}), which all {num_ranks} ranks along "
         f"{' and '.join(worst.axes)} run as a whole: {time_text(worst.time_us)} per microbatch."
     )
     yield Limit("replication", "Replicated work", share, finding, _advice(worst))
@@ -38,6 +38,6 @@ def _advice(op: ReplicatedFacts) -> str:
         return f"`{op.op}` has no sharding rule: give it one by `fxpar.register_rule`."
     axes = " and ".join(op.axes)
     return (
-        f"Hint a layout for the weights or the result of {_module(op)} in `layouts`; or use a smaller {axes}, with more "
-        "data or pipe in its place."
+        f"Hint a layout for the weights or the result of {_module(op)} in `layouts`; or use a smaller {axes}, with "
+        "more data or pipe in its place."
     )

@@ -313,7 +313,7 @@ function stageBox(stage, slowest) {
     make("b", {}, `stage ${stage.stage}`),
     make("span", {}, stage.opens ? `from ${stage.opens}` : "from the inputs"),
     make("span", {}, counted(stage.parameters, "parameter")),
-    make("span", {}, `${bytesText(stage.num_bytes)}, per rank ${bytesText(stage.rank_bytes)}`),
+    make("span", {}, `${bytesText(stage.num_bytes)}, ${bytesText(stage.rank_bytes)} per rank`),
     make("span", {}, `F ${timeText(F)}${B ? `, B ${timeText(B)}` : ""}`),
     bar,
   );
@@ -455,8 +455,9 @@ class TimelineView {
       context.fillRect(this.x(span[EXPOSED]), y + 4, Math.max(this.x(span[END]) - this.x(span[EXPOSED]), 1), height - 8);
     }
     if (span[CRITICAL] && byId("show-critical").checked) {
+      const from = waits ? this.x(span[EXPOSED]) : x; // before that, the path goes through what made the message
       context.fillStyle = this.colours["--critical"];
-      context.fillRect(x, y + height - 2, width, 2);
+      context.fillRect(from, y + height - 2, x + width - from, 2);
     }
     const label = span[MICROBATCH] === null ? span[NAME] : String(span[MICROBATCH]);
     if (!waits && width > 7 * label.length + 5) {
@@ -632,6 +633,22 @@ function niceStep(least) {
   return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least);
 }
 
+// -------------------------------------------------------------------------------------------------------- pictures
+
+/** The width to draw a picture for, so that its texts have the size of others. */
+function widthOf(id) {
+  return Math.max(byId(id).clientWidth, 560);
+}
+
+/** Draw now, and whenever the element gets another width. */
+function redrawn(id, draw) {
+  let width = 0;
+  new ResizeObserver(() => {
+    if (byId(id).clientWidth !== width) draw();
+    width = byId(id).clientWidth;
+  }).observe(byId(id));
+}
+
 // ---------------------------------------------------------------------------------------------------------- memory
 
 function totals(memory) {
@@ -652,12 +669,13 @@ function showMemory() {
   const choice = byId("memory-rank");
   choice.append(...DATA.memory.map(({ rank }, place) => make("option", { value: place }, `${rank}: peak ${bytesText(peaks[place])}`)));
   choice.value = peaks.indexOf(Math.max(...peaks));
-  choice.addEventListener("change", () => drawMemory(DATA.memory[choice.value]));
-  drawMemory(DATA.memory[choice.value]);
+  const draw = () => drawMemory(DATA.memory[choice.value]);
+  choice.addEventListener("change", draw);
+  redrawn("memory-picture", draw);
 }
 
 function drawMemory(memory) {
-  const [width, height, left, bottom, top] = [1200, 300, 70, 26, 12];
+  const [width, height, left, bottom, top] = [widthOf("memory-picture"), 300, 70, 26, 12];
   const { times } = memory;
   const sums = totals(memory);
   const peak = Math.max(...sums);
@@ -803,8 +821,9 @@ function showTransfers() {
       return make("option", { value: place, title: names.join("\n") }, name + others);
     }),
   );
-  choice.addEventListener("change", () => drawTransfer(DATA.transfers[choice.value]));
-  drawTransfer(DATA.transfers[0]);
+  const draw = () => drawTransfer(DATA.transfers[choice.value]);
+  choice.addEventListener("change", draw);
+  redrawn("transfer-picture", draw);
 }
 
 function drawTransfer(transfer) {
@@ -834,28 +853,29 @@ function transferLinks({ relays, name }) {
   });
   const senders = [...new Set(relays.map(([, , path]) => path[0]))].sort((one, other) => one - other);
   const receivers = [...new Set(hops.map(({ to }) => to))].sort((one, other) => one - other);
-  const [width, row, top] = [1200, 24, 8];
+  const [width, row, top] = [widthOf("transfer-picture"), 24, 8];
+  const [left, right, box] = [0.1 * width, 0.9 * width - 150, 150];
   const height = top + row * Math.max(senders.length, receivers.length, 1);
   const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Who sends what: ${name}` });
   const y = (ranks, rank) => top + row * (ranks.indexOf(rank) + 0.5) + ((height - top) / 2 - (row * ranks.length) / 2);
   for (const { from, to, bytes, path, reads } of hops.slice(0, MOST_LINKS)) {
     const onRight = !senders.includes(from);
-    const middle = onRight ? 860 : 600;
-    const [fromX, fromY] = onRight ? [930, y(receivers, from)] : [270, y(senders, from)];
-    const [toX, toY] = [930, y(receivers, to)];
+    const middle = onRight ? right - 70 : (left + box + right) / 2;
+    const [fromX, fromY] = onRight ? [right, y(receivers, from)] : [left + box, y(senders, from)];
+    const [toX, toY] = [right, y(receivers, to)];
     const crosses = DATA.hosts[from] !== DATA.hosts[to];
     const curve = `M${fromX} ${fromY} C${middle} ${fromY} ${middle} ${toY} ${toX} ${toY}`;
     const link = make("svg:path", { d: curve, class: `link${reads ? " reader" : crosses ? " between" : ""}`, "stroke-width": 2 });
     const how = reads ? "reads from the memory of its host" : crosses ? "over the network" : "inside the host";
     svg.append(explain(link, `rank ${from} → rank ${to}: ${bytesText(bytes)}, ${how}\nchain: ${path.join(" → ")}`));
   }
-  for (const [ranks, x] of [[senders, 120], [receivers, 930]]) {
+  for (const [ranks, x] of [[senders, left], [receivers, right]]) {
     for (const rank of ranks) {
       const middle = y(ranks, rank);
       svg.append(
-        make("svg:rect", { class: "node", x, y: middle - 9, width: 150, height: 18, rx: 3 }),
+        make("svg:rect", { class: "node", x, y: middle - 9, width: box, height: 18, rx: 3 }),
         make("svg:text", { class: "name", x: x + 8, y: middle + 4 }, `rank ${rank}`),
-        make("svg:text", { x: x + 142, y: middle + 4, "text-anchor": "end" }, `host ${DATA.hosts[rank]}`),
+        make("svg:text", { x: x + box - 8, y: middle + 4, "text-anchor": "end" }, `host ${DATA.hosts[rank]}`),
       );
     }
   }
@@ -875,7 +895,7 @@ function transferLanes({ relays, bound_bytes, makespan_bytes, name }) {
     }
   }
   const names = [...lanes.keys()].sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
-  const [width, row, left, top] = [1200, 22, 150, 22];
+  const [width, row, left, top] = [widthOf("transfer-picture"), 22, 150, 22];
   const height = top + row * names.length + 8;
   const last = Math.max(makespan_bytes, bound_bytes);
   const x = (bytes) => left + (bytes / last) * (width - left - 12);
