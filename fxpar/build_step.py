@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fxpar.analysis.write_report import write_report
+from fxpar.analysis.write_report import write_report_if_possible
 from fxpar.build.announce import announced
 from fxpar.build.connected_stages import ConnectedStages, connect_stages, remember_training, stages_of_training
 from fxpar.build.rank_graphs import derive_graphs
@@ -85,7 +85,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         remember_training(step, task, connected)
         # Once all ranks have dumped: `_step` ends with a collective.
         if options.dump is not None and distribution.mesh.rank == 0:
-            write_report(options.dump)
+            write_report_if_possible(options.dump, measured=())
         return step
     return _step(task, stages_of_training(task) or _connected(task))
 
@@ -215,12 +215,12 @@ def _dump_program(task: Task, plan: StepPlan) -> None:
 def _dump_facts(task: Task, plan: StepPlan, graphs: Sequence[StageGraphs], model: GraphModel) -> None:
     """What reports are made of; an evaluation would overwrite the facts of the training step."""
     dump, mesh, options = task.log.dump, task.mesh, task.options
+    dump.json(RANK_FACTS, to_json(rank_facts(graphs, model, mesh)))
     if mesh.rank == 0:
         facts = step_facts(
             task.distribution, plan, task.memory_budget, profiled=options.profile, timeline=options.timeline
         )
         dump.json(STEP_FACTS, to_json(facts))
-    dump.json(RANK_FACTS, to_json(rank_facts(mesh.rank, graphs, model, mesh)))
 
 
 def _warn_of_meaningless_results(options: Options) -> None:

@@ -35,7 +35,8 @@ class Options:
     `distribute` takes. A model that was not distributed is compiled for one device, and only `lowering` has an effect.
 
     dump: directory for dumps of the graphs after every pass, numbered in the order of the passes, in a folder for each
-        rank (default: the environment variable FXPAR_DUMP; if that is unset, nothing is dumped).
+        rank (that of rank 0 has what all ranks do alike), and for `report.html`, a page that shows what limits a
+        training step (default: the environment variable FXPAR_DUMP; if that is unset, nothing is dumped).
     timeline: directory for the measured timeline of the latest step, a JSON file for each rank of the pipe axis;
         `fxpar simulate --measured` draws it beside the predicted one.
     profile: whether to time the compiled graphs of every stage while compiling, and use these times instead of

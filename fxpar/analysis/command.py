@@ -18,7 +18,6 @@ def add_flags(parser: ArgumentParser) -> None:
         "--measured",
         type=Path,
         nargs="+",
-        default=(),
         metavar="PATH",
         help="traces of a recorded step, or the folder of them (default: those of the option `timeline`)",
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, cast
 
+from fxpar.analysis.critical_path import Dependencies
 from fxpar.errors import NoFactsError
 from fxpar.report.facts import RANK_FACTS, STEP_FACTS, RankFacts, StageFacts, StepFacts, from_json
 from fxpar.schedule import ActionMemory, Costs, Kind, Program, Schedule, Timeline, lower, memory_by_action, simulate
@@ -51,6 +52,11 @@ class DumpedStep:
         return simulate(self.programs, self.costs)
 
     @cached_property
+    def dependencies(self) -> Dependencies:
+        """What the computations of the predicted step wait for."""
+        return Dependencies(self.simulated)
+
+    @cached_property
     def memory(self) -> tuple[tuple[ActionMemory, ...], ...]:
         """By pipe rank; empty where the memory of some stage is not known."""
         if len(self.costs.memory) < self.costs.num_stages:
@@ -69,12 +75,12 @@ class DumpedStep:
         return max(end_us + self.once_us(rank) for rank, end_us in ends.items())
 
 
-def read_dump(folder: Path, measured: Sequence[Path] = ()) -> DumpedStep:
+def read_dump(folder: Path, measured: Sequence[Path] | None = None) -> DumpedStep:
     """The step whose ranks have dumped into `folder`.
 
     Args:
-        measured: traces of a recorded step, or folders of them; by default those of the option `timeline`, else those
-            below the folder.
+        measured: traces of a recorded step, or folders of them; by default (None) those of the option `timeline`, else
+            those below the folder.
 
     Raises:
         NoFactsError: the first rank has written no facts of a training step there, or another release has.
@@ -84,7 +90,9 @@ def read_dump(folder: Path, measured: Sequence[Path] = ()) -> DumpedStep:
     if not files:
         raise NoFactsError(str(folder), f"no rank0/*_{STEP_FACTS}.json")
     facts = _read(StepFacts, files[-1])
-    ranks = [_read(RankFacts, path) for path in sorted(folder.glob(f"rank*/*_{RANK_FACTS}.json"))]
+    # Not those of an earlier compile with more ranks.
+    paths = [path for rank in range(len(facts.hosts)) for path in folder.glob(f"rank{rank}/*_{RANK_FACTS}.json")]
+    ranks = [_read(RankFacts, path) for path in paths]
     costs = Costs.load(next(iter(folder.glob("rank0/*_costs.json")), folder))
     return DumpedStep(facts, _slowest(ranks), costs, _measured(folder, facts, measured))
 
@@ -100,9 +108,9 @@ def _read(kind: type[FactsT], path: Path) -> FactsT:
 
 
 def _slowest(ranks: Iterable[RankFacts]) -> dict[int, StageFacts]:
-    """Each stage on the rank that takes longest for it; of several, the first."""
+    """Each stage on the rank that takes longest for it; of several, the first of `ranks`."""
     found: dict[int, StageFacts] = {}
-    for rank in sorted(ranks, key=lambda each: each.rank):
+    for rank in ranks:
         for stage in rank.stages:
             if stage.stage not in found or _total_us(stage) > _total_us(found[stage.stage]):
                 found[stage.stage] = stage
@@ -113,9 +121,9 @@ def _total_us(stage: StageFacts) -> float:
     return stage.once_us + sum(action.total_us for action in stage.actions.values())
 
 
-def _measured(folder: Path, facts: StepFacts, given: Sequence[Path]) -> Timeline | None:
-    if given:
-        return Timeline.merge(map(Timeline.load, given)).from_start()
+def _measured(folder: Path, facts: StepFacts, given: Sequence[Path] | None) -> Timeline | None:
+    if given is not None:
+        return Timeline.merge(map(Timeline.load, given)).from_start() if given else None
     recorded = [Path(facts.timeline)] if facts.timeline is not None else []
     for place in (*recorded, folder):
         if any(place.rglob("*timeline*.json")):

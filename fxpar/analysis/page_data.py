@@ -163,7 +163,7 @@ def _traffic(step: DumpedStep) -> Iterator[Traffic]:
 
 def _between_stages(step: DumpedStep) -> Iterator[Traffic]:
     """Values and gradients that all stages send, with the waits for them of all ranks."""
-    exposed = list(Dependencies(step.simulated).exposed())
+    exposed = list(step.dependencies.exposed())
     for is_gradient in (False, True):
         sent = [each for each in step.facts.transfers if each.is_gradient == is_gradient and not each.once_per_step]
         if sent:

@@ -49,7 +49,7 @@ def time_shares(step: DumpedStep) -> TimeShares:
             replicated_us += step.facts.microbatches * sum(each.wasted_us for each in step.stages[stage].replicated)
     computed_us = (busy_us - sum(exposed.values())) / num_ranks
     replicated_us = min(replicated_us / num_ranks, computed_us)
-    exposed[PIPE] += sum(each.time_us for each in Dependencies(step.simulated).exposed())
+    exposed[PIPE] += sum(each.time_us for each in step.dependencies.exposed())
     mean = {axis: time_us / num_ranks for axis, time_us in exposed.items() if time_us}
     bubble_us = max(0.0, step.step_us - computed_us - sum(mean.values()))
     return TimeShares(step.step_us, computed_us - replicated_us, replicated_us, mean, bubble_us)

@@ -73,9 +73,9 @@ def step_facts(
     )
 
 
-def rank_facts(rank: int, graphs: Sequence[StageGraphs], model: GraphModel, mesh: Mesh) -> RankFacts:
-    """What `rank` knows of its stages, from the graphs that it is to run."""
-    return RankFacts(VERSION, rank, tuple(_stage_facts(each, model, mesh) for each in graphs))
+def rank_facts(graphs: Sequence[StageGraphs], model: GraphModel, mesh: Mesh) -> RankFacts:
+    """What a rank knows of its stages, from the graphs that it is to run."""
+    return RankFacts(VERSION, tuple(_stage_facts(each, model, mesh) for each in graphs))
 
 
 def _axis_facts(mesh: Mesh, axis: str, prices: Prices) -> AxisFacts:

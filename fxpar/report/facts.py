@@ -203,10 +203,9 @@ class StageFacts:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """The stages of one rank."""
+    """The stages of one rank; of ranks that share them, and have pieces of one size, these are equal."""
 
     version: int
-    rank: int
     stages: tuple[StageFacts, ...]
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fxpar.analysis.write_report import write_report
+from fxpar.analysis.write_report import write_report_if_possible
 from fxpar.schedule import Timeline
 
 _PATIENCE_S = 2.0
@@ -43,7 +43,7 @@ class ReportWriter:
         deadline = time.monotonic() + _PATIENCE_S
         while any(self._missing(1e-6 * own.begin_us)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        write_report(self._dump)
+        write_report_if_possible(self._dump, [path for path in self._files if path.exists()])
 
     def _missing(self, since_s: float) -> Iterator[Path]:
         """The files that are not of a step that began at `since_s` or later."""

@@ -106,7 +106,6 @@ def _dump_facts(
     first, model = Dump(folder, 0), GraphModel(mesh, prices_of(mesh))
     first.json("costs", plan.costs.to_json())
     first.json(STEP_FACTS, to_json(step_facts(distribution, plan, math.inf)))
-    of_stages = {stage: rank_facts(0, [each], model, mesh) for stage, each in graphs.items()}
+    of_stages = {stage: to_json(rank_facts([each], model, mesh)) for stage, each in graphs.items()}
     for rank in range(mesh.num_ranks):
-        facts = replace(of_stages[mesh.coordinate_of(rank)["pipe"]], rank=rank)
-        Dump(folder, rank).json(RANK_FACTS, to_json(facts))
+        Dump(folder, rank).json(RANK_FACTS, of_stages[mesh.coordinate_of(rank)["pipe"]])
