@@ -11,7 +11,7 @@ from typing import Any
 from fxpar.analysis.critical_path import Dependencies
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.find_limits import find_limits
-from fxpar.analysis.time_shares import PIPE, TimeShares, runs_of, time_shares
+from fxpar.analysis.time_shares import PIPE, TimeShares, runs_of, time_shares, waits_us
 from fxpar.report.facts import ONCE, Traffic, TransferFacts, add_up
 from fxpar.schedule import Span, Timeline
 from fxpar.schedule.memory import Part
@@ -47,6 +47,7 @@ def page_data(step: DumpedStep) -> dict[str, Any]:
         "limits": [asdict(limit) for limit in find_limits(step)],
         "stages": list(_stages(step)),
         "timelines": list(_timelines(step)),
+        "waits": _waits(step),
         "traffic": [asdict(each) for each in _traffic(step)],
         "memory": list(_memory(step)),
         "layouts": [
@@ -100,6 +101,16 @@ def _timelines(step: DumpedStep) -> Iterator[dict[str, Any]]:
     yield {"label": "simulated", **_timeline(_with_once(step))}
     if step.measured is not None:
         yield {"label": "measured", **_timeline(step.measured)}
+
+
+def _waits(step: DumpedStep) -> dict[str, dict[str, float]]:
+    """By stage and kind of action, as `0F`: for how long it waits for the collectives over each axis."""
+    found = {
+        f"{stage}{kind}": {axis: round(us, 2) for axis, us in waits_us(step, stage, kind).items() if us}
+        for stage in step.stages
+        for kind in runs_of(step, stage)
+    }
+    return {action: waits for action, waits in found.items() if waits}
 
 
 def _with_once(step: DumpedStep) -> Timeline:

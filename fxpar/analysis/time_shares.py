@@ -43,7 +43,7 @@ def time_shares(step: DumpedStep) -> TimeShares:
     for stage in range(step.costs.num_stages):
         for graph, runs in runs_of(step, stage).items():
             busy_us += runs * graph_us(step, stage, graph)
-            for axis, waited_us in _exposed_us(step, stage, graph).items():
+            for axis, waited_us in waits_us(step, stage, graph).items():
                 exposed[axis] += runs * waited_us
         if stage in step.stages:
             replicated_us += step.facts.microbatches * sum(each.wasted_us for each in step.stages[stage].replicated)
@@ -74,7 +74,7 @@ def graph_us(step: DumpedStep, stage: int, graph: str) -> float:
     return step.stages[stage].once_us if stage in step.stages else 0.0
 
 
-def _exposed_us(step: DumpedStep, stage: int, graph: str) -> dict[str, float]:
+def waits_us(step: DumpedStep, stage: int, graph: str) -> dict[str, float]:
     """By axis, how long one run of a graph waits for collectives.
 
     These are estimates. Where the time of the graph was measured, they are in proportion.

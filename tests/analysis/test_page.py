@@ -126,6 +126,8 @@ def test_pointing_at_a_bar_shows_its_details(page: Page) -> None:
     assert text.startswith("rank 0 simulated: 0F0\nforward of stage 0, microbatch 0\n")
     assert re.search(r"[\d.]+ ms, from 0 us to [\d.]+ ms", text)
     assert "on the critical path" in text
+    waited = re.search(r"waits for collectives: ([\d.]+) ms over x", text)
+    assert waited and float(waited[1]) > 0
     labels = page.evaluate("timelineView.rows.map(row => row.label)")
     assert hover(page, labels.index("rank 0 measured"), 0).startswith("rank 0 measured: 0F0")
     waits = page.evaluate("timelineView.rows[0].spans.findIndex(span => span[3] === 'gradient' && span[7] < span[1])")

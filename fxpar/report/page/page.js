@@ -364,7 +364,7 @@ class TimelineView {
       for (const { label, tracks } of DATA.timelines) {
         const own = tracks.filter((track) => track.rank === rank);
         const busy = own.filter((track) => track.lane !== "sends").flatMap((track) => track.spans);
-        y = this.addRow(`rank ${rank} ${label}`, busy, y);
+        y = this.addRow(`rank ${rank} ${label}`, busy, y, label === "simulated");
         if (byId("show-messages").checked) {
           for (const track of own.filter((track) => track.lane === "sends")) y = this.addRow("messages", track.spans, y);
         }
@@ -374,8 +374,8 @@ class TimelineView {
     this.height = y;
   }
 
-  addRow(label, spans, y) {
-    this.rows.push({ label, y, spans: [...spans].sort((one, other) => one[BEGIN] - other[BEGIN]) });
+  addRow(label, spans, y, isSimulated = false) {
+    this.rows.push({ label, y, isSimulated, spans: [...spans].sort((one, other) => one[BEGIN] - other[BEGIN]) });
     return y + ROW;
   }
 
@@ -454,6 +454,11 @@ class TimelineView {
       context.fillStyle = this.colours["--exposed"];
       context.fillRect(this.x(span[EXPOSED]), y + 4, Math.max(this.x(span[END]) - this.x(span[EXPOSED]), 1), height - 8);
     }
+    if (row.isSimulated && byId("show-exposed").checked) {
+      // Collectives are waited for all over the action: the length of the line is what all waits come to.
+      context.fillStyle = this.colours["--exposed"];
+      context.fillRect(x, y, this.x(span[BEGIN] + waitedFor(span)) - x, 3);
+    }
     if (span[CRITICAL] && byId("show-critical").checked) {
       const from = waits ? this.x(span[EXPOSED]) : x; // before that, the path goes through what made the message
       context.fillStyle = this.colours["--critical"];
@@ -499,6 +504,10 @@ class TimelineView {
     const kind = KINDS[span[KIND]]?.[0];
     if (kind && span[MICROBATCH] !== null) lines.push(`${kind} of stage ${span[STAGE]}, microbatch ${span[MICROBATCH]}`);
     lines.push(`${timeText(span[END] - span[BEGIN])}, from ${timeText(span[BEGIN])} to ${timeText(span[END])}`);
+    if (row.isSimulated && waitedFor(span)) {
+      const axes = Object.entries(DATA.waits[`${span[STAGE]}${span[KIND]}`]);
+      lines.push(`waits for collectives: ${axes.map(([axis, us]) => `${timeText(us)} over ${axis}`).join(", ")}`);
+    }
     if (isWait(span, row) && span[EXPOSED] < span[END]) {
       lines.push(`exposed communication: ${timeText(span[END] - span[EXPOSED])}`);
     }
@@ -621,6 +630,12 @@ class TimelineView {
       this.resize();
     });
   }
+}
+
+/** How long an action waits for collectives, in microseconds. */
+function waitedFor(span) {
+  const waits = DATA.waits[`${span[STAGE]}${span[KIND]}`] ?? {};
+  return Object.values(waits).reduce((sum, us) => sum + us, 0);
 }
 
 function isWait(span, row) {
