@@ -1,4 +1,4 @@
-"""All that the page of a report shows, as data that JSON can have; see fxpar/report/page/page.js for its readers."""
+"""All that the page of a report shows, as data that JSON can have; the scripts in fxpar/report/page read it."""
 
 from __future__ import annotations
 
