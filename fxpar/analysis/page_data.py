@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple
 from typing import Any
 
-from fxpar.analysis.critical_path import Dependencies
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.find_limits import find_limits
-from fxpar.analysis.time_shares import PIPE, TimeShares, runs_of, time_shares, waits_us
-from fxpar.report.facts import ONCE, Traffic, TransferFacts, add_up
-from fxpar.schedule import Span, Timeline
+from fxpar.analysis.time_shares import PIPE, TimeShares, runs_of, time_shares
+from fxpar.analysis.timeline_data import timelines, waits
+from fxpar.analysis.transfer_data import transfers
+from fxpar.report.facts import Traffic, add_up
 from fxpar.schedule.memory import Part
 from fxpar.schedule.timeline import COMPUTE
 
@@ -46,26 +46,14 @@ def page_data(step: DumpedStep) -> dict[str, Any]:
         "shares": list(_shares(shares)),
         "limits": [asdict(limit) for limit in find_limits(step)],
         "stages": list(_stages(step)),
-        "timelines": list(_timelines(step)),
-        "waits": _waits(step),
+        "timelines": list(timelines(step)),
+        "waits": waits(step),
         "traffic": [asdict(each) for each in _traffic(step)],
         "memory": list(_memory(step)),
-        "layouts": [
-            [
-                each.name,
-                each.kind,
-                each.stage,
-                each.dtype,
-                list(each.shape),
-                each.layout,
-                each.num_bytes,
-                each.rank_bytes,
-            ]
-            for each in facts.layouts
-        ],
+        "layouts": [astuple(each) for each in facts.layouts],
         "collectives": list(_collectives(step)),
         "replicated": list(_replicated(step)),
-        "transfers": list(_transfers(step)),
+        "transfers": list(transfers(step.facts)),
     }
 
 
@@ -95,66 +83,6 @@ def _stages(step: DumpedStep) -> Iterator[dict[str, Any]]:
             },
             "edges": sorted({target for edge in step.costs.edges if edge.source == stage for target in edge.targets}),
         }
-
-
-def _timelines(step: DumpedStep) -> Iterator[dict[str, Any]]:
-    yield {"label": "simulated", **_timeline(_with_once(step))}
-    if step.measured is not None:
-        yield {"label": "measured", **_timeline(step.measured)}
-
-
-def _waits(step: DumpedStep) -> dict[str, dict[str, float]]:
-    """By stage and kind of action, as `0F`: for how long it waits for the collectives over each axis."""
-    found = {
-        f"{stage}{kind}": {axis: round(us, 2) for axis, us in waits_us(step, stage, kind).items() if us}
-        for stage in step.stages
-        for kind in runs_of(step, stage)
-    }
-    return {action: waits for action, waits in found.items() if waits}
-
-
-def _with_once(step: DumpedStep) -> Timeline:
-    """The simulated step with what each rank runs once, after its last action."""
-    ends: dict[int, float] = defaultdict(float)
-    for span in step.simulated.spans:
-        ends[span.rank] = max(ends[span.rank], span.end_us)
-    once = [
-        Span(rank, COMPUTE, "sums of gradients", end_us, end_us + step.once_us(rank), ONCE)
-        for rank, end_us in ends.items()
-        if step.once_us(rank)
-    ]
-    return Timeline((*step.simulated.spans, *once))
-
-
-def _timeline(timeline: Timeline) -> dict[str, Any]:
-    """The tracks of a timeline: for each span begin, end, name, kind, stage, microbatch, and whether it is critical.
-
-    Of a wait, the part that communication exposes begins at the last figure.
-    """
-    dependencies = Dependencies(timeline)
-    critical = set(map(id, dependencies.critical_path()))
-    exposed = {id(each.wait): each.begin_us for each in dependencies.exposed()}
-    tracks = [
-        {
-            "rank": rank,
-            "lane": lane,
-            "spans": [
-                [
-                    round(span.begin_us, 2),
-                    round(span.end_us, 2),
-                    span.name,
-                    span.kind,
-                    span.stage,
-                    span.microbatch,
-                    int(id(span) in critical),
-                    round(exposed.get(id(span), span.end_us), 2),
-                ]
-                for span in spans
-            ],
-        }
-        for rank, lane, spans in timeline.tracks()
-    ]
-    return {"end_us": timeline.makespan_us, "bubble_share": timeline.bubble_share, "tracks": tracks}
 
 
 def _traffic(step: DumpedStep) -> Iterator[Traffic]:
@@ -231,28 +159,3 @@ def _replicated(step: DumpedStep) -> Iterator[list[Any]]:
             figures = round(each.time_us, 1), round(each.wasted_us, 1)
             if figures[-1]:
                 yield [stage, each.op, each.module, each.count, " ".join(each.axes), each.has_rule, *figures]
-
-
-def _transfers(step: DumpedStep) -> Iterator[dict[str, Any]]:
-    """The transfers, where those that move alike between other stages are one, drawn for the first of them."""
-    alike: dict[Any, tuple[TransferFacts, list[str]]] = {}
-    for each in step.facts.transfers:
-        alike.setdefault(_form(each), (each, []))[1].append(each.name)
-    for first, names in alike.values():
-        relays = [[r.task, r.num_bytes, r.path, r.readers, r.begin, r.end] for r in first.relays]
-        yield {**asdict(replace(first, relays=())), "relays": relays, "names": names}
-
-
-def _form(transfer: TransferFacts) -> Any:
-    """What is equal for transfers that move alike: all but names, with ranks numbered as they occur."""
-    numbers: dict[int, int] = {}
-
-    def numbered(ranks: Iterable[int]) -> tuple[int, ...]:
-        return tuple(numbers.setdefault(rank, len(numbers)) for rank in ranks)
-
-    relays = tuple(
-        (each.task, each.num_bytes, numbered(each.path), tuple(map(numbered, each.readers)), each.begin, each.end)
-        for each in transfer.relays
-    )
-    layouts = transfer.source_layout, transfer.target_layouts
-    return transfer.is_gradient, transfer.once_per_step, layouts, transfer.strategy, transfer.num_bytes, relays
