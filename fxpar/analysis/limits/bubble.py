@@ -14,6 +14,9 @@ from fxpar.schedule import NAMED_SCHEDULES, build_schedule, lower, named_schedul
 _UNEVEN = 1.2
 """A stage that takes this many times the mean of all delays the others."""
 
+_MOST_SIMULATED = 10_000
+"""Forwards of a step that is simulated for a proposal: more would take seconds."""
+
 
 def bubble(step: DumpedStep, shares: TimeShares) -> Iterator[Limit]:
     """The bubble, if there are several pipe ranks; with the share that more microbatches would leave."""
@@ -43,7 +46,8 @@ def _uneven_stages(step: DumpedStep) -> str:
 
 def _advice(step: DumpedStep) -> str:
     predicted = [f"{count} would leave a bubble of {percent(share)}" for count, share in _with_more_microbatches(step)]
-    others = "use fewer pipe ranks, or a schedule with a smaller bubble, such as zb-h1"
+    fills_bubble = step.facts.schedule_name.startswith("zb")
+    others = "use fewer pipe ranks" + ("" if fills_bubble else ", or a schedule with a smaller bubble, such as zb-h1")
     if not predicted:
         return f"Raise `microbatches`, {others}."
     return f"Raise `microbatches`: {' and '.join(predicted)}. Or {others}."
@@ -55,6 +59,8 @@ def _with_more_microbatches(step: DumpedStep) -> Iterator[tuple[int, float]]:
     if name not in NAMED_SCHEDULES:
         return
     for count in (2 * step.facts.microbatches, 4 * step.facts.microbatches):
+        if count * costs.num_stages > _MOST_SIMULATED:
+            return
         try:
             delays = costs.weight_delays(count) if named_schedule(name).delays_by_costs else None
             schedule = build_schedule(name, costs.num_stages, count, num_ranks=costs.num_ranks, delays=delays)
