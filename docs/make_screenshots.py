@@ -50,7 +50,7 @@ def train(folder: Path) -> None:
     batches = make_batches(STEPS + 1, BATCH, config.context)
     model = make_model(config)
     fxpar.distribute(model, mesh, layouts=HINTS, microbatches=MICROBATCHES, example_inputs=batches[0])
-    options = {"dump": folder, "timeline": folder / "measured", "lowering": "aten"}
+    options = {"dump": folder, "timeline": folder / "measured", "lowering": "aten", "profile": True}
     step = torch.compile(model, backend="fxpar", options=options)
     for tokens, targets in batches:
         step(tokens, targets).backward()
