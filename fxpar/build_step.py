@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fxpar.analysis.write_report import write_report_if_possible
 from fxpar.build.announce import Announcement, Origin, announced
 from fxpar.build.connected_stages import ConnectedStages, connect_stages, remember_training, stages_of_training
 from fxpar.build.rank_graphs import derive_graphs
 from fxpar.build.rank_program import RankProgram, keep_program, kept_program
+from fxpar.build.step_facts import rank_facts, step_facts
 from fxpar.build.step_plan import StepPlan, plan_step
 from fxpar.build.task import Task
 from fxpar.cache.own_warnings import give, recorded_warnings
@@ -33,11 +35,13 @@ from fxpar.lowering.tensorrt.requirements import check_tensorrt
 from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.distribution import distribution_of
 from fxpar.pass_log import PassLog
-from fxpar.passes.stage_graphs import RunGraphs
+from fxpar.passes.stage_graphs import RunGraphs, StageGraphs
+from fxpar.report.facts import RANK_FACTS, STEP_FACTS, to_json
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.input_check import input_check
 from fxpar.runtime.profile import profile_stage
+from fxpar.runtime.report_writer import ReportWriter
 from fxpar.runtime.results import result_specs
 from fxpar.runtime.step import Step
 from fxpar.schedule import MEMORY_HEADER, Program, check_memory
@@ -81,6 +85,9 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         step = _step(task, connected)
         if with_backward:
             remember_training(step, task, connected)
+            # Once all ranks have dumped: `_step` ends with a collective.
+            if options.dump is not None and distribution.mesh.rank == 0:
+                write_report_if_possible(options.dump, measured=())
     return step
 
 
@@ -113,6 +120,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         results_on_all_stages=options.results == ALL_STAGES,
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
         arithmetic=arithmetic.times(microbatches),
+        report=ReportWriter(options.dump) if options.dump is not None and task.with_backward else None,
     )
 
 
@@ -150,14 +158,16 @@ def _derived(task: Task) -> tuple[list[CompiledStage], RankProgram]:
 
 
 def _derive(task: Task) -> tuple[list[CompiledStage], RankProgram]:
-    model = _graph_model(task)
+    model, options = _graph_model(task), task.options
     graphs, plan = derive_graphs(task, plan_step(task), model)
     stages = tuple(each.run for each in graphs)
     own = _lowered(task, stages, model)
-    if task.options.profile:
+    if options.profile:
         plan = _with_profile(task, plan, own)
     check_memory(plan.peaks, task.memory_budget)
     _dump_program(task, plan)
+    if task.with_backward and options.dump is not None:
+        _dump_facts(task, plan, graphs, model)
     program, evaluation = plan.programs[task.mesh.coordinate["pipe"]], _evaluation(task, plan)
     buffers, reshards = task.distribution.buffer_stages, tuple(plan.pipeline.reshards)
     border, arithmetic = plan.stages[-1].border, model_arithmetic(plan.stages, prices_of(task.mesh))
@@ -207,6 +217,17 @@ def _dump_program(task: Task, plan: StepPlan) -> None:
     if task.with_backward:  # or an evaluation would overwrite the costs of the training step
         microbatches = task.distribution.final_plan.microbatches
         dump.json("costs", replace(plan.costs, num_microbatches=microbatches).to_json())
+
+
+def _dump_facts(task: Task, plan: StepPlan, graphs: Sequence[StageGraphs], model: GraphModel) -> None:
+    """What reports are made of; an evaluation would overwrite the facts of the training step."""
+    dump, mesh, options = task.log.dump, task.mesh, task.options
+    dump.json(RANK_FACTS, to_json(rank_facts(graphs, model, mesh)))
+    if mesh.rank == 0:
+        facts = step_facts(
+            task.distribution, plan, task.memory_budget, profiled=options.profile, timeline=options.timeline
+        )
+        dump.json(STEP_FACTS, to_json(facts))
 
 
 def _warn_of_meaningless_results(options: Options) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fxpar.analysis import command as reporting
 from fxpar.bench import BENCHMARKS
 from fxpar.cache import command as keeping
 from fxpar.calibrate import command as calibration
@@ -75,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     simulation.add_flags(simulated)
     simulated.set_defaults(command=_simulate)
 
+    what = "make one HTML page of a dump: what limits the step, timelines, communication, memory, layouts, passes"
+    reported = commands.add_parser("report", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    reporting.add_flags(reported)
+    reported.set_defaults(command=_report)
+
     what = "measure the machines that this runs on, alone or under torchrun, and write a cluster file"
     calibrated = commands.add_parser("calibrate", help=what, description=f"{what[0].upper()}{what[1:]}.")
     calibration.add_flags(calibrated)
@@ -132,6 +138,10 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     return simulation.run(options, _console())
+
+
+def _report(options: argparse.Namespace) -> int:
+    return reporting.run(options, _console())
 
 
 def _calibrate(options: argparse.Namespace) -> int:

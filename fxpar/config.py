@@ -35,10 +35,12 @@ class Options:
     `distribute` takes. A model that was not distributed is compiled for one device, and only `lowering` has an effect.
 
     dump: directory for dumps of the graphs after every pass, numbered in the order of the passes, in a folder for each
-        rank (default: the environment variable FXPAR_DUMP; if that is unset, nothing is dumped).
-    timeline: directory for the measured timeline of the latest step, the same on all ranks: `trace.json`, for Perfetto,
+        rank (that of rank 0 has what all ranks do alike), and for `report.html`, a page that shows what limits a
+        training step (default: the environment variable FXPAR_DUMP; if that is unset, nothing is dumped).
+    timeline: directory for the measured timeline of the latest step, which rank 0 writes: `trace.json`, for Perfetto,
         has all ranks on the clock of rank 0, and there is a JSON file for each rank of the pipe axis, which
-        `fxpar simulate --measured` draws beside the predicted one. All ranks gather it after every step.
+        `fxpar simulate --measured` draws beside the predicted one. All ranks gather it after every step, so that all
+        are given this option or none.
     profile: whether to time the compiled graphs of every stage while compiling, and use these times instead of
         estimates in the schedule and in the costs that are dumped.
     lowering: how graphs become code: "inductor"; "tensorrt", for evaluation on CUDA devices, which builds engines by

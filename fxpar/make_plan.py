@@ -88,11 +88,8 @@ def _stages_before_plan(
     capture: Capture, distribution: Distribution, boundaries: Sequence[str]
 ) -> tuple[PlannedStage, ...]:
     """The stages as they are planned in order to make the plan, also where it is known already."""
-    plan, distribution.plan = distribution.plan, None
-    try:
+    with distribution.before_plan():
         return planned_stages(capture, distribution, boundaries)
-    finally:
-        distribution.plan = plan
 
 
 def parameters_of(stages: Sequence[PlannedStage], distribution: Distribution) -> dict[str, PlannedParameter]:

@@ -143,6 +143,8 @@ def test_dumps_are_numbered_in_the_order_of_the_passes(mesh: fxpar.Mesh, tmp_pat
         "program",
         "memory",
         "costs",
+        "rank_facts",
+        "step_facts",
     ]
     assert names == sorted(passes)
     numbered = sorted((tmp_path / "rank0").iterdir())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from fxpar.build.planned_stages import planned_stages
 from fxpar.build.task import Task
 from fxpar.compiler import join_stages, plan_stages
 from fxpar.costs.stage_times import estimate_costs
-from fxpar.environment import is_first_rank
+from fxpar.environment import checks_passes, is_first_rank
 from fxpar.ir.stage import PlannedStage
 from fxpar.model.buffers import assign_buffers
 from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
@@ -84,12 +85,17 @@ def plan_step(task: Task) -> StepPlan:
 
 
 def _stages(task: Task) -> tuple[PlannedStage, ...]:
-    """The stages that `distribute` planned for the same program; planned on this rank if a dump has to show it."""
+    """The stages that `distribute` planned for the same program; planned anew if a dump has to show how.
+
+    The first rank shows it for all, which would show the same: checks prove that, by letting every rank plan.
+    """
     capture, distribution, with_backward = task.capture, task.distribution, task.with_backward
     boundaries = distribution.final_plan.stages
-    if task.log.dump.is_read:
-        return plan_stages(capture, distribution, boundaries, with_backward=with_backward, log=task.log)
     known = distribution.planned.get(capture.signature) if with_backward else None
+    if task.log.dump.is_read and (task.mesh.rank == 0 or checks_passes()):
+        # With the parameters of the plan given, other layouts of other values could be found to be as good.
+        with distribution.before_plan() if known else nullcontext():
+            return plan_stages(capture, distribution, boundaries, with_backward=with_backward, log=task.log)
     return known() if known else planned_stages(capture, distribution, boundaries, with_backward=with_backward)
 
 

@@ -42,7 +42,8 @@ class Traffic:
 class GraphTime:
     """The time of a graph on one rank: from start to end, computation alone, and all communication by axis.
 
-    `waited_us` is how long computation waits for each collective, by the name of the node that starts it.
+    `waited_us` is how long computation waits for each collective, by the name of the node that starts it, or of the
+    fused op that it is a part of.
     """
 
     total_us: float
@@ -125,7 +126,8 @@ class GraphModel:
                 ends[node] = free_at[line] + latency_us
                 total[done.axis] += one
                 if fused(node) is not None:
-                    now = max(now, ends[node]) + latency_us
+                    waited[node.name] = max(0.0, ends[node] - now) + latency_us
+                    now += waited[node.name]
             elif waits:
                 start = node.all_input_nodes[0]
                 waited[start.name] = max(0.0, ends.get(start, now) - now)

@@ -43,6 +43,16 @@ class UnreadableReportError(FxparError):
         )
 
 
+class NoFactsError(FxparError):
+    """A folder has no dump that a report could be made of."""
+
+    def __init__(self, where: str, found: str) -> None:
+        super().__init__(
+            f"{where}: expected the dump of a training step by this release, found {found}; compile the model with "
+            'options={"dump": FOLDER}, and call it with gradients'
+        )
+
+
 class InvalidClusterError(FxparError):
     """A description of a cluster lacks a figure, or has one that cannot be."""
 

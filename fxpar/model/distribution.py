@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -130,6 +131,15 @@ class Distribution:
         """The plan, once `distribute` is done."""
         assert self.plan is not None, "the model is not distributed yet"
         return self.plan
+
+    @contextmanager
+    def before_plan(self) -> Iterator[None]:
+        """Within this context there is no plan, as when it is made: stages planned here are those it was made of."""
+        plan, self.plan = self.plan, None
+        try:
+            yield
+        finally:
+            self.plan = plan
 
     def holds_any_of(self, identities: Set[int]) -> bool:
         """Whether one of the model's parameters on this rank has its `id` among `identities`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from torch import fx
@@ -14,7 +15,7 @@ from fxpar.lowering.first_calls import call_fused_ops
 from fxpar.pass_log import PassLog
 from fxpar.passes.fuse_collectives import fuse_collectives
 from fxpar.passes.fusion.fusion_costs import CostsByGraph, FusionCost, estimate_fusions, max_over_ranks
-from fxpar.passes.fusion.verdicts import Verdict, Verdicts, VerdictTable
+from fxpar.passes.fusion.verdicts import Verdict, VerdictTable
 from fxpar.passes.stage_graphs import StageGraphs
 
 GatherCosts: TypeAlias = Callable[[CostsByGraph], Iterable[CostsByGraph]]
@@ -43,12 +44,8 @@ def fuse_stages(
     costs = max_over_ranks(gather(_estimated(graphs, model, overlap)))
     if tries_fused_ops:
         costs = max_over_ranks(gather(_tried(graphs, costs, fuse)))
-    fused: list[StageGraphs] = []
-    verdicts: dict[str, Sequence[Verdict]] = {}
-    for each in graphs:
-        stage, of_stage = _fuse_stage(each, costs, fuse, log)
-        fused.append(stage)
-        verdicts |= of_stage
+    fused = [_fuse_stage(each, costs, fuse, log) for each in graphs]
+    verdicts = {name: found for each in fused for name, found in each.verdicts.items()}
     if any(verdicts.values()):
         log.dump.text("fuse_collectives", VerdictTable(verdicts))
     return fused
@@ -66,16 +63,16 @@ def _tried(graphs: Sequence[StageGraphs], costs: CostsByGraph, fuse: Fuse) -> Co
     """The costs of this rank's stages after a first call of each of their fused ops."""
     tried: dict[str, list[FusionCost]] = {}
     for each in graphs:
-        stage, verdicts = _fuse_stage(each, costs, fuse, PassLog())
+        stage = _fuse_stage(each, costs, fuse, PassLog())
         unfused = {each.name(kind): call_fused_ops(module) for kind, module in stage.of_microbatch.items()}
-        for name, of_graph in verdicts.items():
+        for name, of_graph in stage.verdicts.items():
             left = unfused.get(name, ())
             tried[name] = [verdict.cost.tried(runs_unfused=verdict.fused in left) for verdict in of_graph]
     return tried
 
 
-def _fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, log: PassLog) -> tuple[StageGraphs, Verdicts]:
-    """The stage with fused ops, and the verdicts on all collectives of each graph."""
+def _fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, log: PassLog) -> StageGraphs:
+    """The stage with fused ops, and with the verdicts on all collectives of each graph."""
     fused: dict[str, fx.GraphModule] = {}
     verdicts: dict[str, Sequence[Verdict]] = {}
     for kind, module in (graphs.of_microbatch | graphs.of_step).items():
@@ -87,4 +84,4 @@ def _fuse_stage(graphs: StageGraphs, costs: CostsByGraph, fuse: Fuse, log: PassL
         form = Form.LOCAL if kind in graphs.of_microbatch else Form.STARTING
         log.graph(f"fuse_collectives_{kind}", found.module, form, graphs.index, shows=has_fused)
         log.collectives("fuse_collectives", [module], [found.module], graphs.index)
-    return graphs.with_microbatch(fused), verdicts
+    return replace(graphs.with_microbatch(fused), verdicts=verdicts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx
@@ -14,13 +14,17 @@ from fxpar.graph.invariants import Form
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.stage import JointGraph, PlannedStage, Port, StageBorder
 from fxpar.pass_log import PassLog
+from fxpar.passes.fusion.verdicts import Verdicts
 from fxpar.passes.hoist_storage import Gathers, Hoisted, Reductions
 from fxpar.passes.insert_collectives import communicating
 from fxpar.passes.partition import Partitioned
 from fxpar.passes.split_backward import SplitBackward
+from fxpar.schedule import Kind
 from fxpar.schedule.memory import StageMemory
 
 _GATHERS = "gather_weights"
+_KINDS: Mapping[str, Kind] = {"forward": "F", "backward": "B", "inputs": "I", "weights": "W"}
+"""The kind of action that runs a graph, by its name among those of a microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class StageGraphs:
     """The graphs that a rank runs for one of its stages, and their memory.
 
     `local` is the whole local joint graph. `parts`, and `halves` if the schedule splits the backward, are the graphs
-    that run for each microbatch.
+    that run for each microbatch. `verdicts` are those on their collectives, once `fuse_collectives` has run.
     """
 
     planned: PlannedStage
@@ -63,6 +67,7 @@ class StageGraphs:
     halves: SplitBackward | None
     runs_whole_backward: bool
     memory: StageMemory
+    verdicts: Verdicts = field(default_factory=dict)
 
     @property
     def index(self) -> int:
@@ -78,6 +83,11 @@ class StageGraphs:
         if self.halves is not None:
             graphs |= {"inputs": self.halves.inputs, "weights": self.halves.weights}
         return graphs
+
+    @property
+    def of_actions(self) -> dict[Kind, fx.GraphModule]:
+        """The graphs that run for each microbatch, by the kind of action that runs them."""
+        return {_KINDS[name]: module for name, module in self.of_microbatch.items()}
 
     @property
     def of_step(self) -> dict[str, fx.GraphModule]:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fxpar.build.stage_estimate import StageEstimate, estimate_stage
 from fxpar.compiler import compile_stages, divide_stage, join_stages, localize
 from fxpar.costs.graph_time import GraphModel, Traffic
 from fxpar.costs.prices import Prices, agnostic_prices_of, prices_of
@@ -32,7 +33,6 @@ from fxpar.model.logical import install
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.pass_log import PassLog
 from fxpar.passes.stage_graphs import StageGraphs
-from fxpar.planner.stage_model import StageEstimate, estimate_stage
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.schedule import Costs, Program, lower, peak_memory, simulate
 from fxpar.schedule.choose_schedule import choose_schedule

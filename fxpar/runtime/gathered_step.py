@@ -64,9 +64,18 @@ class GatheredStep:
         collectives = [s.end_us - s.begin_us for s in spans if s.lane == COLLECTIVES and s.kind == "wait"]
         return (sum(wait for wait in waits if wait > 0) + sum(collectives)) / len(self.records)
 
-    def save(self, path: Path) -> None:
-        """Write the trace of all ranks, with the offsets that were added to their times."""
-        save_trace(path, {"": self.timeline}, self._about())
+    def save(self, directory: Path, num_pipe_ranks: int) -> list[Path]:
+        """Write `trace.json`, with all ranks, and a timeline for each rank of the pipe axis; returns the paths of these.
+
+        Ranks with the same index on that axis run the same actions: the first of them speaks for all.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        save_trace(directory / "trace.json", {"": self.timeline}, self._about())
+        apart = len(self.records) // num_pipe_ranks
+        paths = [directory / f"timeline.rank{place * apart}.json" for place in range(num_pipe_ranks)]
+        for place, path in enumerate(paths):
+            _of_pipe_rank(place, self.records[place * apart]).save(path)
+        return paths
 
     def _about(self) -> Mapping[str, str]:
         return {
@@ -87,6 +96,11 @@ def gather_step(recorder: Recorder, mesh: Mesh) -> GatheredStep:
     own = RankRecord(end_us - begin_us, tuple(replace(span, rank=mesh.rank) for span in spans), _peak_bytes(mesh))
     records = of_all_ranks(own)
     return GatheredStep([_moved(*found) for found in zip(records, offsets, strict=True)], offsets)
+
+
+def _of_pipe_rank(place: int, record: RankRecord) -> Timeline:
+    """What a rank did besides waiting for collectives, by its index on the pipe axis."""
+    return Timeline(tuple(replace(span, rank=place) for span in record.spans if span.lane != COLLECTIVES))
 
 
 def moved_to_first_clock(timeline: Timeline, offset: ClockOffset) -> Timeline:

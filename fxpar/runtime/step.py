@@ -17,10 +17,11 @@ from fxpar.ir.random import RANDOM_STATE, random_state
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.runtime.executor import Executor, StepResult
-from fxpar.runtime.gathered_step import gather_step, moved_to_first_clock
+from fxpar.runtime.gathered_step import gather_step
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.not_the_loss import refuse_backward
 from fxpar.runtime.recorder import Recorder
+from fxpar.runtime.report_writer import ReportWriter
 from fxpar.runtime.results import ResultSpec, gather_result
 from fxpar.runtime.step_stats import Recorded, is_recording, remember_recorded
 from fxpar.world.mesh import batch_rank
@@ -42,6 +43,7 @@ class Step:
         results_on_all_stages: bool = False,
         check_inputs: Callable[[Mapping[str, Tensor]], None] | None = None,
         arithmetic: Arithmetic,
+        report: ReportWriter | None = None,
     ) -> None:
         self._distribution = distribution
         self._executor = executor
@@ -54,6 +56,7 @@ class Step:
         self._check_inputs = check_inputs
         self._arithmetic = arithmetic
         self._batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()}
+        self._report = report
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
@@ -89,11 +92,6 @@ class Step:
     def _in_compute_dtype(self, name: str, held: DTensor) -> Tensor:
         return held.to_local().detach().to(self._distribution.parameters[name].compute_dtype)
 
-    @property
-    def _is_stage_leader(self) -> bool:
-        """Whether it is the first of the ranks with the same pipe coordinate, which run the same instructions."""
-        return not any(place for axis, place in self._distribution.mesh.coordinate.items() if axis != "pipe")
-
     def _record(self, arguments: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]) -> StepResult:
         """Run the step, keep its record, and write its timeline if that is asked for: a collective of all ranks."""
         mesh = self._distribution.mesh
@@ -103,19 +101,17 @@ class Step:
         samples, tokens = _batch_size(arguments[-1], self._batch_dims)
         remember_recorded(self._distribution, Recorded(recorder, self._arithmetic, samples, tokens))
         if self._timeline is not None:
-            self._write_timeline(recorder, self._timeline)
+            self._write_timelines(recorder, self._timeline)
         return done
 
-    def _write_timeline(self, recorder: Recorder, directory: Path) -> None:
-        """Write the timeline of this rank's stages, if it speaks for them, and, on rank 0, the trace of all ranks."""
+    def _write_timelines(self, recorder: Recorder, directory: Path) -> None:
+        """Write the timelines of all ranks, on rank 0, and the report that shows them, if it is time."""
         mesh = self._distribution.mesh
         step = gather_step(recorder, mesh)
-        directory.mkdir(parents=True, exist_ok=True)
-        if self._is_stage_leader:
-            own = moved_to_first_clock(recorder.timeline, step.offsets[mesh.rank])
-            own.save(directory / f"timeline.rank{mesh.rank}.json")
         if mesh.rank == 0:
-            step.save(directory / "trace.json")
+            timelines = step.save(directory, mesh.pipe)
+            if self._report is not None:
+                self._report.after_step(timelines)
 
     def _draw(self) -> Tensor:
         """The random state of this step; it advances with every training step."""

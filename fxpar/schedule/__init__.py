@@ -16,7 +16,7 @@ from fxpar.schedule.few_microbatches import few_microbatches_warning
 from fxpar.schedule.instruction import Complete, Compute, Free, Instruction, PostReceive, Reduce, Send, Wait
 from fxpar.schedule.memory import MEMORY_HEADER, RankMemory, StageMemory, check_memory
 from fxpar.schedule.message import Message, Messages
-from fxpar.schedule.peak_memory import peak_memory
+from fxpar.schedule.peak_memory import ActionMemory, memory_by_action, peak_memory
 from fxpar.schedule.program import Program, lower
 from fxpar.schedule.read_schedule import GivenSchedule, check_fits, read_schedule, schedule_text
 from fxpar.schedule.schedule import Schedule, check_trains, forward_only, peak_in_flight
@@ -32,6 +32,7 @@ __all__ = [
     "NAMED_SCHEDULES",
     "SCHEDULE_NAMES",
     "Action",
+    "ActionMemory",
     "Complete",
     "Compute",
     "Costs",
@@ -64,6 +65,7 @@ __all__ = [
     "few_microbatches_warning",
     "forward_only",
     "lower",
+    "memory_by_action",
     "named_schedule",
     "parse_action",
     "peak_in_flight",

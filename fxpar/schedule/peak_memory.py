@@ -1,4 +1,4 @@
-"""Walk through programs to find the peak memory of each."""
+"""Walk through programs to find the memory of each, action by action, and its peak."""
 
 from __future__ import annotations
 
@@ -31,6 +31,23 @@ def peak_memory(
     """
     routes = Routes(edges, schedule.placement)
     return tuple(_Walk(program, schedule, routes, memory).peak() for program in programs)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionMemory:
+    """The bytes of a rank by use: while it runs `action`, and once it has freed what only the action needed."""
+
+    action: Action
+    running: Mapping[Part, int]
+    after: Mapping[Part, int]
+
+
+def memory_by_action(
+    programs: Sequence[Program], schedule: Schedule, edges: Sequence[Edge], memory: Mapping[int, StageMemory]
+) -> tuple[tuple[ActionMemory, ...], ...]:
+    """The memory of every rank at each of its actions, in order; arguments and what is not counted as `peak_memory`."""
+    routes = Routes(edges, schedule.placement)
+    return tuple(tuple(_Walk(program, schedule, routes, memory).actions()) for program in programs)
 
 
 _Key: TypeAlias = tuple[str, int, int, bool]
@@ -76,6 +93,17 @@ class _Walk:
                 peak, at, parts = total, position, self._totals.copy()
             self._totals["working"] = 0
         return RankMemory(self._program.rank, peak, saved_peak, at, str(self._program.instructions[at]), parts)
+
+    def actions(self) -> Iterator[ActionMemory]:
+        """Walk through the program, and note the memory at each action."""
+        running = self._totals.copy()
+        for instruction in self._program.instructions:
+            self._step(instruction)
+            if isinstance(instruction, Compute):
+                running = self._totals.copy()
+                self._totals["working"] = 0
+            elif isinstance(instruction, Free):
+                yield ActionMemory(instruction.action, running, self._totals.copy())
 
     def _step(self, instruction: Instruction) -> None:
         match instruction:

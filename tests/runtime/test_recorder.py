@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -113,3 +115,18 @@ def test_what_a_compile_dumps_is_simulated_and_laid_beside_the_step(
         shown = capsys.readouterr().out
         assert name in shown and "simulated / measured" in shown and "peak MiB by rank" in shown
         assert "measured" in drawn.read_text(encoding="utf-8")
+
+
+def test_the_report_of_the_dump_has_the_recorded_step(recordings: list[Recording]) -> None:
+    for recording in recordings:
+        page = (recording.folder / "report.html").read_text(encoding="utf-8")
+        (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+        data = json.loads(text)
+        measured = Timeline.load(recording.folder / "measured")
+        assert data["measured_us"] == pytest.approx(measured.makespan_us)
+        assert [line["label"] for line in data["timelines"]] == ["simulated", "measured"]
+        ran = [track for track in data["timelines"][1]["tracks"] if track["lane"] == COMPUTE]
+        names = [[span[2] for span in track["spans"]] for track in ran]
+        assert names == [[str(action) for action in actions] for actions in recording.schedule.ranks]
+        assert len(data["stages"]) == recording.costs.num_stages
+        assert len(data["memory"]) == len(recording.schedule.ranks)

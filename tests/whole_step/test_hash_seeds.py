@@ -35,7 +35,7 @@ def test_graphs_do_not_depend_on_the_hash_seed(subject: str, tmp_path: Path) -> 
     ranks = run_ranks(4, dump_all, subject, str(tmp_path))
     for pipe in range(SIZES["pipe"]):
         first, second = (tmp_path / f"rank{rank}" for place, rank in ranks if place == pipe)
-        names = sorted(path.name for path in first.iterdir())
+        names = sorted(path.name for path in first.iterdir() if "step_facts" not in path.name)  # of the first rank
         assert names == sorted(path.name for path in second.iterdir())
         assert any("split_backward" in name for name in names)
         differing = [name for name in names if (first / name).read_bytes() != (second / name).read_bytes()]

@@ -33,10 +33,15 @@ class StageEstimate:
         return {kind: action.total_us for kind, action in self.actions.items()}
 
     @property
-    def microbatch(self) -> list[GraphTime]:
+    def kinds_of_microbatch(self) -> list[Kind]:
         """Forward and backward of one microbatch; if the schedule splits only some backwards, as if none were split."""
         kinds: Sequence[Kind] = ("F", "B") if "B" in self.actions else ("F", "I", "W")
-        return [self.actions[kind] for kind in kinds if kind in self.actions]
+        return [kind for kind in kinds if kind in self.actions]
+
+    @property
+    def microbatch(self) -> list[GraphTime]:
+        """The times of `kinds_of_microbatch`."""
+        return [self.actions[kind] for kind in self.kinds_of_microbatch]
 
     def compute_us(self, microbatches: int) -> float:
         """The computation time of a step."""
@@ -50,18 +55,14 @@ class StageEstimate:
 
 def estimate_stage(graphs: StageGraphs, model: GraphModel) -> StageEstimate:
     """The times of a stage's graphs, which must be in the order in which they are to run."""
-    actions: dict[Kind, GraphTime] = {"F": model.time(graphs.parts.forward)}
-    if graphs.parts.backward is not None and graphs.runs_whole_backward:
-        actions["B"] = model.time(graphs.parts.backward)
-    if graphs.halves is not None:
-        actions |= {"I": model.time(graphs.halves.inputs), "W": model.time(graphs.halves.weights)}
+    actions = {kind: model.time(module) for kind, module in graphs.of_actions.items()}
     parts = [model.time(part.module) for part in (graphs.hoisted.gathers, graphs.hoisted.reductions) if part]
-    parts.append(_reduction(graphs, model))
+    parts.append(gradient_reduction(graphs, model))
     once_us, computed_us = sum(part.total_us for part in parts), sum(part.compute_us for part in parts)
     return StageEstimate(actions, GraphTime(once_us, computed_us, add_up(part.traffic for part in parts)))
 
 
-def _reduction(graphs: StageGraphs, model: GraphModel) -> GraphTime:
+def gradient_reduction(graphs: StageGraphs, model: GraphModel) -> GraphTime:
     """All-reduces of gradients after the last microbatch: of partial ones over their axes, then over the batch axes."""
     local = graphs.local
     layouts = {port.name: layout for port, layout in graphs.planned.border.gradients.items()}
