@@ -209,17 +209,10 @@ def drawback(estimate: Estimate, best: Estimate) -> str:
     """What makes a step slower than the best: the part of its time with the largest difference."""
     if estimate is best:
         return ""
-    own, other = _parts(estimate), _parts(best)
+    own, other = estimate.parts.by_name, best.parts.by_name
     slower = {part: own.get(part, 0.0) - other.get(part, 0.0) for part in {**own, **other}}
     worst = max(slower, key=slower.__getitem__)
     return f"{worst}: {slower[worst] / 1e3:+,.2f} ms"
-
-
-def _parts(estimate: Estimate) -> dict[str, float]:
-    """The parts of a step's time; "waiting" is negative as far as communication is hidden."""
-    parts = {f"communication over {axis}": each.time_us for axis, each in estimate.traffic.items()}
-    parts["computing"] = estimate.compute_us
-    return parts | {"waiting": estimate.step_us - sum(parts.values())}
 
 
 def _nothing_fits(needs: Mapping[Configuration, float], budget: float) -> PlanningError:

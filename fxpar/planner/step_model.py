@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxpar.compiler import compile_stages, divide_stage, join_stages, localize
-from fxpar.costs.graph_time import GraphModel, Traffic
+from fxpar.costs.graph_time import GraphModel, GraphTime, Traffic, one_after_another
 from fxpar.costs.prices import Prices, agnostic_prices_of, prices_of
 from fxpar.costs.stage_times import estimate_costs
 from fxpar.errors import MicrobatchError
@@ -33,8 +33,9 @@ from fxpar.model.resolve_layouts import Layouts
 from fxpar.pass_log import PassLog
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.planner.stage_model import StageEstimate, estimate_stage
+from fxpar.planner.step_parts import StepParts, actions_time, busiest, optimizer_us, step_parts
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
-from fxpar.schedule import Costs, Program, lower, peak_memory, simulate
+from fxpar.schedule import Costs, Program, RankMemory, lower, peak_memory, simulate
 from fxpar.schedule.choose_schedule import choose_schedule
 from fxpar.world.mesh import Mesh, num_batch_shards
 
@@ -50,10 +51,12 @@ class Estimate:
     """The estimate of a step.
 
     plan, options: those with which `distribute` and `torch.compile` make this step.
-    step_us: from start to end, with pipeline, waits and reductions.
+    step_us: from start to end, with pipeline, waits and reductions, without the optimizer's step.
     compute_us: the computation of the busiest rank.
     peak_bytes: the maximum over ranks, with gradients and optimizer states.
     traffic: by axis, of the rank that communicates longest along it; messages between stages count as "pipe".
+    parts: what `step_us` is spent on.
+    optimizer_us: the optimizer's step, if it is Adam's.
     """
 
     plan: Plan
@@ -62,6 +65,8 @@ class Estimate:
     compute_us: float
     peak_bytes: int
     traffic: Mapping[str, Traffic]
+    parts: StepParts
+    optimizer_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +94,43 @@ class DividedStep:
     schedule: its name.
     programs: of every rank of the pipeline.
     graphs: of every stage.
-    peak_bytes: as in `Estimate`.
+    peaks: the peak memory of every rank of the pipeline.
+    overlap: how the collectives of the graphs will be ordered.
     """
 
     schedule: str
     policy: MemoryPolicy
     programs: Sequence[Program]
     graphs: Sequence[StageGraphs]
-    peak_bytes: int
+    peaks: Sequence[RankMemory]
+    overlap: Overlap
+
+    @property
+    def peak_bytes(self) -> int:
+        """As in `Estimate`."""
+        return max(peak.peak_bytes for peak in self.peaks)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step with the graphs of its stages as they would run, their times, and the estimate that follows from them."""
+
+    divided: DividedStep
+    graphs: Sequence[StageGraphs]
+    stages: Sequence[StageEstimate]
+    estimate: Estimate
 
 
 class StepModel:
-    """The step of a model on `mesh`, with one stage per pipe rank; the model is not changed.
+    """The step of a model on `mesh`; the model is not changed.
 
     Its graphs are made as they would be to run, on the mesh's process groups, which may be fake ones.
 
     Args:
         model: best built under `torch.device("meta")`.
         batch: the arguments of its forward for all ranks: a tuple, or a dict of keywords; meta tensors suffice.
-        layouts, batch_dims, precision: as in `distribute`.
+        layouts, batch_dims, precision, stages: as in `distribute`.
+        schedule: as in `distribute`, as text; others can be simulated if they place as many stages alike.
 
     Raises:
         MicrobatchError: the batch does not divide.
@@ -123,14 +146,21 @@ class StepModel:
         layouts: Layouts = None,
         batch_dims: Mapping[str | int, int | None] | None = None,
         precision: Precision | None = None,
+        stages: Sequence[str] | int | None = None,
+        schedule: str = "1f1b",
     ) -> None:
         local = local_batch(batch, num_batch_shards(mesh), microbatches, batch_dims or {})
         own = copy.deepcopy(model)
         self._distribution = Distribution.of(own, mesh, layouts, microbatches, batch_dims, precision)
         install(self._distribution)
-        self._distribution.plan = make_plan(self._distribution, None, "1f1b", local)
+        self._distribution.plan = make_plan(self._distribution, stages, schedule, local)
         (planned,) = self._distribution.planned.values()
-        self._stages = planned()
+        self.stages = planned()
+
+    @property
+    def distribution(self) -> Distribution:
+        """The model's copy, as it would be distributed."""
+        return self._distribution
 
     def memory_policies(self) -> list[MemoryPolicy]:
         """The policies to choose from, roughly the fastest first."""
@@ -140,44 +170,68 @@ class StepModel:
         remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
         return [MemoryPolicy(remat, storage) for remat, storage in product(remats, storages)]
 
-    def divide(self, schedule: str, policy: MemoryPolicy) -> DividedStep:
-        """The step with the schedule of that name, with one stage per rank."""
+    def divide(self, schedule: str, policy: MemoryPolicy, overlap: Overlap = _OVERLAP) -> DividedStep:
+        """The step with the schedule of that name."""
         chosen = choose_schedule(schedule, self._costs, self._distribution.mesh.pipe, self._distribution.microbatches)
         programs = lower(chosen, self._pipeline.edges, lookahead_on(self._distribution.mesh))
         graphs = [
-            divide_stage(stage, local, self._distribution, chosen, policy.storage, policy.remat, _OVERLAP)
-            for stage, local in zip(self._stages, self._local, strict=True)
+            divide_stage(stage, local, self._distribution, chosen, policy.storage, policy.remat, overlap)
+            for stage, local in zip(self.stages, self._local, strict=True)
         ]
         memory = {each.index: each.memory for each in graphs}
         peaks = peak_memory(programs, chosen, self._pipeline.edges, memory)
-        return DividedStep(schedule, policy, programs, graphs, max(peak.peak_bytes for peak in peaks))
+        return DividedStep(schedule, policy, programs, graphs, peaks, overlap)
 
     def estimate(self, step: DividedStep, fuse: Fuse = True, *, knows_hosts: bool = True) -> Estimate:
         """The estimate of a step of this model.
 
         `knows_hosts`: whether times depend on how the axes of the mesh are placed on hosts.
         """
+        return self.simulate(step, fuse, knows_hosts=knows_hosts).estimate
+
+    def simulate(self, step: DividedStep, fuse: Fuse = True, *, knows_hosts: bool = True) -> SimulatedStep:
+        """The same step with its final graphs; see `estimate`."""
         mesh = self._distribution.mesh
         prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         model = GraphModel(mesh, prices)
-        stages = [estimate_stage(each, model) for each in compile_stages(step.graphs, model, fuse, _OVERLAP)]
+        graphs = compile_stages(step.graphs, model, fuse, step.overlap)
+        stages = [estimate_stage(each, model) for each in graphs]
         costs = replace(self._costs, compute_us={index: stage.times_us for index, stage in enumerate(stages)})
-        return Estimate(
+        actions = [actions_time(program, stages) for program in step.programs]
+        parts = step_parts(
+            busiest(actions),
+            busiest(self._of_ranks(lambda stage: stages[stage].once)),
+            simulate(step.programs, costs).makespan_us,
+            simulate(step.programs, costs.without_communication()).makespan_us,
+        )
+        states = [peak.parts["optimizer"] for peak in step.peaks]
+        estimate = Estimate(
             replace(self._distribution.final_plan, schedule=step.schedule),
             step.policy.options,
-            simulate(step.programs, costs).makespan_us + max(stage.once.total_us for stage in stages),
-            max(stage.compute_us(self._distribution.microbatches) for stage in stages),
+            parts.total_us,
+            max(each.compute_us for each in actions),
             step.peak_bytes,
             self._traffic(stages, costs, prices),
+            parts,
+            optimizer_us(max(states), prices.memory_bytes_per_us),
         )
+        return SimulatedStep(step, graphs, stages, estimate)
+
+    def _of_ranks(self, time: Callable[[int], GraphTime]) -> list[GraphTime]:
+        """For each rank of the pipeline, the `time` of all its stages."""
+        placement = self._distribution.placement
+        return [
+            one_after_another(time(stage) for stage, home in enumerate(placement) if home == rank)
+            for rank in range(self._distribution.mesh.pipe)
+        ]
 
     @cached_property
     def _costs(self) -> Costs:
-        return estimate_costs(self._stages, self._pipeline, self._distribution.mesh, self._distribution.placement)
+        return estimate_costs(self.stages, self._pipeline, self._distribution.mesh, self._distribution.placement)
 
     @cached_property
     def _pipeline(self) -> Pipeline:
-        return join_stages(self._stages, self._distribution, "broadcast", "balance", PassLog())
+        return join_stages(self.stages, self._distribution, "broadcast", "balance", PassLog())
 
     @cached_property
     def _local(self) -> list[JointGraph]:
@@ -185,7 +239,7 @@ class StepModel:
         mesh, placement = self._distribution.mesh, self._distribution.placement
         ranks = [mesh.rank_at({"pipe": pipe}) for pipe in placement]
         return [
-            localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self._stages, ranks, strict=True)
+            localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self.stages, ranks, strict=True)
         ]
 
     def _traffic(self, stages: Sequence[StageEstimate], costs: Costs, prices: Prices) -> dict[str, Traffic]:
