@@ -238,9 +238,7 @@ class StepModel:
         """The local graph of each stage, on the first of its ranks: it has the largest shards."""
         mesh, placement = self._distribution.mesh, self._distribution.placement
         ranks = [mesh.rank_at({"pipe": pipe}) for pipe in placement]
-        return [
-            localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self.stages, ranks, strict=True)
-        ]
+        return [localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self.stages, ranks, strict=True)]
 
     def _traffic(self, stages: Sequence[StageEstimate], costs: Costs, prices: Prices) -> dict[str, Traffic]:
         of_stages = [stage.traffic(self._distribution.microbatches) for stage in stages]

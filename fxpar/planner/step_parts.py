@@ -39,7 +39,9 @@ class StepParts:
         return {"computing": self.compute_us, **exposed, "bubble": self.bubble_us}
 
 
-def step_parts(actions: GraphTime, once: GraphTime, makespan_us: float, makespan_without_messages_us: float) -> StepParts:
+def step_parts(
+    actions: GraphTime, once: GraphTime, makespan_us: float, makespan_without_messages_us: float
+) -> StepParts:
     """The parts of a step.
 
     Args:
