@@ -109,11 +109,11 @@ def plan(
     known = read_cluster(cluster)
     ranks = num_ranks or known.ranks_per_host
     budget = memory_bytes or known.usable_bytes
-    size, rows = _batch(batch, batch_dims or {})
+    size, rows = batch_size_and_rows(batch, batch_dims or {})
     everything = _candidates(ranks, size, microbatches, axes)
     too_large = _too_large(everything, matrices_of(model), budget)
     possible = [each for each in everything if each not in too_large]
-    estimates = _analytic_estimates(model, possible, rows, known, schedules, precision)
+    estimates = analytic_estimates(model, possible, rows, known, schedules, precision)
     search = BestFirst(estimates, budget if microbatches is None else None)
     sampled = None if whole else layers_to_sample(model, given_patterns(layouts))
     estimator = GraphEstimator(model, batch, known, budget, layouts, batch_dims, precision, schedules, sampled)
@@ -122,7 +122,7 @@ def plan(
     return _ranking(known, search.estimates, too_large | search.left_out, budget)
 
 
-def _analytic_estimates(
+def analytic_estimates(
     model: nn.Module,
     possible: Sequence[Configuration],
     rows: int,
@@ -130,6 +130,7 @@ def _analytic_estimates(
     schedules: Sequence[str],
     precision: Precision | None,
 ) -> dict[Configuration, AnalyticEstimate]:
+    """The analytic estimates of configurations for a batch with so many rows of activations."""
     matrices, layers = matrices_of(model), find_layers(model)
     if precision is not None:
         matrices = [replace(each, dtype=precision.compute) for each in matrices]
@@ -158,7 +159,7 @@ def _silent(_: str) -> None:
     pass
 
 
-def _batch(
+def batch_size_and_rows(
     batch: Sequence[Any] | Mapping[str, Any], batch_dims: Mapping[str | int, int | None]
 ) -> tuple[int | None, int]:
     """The size of the split dim of the first tensor that is split, and its number of rows of activations."""

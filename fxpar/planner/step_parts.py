@@ -53,9 +53,8 @@ def step_parts(
     # A schedule may be slower by chance where messages take no time.
     messages_us = min(max(0.0, makespan_us - makespan_without_messages_us), idle_us)
     whole = one_after_another([actions, once])
-    exposed = dict(whole.exposed_by_axis_us)
-    if messages_us > 0:
-        exposed["pipe"] = messages_us
+    by_axis = {"pipe": messages_us, **whole.exposed_by_axis_us}
+    exposed = {axis: time_us for axis, time_us in by_axis.items() if time_us > 0}
     return StepParts(whole.compute_us, exposed, idle_us - messages_us)
 
 
