@@ -61,9 +61,11 @@ from fxpar.errors.running import (
 )
 from fxpar.errors.tools import (
     ClusterUnavailableError,
+    ExplainingError,
     InvalidClusterError,
     InvalidCostsError,
     InvalidTimelineError,
+    ModelFunctionError,
     PlanningError,
     UnknownClusterError,
     UnreadableReportError,
@@ -85,6 +87,7 @@ __all__ = [
     "BrokenWorldError",
     "ClusterUnavailableError",
     "CoreNotBuiltError",
+    "ExplainingError",
     "FailedOnOtherRankError",
     "ForwardOnlyLoweringError",
     "FxparError",
@@ -108,6 +111,7 @@ __all__ = [
     "MicrobatchError",
     "MissingPackageError",
     "MissingWeightsError",
+    "ModelFunctionError",
     "NoLossError",
     "NoMeshError",
     "NoShippedPlanError",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fxpar.errors import PlanningError
+from fxpar.errors import ExplainingError
 from fxpar.errors.base import one_of
 from fxpar.explainer.explain import explain
 from fxpar.explainer.tables import print_explanation
@@ -82,12 +82,12 @@ def _settings(options: Namespace, returned: Mapping[str, Any]) -> dict[str, Any]
     """Keyword arguments of `explain`: flags, and what the user's function returns where there is no flag.
 
     Raises:
-        PlanningError: the function returns a setting that is none, or there is no mesh or cluster.
+        ExplainingError: the function returns a setting that is none, or there is no mesh or cluster.
     """
     known = [name for name in inspect.signature(explain).parameters if name not in _NOT_SETTINGS]
     for name in returned:
         if name not in known:
-            raise PlanningError(f"{options.model} returns a setting {name!r}", one_of(known, name))
+            raise ExplainingError(f"{options.model} returns a setting {name!r}", one_of(known, name))
     names = ("mesh", "cluster", "microbatches", "schedule", "stages", "layouts")
     flags = {name: value for name in names if (value := getattr(options, name)) is not None}
     limits = {"most": options.most, "seconds": options.seconds, "whole": options.whole}
@@ -97,7 +97,7 @@ def _settings(options: Namespace, returned: Mapping[str, Any]) -> dict[str, Any]
         settings["memory_bytes"] = options.memory_gib * 2**30
     for name, example in (("mesh", '--mesh "pipe=2 x=4"'), ("cluster", "--cluster dgx-h100")):
         if name not in settings:
-            raise PlanningError(
+            raise ExplainingError(
                 f"expected a {name}, found none", f"give {example}, or return {{{name!r}: ...}} beside model and batch"
             )
     return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from fxpar.errors import ExplainingError
 from fxpar.explainer.changes import Changes
 from fxpar.explainer.proposals import Proposal, Trial, most_helpful, whole_parts, whole_step_us
 from fxpar.explainer.setup import Setup, read_setup
@@ -33,7 +35,6 @@ from fxpar.planner.imagined_mesh import imagined_world
 from fxpar.planner.search import MOST_ESTIMATED, SECONDS, batch_size_and_rows
 from fxpar.planner.step_model import Estimate
 from fxpar.schedule import GivenSchedule
-from fxpar.world.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +127,19 @@ def explain(
     Raises:
         InvalidMeshError: the mesh is none.
         UnknownClusterError, InvalidClusterError
+        ExplainingError: the mesh and the microbatches do not divide the batch.
         PlanningError: this process has joined a process group.
         and what `distribute` and `torch.compile` raise for the same arguments.
     """
     known = read_cluster(cluster)
     setup = read_setup(mesh, microbatches, schedule, stages, layouts, options)
+    batch_size, rows = batch_size_and_rows(batch, batch_dims or {})
+    _check_batch(setup, batch_size)
     budget = memory_bytes or setup.options.memory_bytes or known.usable_bytes
     estimator = SetupEstimator(model, batch, known, budget, batch_dims, precision, whole)
-    with imagined_world(Mesh(**setup.mesh).num_ranks):
+    with imagined_world(math.prod(setup.mesh.values())):
         found = _explain_step(estimator, setup)
-        changes = Changes(model, setup, known, *batch_size_and_rows(batch, batch_dims or {}), precision, found.fits)
+        changes = Changes(model, setup, known, batch_size, rows, precision, found.fits)
         trial = Trial(estimator.estimate, estimator.estimate(setup), found.step_us, budget, seconds, say or _silent)
         trial.try_each(changes.of_options)
         trial.try_each(changes.of_layouts(found.repeated, found.step_us, found.shipped_plan))
@@ -159,6 +163,15 @@ def _explain_step(estimator: SetupEstimator, setup: Setup) -> Explanation:
         repeated_work(model.stages, distribution),
         shipped_plan_facts(estimator.model, distribution),
     )
+
+
+def _check_batch(setup: Setup, batch_size: int | None) -> None:
+    shards, microbatches = setup.mesh["data"] * setup.mesh["z"], setup.microbatches
+    if batch_size is not None and batch_size % (shards * microbatches):
+        raise ExplainingError(
+            f"a batch of {batch_size} does not divide into {shards} batch shards of {microbatches} microbatches each",
+            "change the batch, the mesh or the microbatches",
+        )
 
 
 def _silent(_: str) -> None:

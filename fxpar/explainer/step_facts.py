@@ -21,6 +21,7 @@ from fxpar.ir.stage import PlannedStage
 from fxpar.model.distribution import Distribution
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.planner.step_model import SimulatedStep, StepModel
+from fxpar.schedule.memory import PARTS
 from fxpar.world.mesh import Mesh
 
 
@@ -131,7 +132,9 @@ def _local_bytes(name: str, distribution: Distribution, pipe: int) -> int:
 
 def rank_facts(step: SimulatedStep) -> list[RankFacts]:
     """The memory of each rank of the pipe axis."""
-    return [RankFacts(peak.rank, peak.peak_bytes, dict(peak.parts)) for peak in step.divided.peaks]
+    return [
+        RankFacts(peak.rank, peak.peak_bytes, {kind: peak.parts[kind] for kind in PARTS}) for peak in step.divided.peaks
+    ]
 
 
 def axis_facts(mesh: Mesh, step: SimulatedStep) -> list[AxisFacts]:
@@ -199,7 +202,9 @@ def repeated_work(stages: Sequence[PlannedStage], distribution: Distribution) ->
                 parts = math.prod(mesh.sizes[axis] for axis in axes)
                 wasted_us = _local_us(op, mesh, prices) * (1 - 1 / parts) * microbatches
                 by_rank[rank][module_pattern(module_path(op.node)), axes] += wasted_us
-    worst = max(by_rank.values(), key=lambda found: sum(found.values()), default={})
+    if not by_rank:
+        return []
+    worst = max(by_rank.values(), key=lambda found: sum(found.values()))
     found = [RepeatedWork(modules, axes, wasted_us) for (modules, axes), wasted_us in worst.items() if wasted_us > 0]
     return sorted(found, key=lambda each: -each.wasted_us)
 

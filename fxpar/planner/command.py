@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fxpar.errors import PlanningError
+from fxpar.errors import ModelFunctionError
 from fxpar.flags import count, counts, names
 from fxpar.hardware.cluster import cluster_names
 from fxpar.ir.layout import AXES
@@ -101,7 +101,7 @@ def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any],
     """What the function called `name` returns, on the meta device: a model, a batch, and settings, if there are any.
 
     Raises:
-        PlanningError: there is no such function, or it returns something else.
+        ModelFunctionError: there is no such function, or it returns something else.
     """
     where, _, function = name.rpartition(":")
     try:
@@ -115,7 +115,7 @@ def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any],
             module = importlib.import_module(where)
         make = getattr(module, function)
     except (ImportError, OSError, AttributeError, ValueError) as error:
-        raise PlanningError(f"expected a function MODULE:FUNCTION, found {name!r}: {error}", "name one") from error
+        raise ModelFunctionError(name, error) from error
     with torch.device("meta"):
         found = make()
     match found:
@@ -123,10 +123,11 @@ def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any],
             return model, batch, {}
         case (nn.Module() as model, tuple() | dict() as batch, dict() as settings):
             return model, batch, settings
-    raise PlanningError(
-        f"expected {name} to return a model and a batch, and maybe a dict of settings, found {type(found).__name__}",
-        "return (model, arguments), where the arguments of the forward are a tuple or a dict",
-    )
+    raise ModelFunctionError(name, f"it returns {_types(found)}")
+
+
+def _types(found: object) -> str:
+    return ", ".join(type(each).__name__ for each in (found if isinstance(found, tuple) else (found,)))
 
 
 def to_json(ranking: Ranking) -> dict[str, Any]:

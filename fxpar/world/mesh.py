@@ -148,7 +148,8 @@ def mesh_sizes(given: Mapping[str, int] | str) -> dict[str, int]:
     for axis in sizes:
         if axis not in AXES:
             raise InvalidMeshError(f"mesh {given!r} has an axis {axis!r}: {one_of(AXES, axis)}")
-    return Mesh(**sizes).sizes
+    pipe, data, z, y, x = (sizes.get(axis, 1) for axis in AXES)
+    return Mesh(pipe, data, z, y, x).sizes
 
 
 def _sizes_in(text: str) -> dict[str, int]:

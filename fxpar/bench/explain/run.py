@@ -22,6 +22,7 @@ from fxpar.explainer.explain import Explanation, explain
 from fxpar.explainer.proposals import Proposal
 from fxpar.explainer.setup import Setup
 from fxpar.hardware.cluster import Cluster
+from fxpar.ir.layout import AXES
 
 WARM_UP, REPEATS = 1, 3
 """Sleeping steps always take equally long unless others disturb them."""
@@ -150,7 +151,7 @@ def time_setups(setups: Mapping[str, Setup], sizes: Mapping[str, int], cluster: 
 def _step(setup: Setup, sizes: Mapping[str, int], cluster: Cluster) -> Step:
     """The step as a user would set it up."""
     torch.compiler.reset()  # each setup's model is traced anew
-    mesh = fxpar.init_mesh(**setup.mesh, cluster=cluster)
+    mesh = fxpar.init_mesh(*(setup.mesh[axis] for axis in AXES), cluster=cluster)
     own = batch(fxpar.num_batch_shards(mesh))
     model = build(sizes)
     fxpar.distribute(model, mesh, example_inputs=own, **setup.distribute_arguments)
