@@ -59,11 +59,6 @@ def add_flags(parser: ArgumentParser) -> None:
         help="largest number of changed meshes and microbatch counts to estimate",
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="time limit for all changes")
-    parser.add_argument(
-        "--whole",
-        action="store_true",
-        help="for changes, too, make the graphs of all layers instead of extrapolating from a few equal ones",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
 
 
@@ -90,7 +85,7 @@ def _settings(options: Namespace, returned: Mapping[str, Any]) -> dict[str, Any]
             raise ExplainingError(f"{options.model} returns a setting {name!r}", one_of(known, name))
     names = ("mesh", "cluster", "microbatches", "schedule", "stages", "layouts")
     flags = {name: value for name in names if (value := getattr(options, name)) is not None}
-    limits = {"most": options.most, "seconds": options.seconds, "whole": options.whole}
+    limits = {"most": options.most, "seconds": options.seconds}
     settings = {**limits, **returned, **flags}
     settings["options"] = {**(returned.get("options") or {}), **dict(options.option)}
     if options.memory_gib is not None:

@@ -102,7 +102,6 @@ def explain(
     memory_bytes: float | None = None,
     most: int = MOST_ESTIMATED,
     seconds: float = SECONDS,
-    whole: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Explanation:
     """Predict a training step, say what its time is spent on, and what to change so that it becomes shorter.
@@ -120,8 +119,6 @@ def explain(
         memory_bytes: the memory limit of a rank; default: that of the options, or what the cluster's ranks have.
         most, seconds: limits on the number of changed meshes and microbatch counts whose graphs are made, and on the
             time for all changes.
-        whole: make the graphs of all layers for changes, too; by default, a model with a long list of equal layers is
-            extrapolated from two with fewer of them.
         say: called with messages about the progress.
 
     Raises:
@@ -136,11 +133,11 @@ def explain(
     batch_size, rows = batch_size_and_rows(batch, batch_dims or {})
     _check_batch(setup, batch_size)
     budget = memory_bytes or setup.options.memory_bytes or known.usable_bytes
-    estimator = SetupEstimator(model, batch, known, budget, batch_dims, precision, whole)
+    estimator = SetupEstimator(model, batch, known, budget, batch_dims, precision)
     with imagined_world(math.prod(setup.mesh.values())):
         found = _explain_step(estimator, setup)
         changes = Changes(model, setup, known, batch_size, rows, precision, found.fits)
-        trial = Trial(estimator.estimate, estimator.estimate(setup), found.step_us, budget, seconds, say or _silent)
+        trial = Trial(estimator.estimate, found.estimate, budget, seconds, say or _silent)
         trial.try_each(changes.of_options)
         trial.try_each(changes.of_layouts(found.repeated, found.step_us, found.shipped_plan))
         trial.try_best_first(changes.of_configurations, changes.analytic_estimates, setup, most)

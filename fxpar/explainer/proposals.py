@@ -25,15 +25,18 @@ class Proposal:
     """A change and its estimate.
 
     gain: the share of the step's time that it saves; negative if it takes longer.
-    step_us: the predicted step, with the optimizer's.
     reason: what becomes faster by most.
     """
 
     change: Change
     estimate: Estimate
     gain: float
-    step_us: float
     reason: str
+
+    @property
+    def step_us(self) -> float:
+        """The predicted step, with the optimizer's."""
+        return whole_step_us(self.estimate)
 
 
 def whole_step_us(estimate: Estimate) -> float:
@@ -46,17 +49,13 @@ def whole_parts(estimate: Estimate) -> dict[str, float]:
     return {**estimate.parts.by_name, "optimizer": estimate.optimizer_us}
 
 
-def proposal(change: Change, estimate: Estimate, given: Estimate, given_us: float) -> Proposal:
-    """What a change brings, by its estimate and that of the given setup, which takes `given_us`.
-
-    Both estimates may be extrapolated from few layers, which `given_us` is not: it only gives the gain its scale.
-    """
-    ratio = whole_step_us(estimate) / whole_step_us(given)
+def proposal(change: Change, estimate: Estimate, given: Estimate) -> Proposal:
+    """What a change brings, by its estimate and that of the given setup."""
     own, other = whole_parts(estimate), whole_parts(given)
     saved = {part: other.get(part, 0.0) - own.get(part, 0.0) for part in {**other, **own}}
     most = max(saved, key=saved.__getitem__)
     reason = f"{most}: {-saved[most] / 1e3:+,.2f} ms" if saved[most] > 0 else ""
-    return Proposal(change, estimate, 1 - ratio, ratio * given_us, reason)
+    return Proposal(change, estimate, 1 - whole_step_us(estimate) / whole_step_us(given), reason)
 
 
 def most_helpful(tried: Iterable[Proposal], *, fits: bool) -> list[Proposal]:
@@ -77,13 +76,12 @@ class Trial:
 
     Args:
         estimate: returns the estimate of a setup.
-        given, given_us: the estimate of the setup itself, and the step of all its layers.
+        given: that of the setup itself.
         begun: when `seconds` start.
     """
 
     estimate: Callable[[Setup], Estimate]
     given: Estimate
-    given_us: float
     budget_bytes: float
     seconds: float
     say: Callable[[str], None]
@@ -134,4 +132,4 @@ class Trial:
         if estimate.peak_bytes > self.budget_bytes:
             self.left_out[change.text] = f"it takes {estimate.peak_bytes / 2**30:,.3f} GiB of memory"
         else:
-            self.tried.append(proposal(change, estimate, self.given, self.given_us))
+            self.tried.append(proposal(change, estimate, self.given))

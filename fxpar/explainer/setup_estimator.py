@@ -1,32 +1,29 @@
-"""Estimate setups, one after another, by the planner's model of a step."""
+"""Estimate setups, one after another, by the planner's model of a step, from the graphs of all layers.
+
+`fxpar plan` may extrapolate from models with fewer layers. Here graphs are those of the whole model: where stages are
+uneven, an extrapolated step of a pipeline was found to be a sixth too long, more than many changes gain.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from fxpar.explainer.setup import Setup
 from fxpar.hardware.cluster import Cluster
 from fxpar.ir.precision import Precision
-from fxpar.model.resolve_layouts import given_patterns
 from fxpar.planner.imagined_mesh import imagined_mesh
-from fxpar.planner.layers import Layers, layers_to_sample
-from fxpar.planner.sampled_step import SampledStep
-from fxpar.planner.step_model import Estimate, SimulatedStep, StepModel
+from fxpar.planner.step_model import DividedStep, Estimate, SimulatedStep, StepModel
 from fxpar.schedule.choose_schedule import choose_placement, num_stages_of
 
 
 @dataclass(slots=True)
 class SetupEstimator:
-    """Estimates setups of one model and batch on a cluster.
-
-    whole: make the graphs of all layers; otherwise many equal ones are extrapolated, as by `fxpar.plan`.
-    others: as in `explain`.
-    """
+    """Estimates setups of one model and batch on a cluster; the arguments are those of `explain`."""
 
     model: nn.Module
     batch: Sequence[Any] | Mapping[str, Any]
@@ -34,48 +31,42 @@ class SetupEstimator:
     budget_bytes: float
     batch_dims: Mapping[str | int, int | None] | None
     precision: Precision | None
-    whole: bool
-    _latest: tuple[object, SampledStep] | None = field(default=None, init=False)
+    _latest: tuple[object, StepModel] | None = field(default=None, init=False)
 
     def estimate(self, setup: Setup) -> Estimate:
-        """The estimate by the first memory policy that fits, or the last.
-
-        Raises: what planning raises.
-        """
-        step, options = self._step_of(setup), setup.options
-        policies = setup.memory_policies
-        return step.first_that_fits(setup.schedule, policies, self.budget_bytes, options.overlapping, options.fuse)
+        """The estimate of `simulate`."""
+        return self.simulate(setup)[1].estimate
 
     def simulate(self, setup: Setup) -> tuple[StepModel, SimulatedStep]:
-        """The step with the graphs of all layers, by the same policy.
+        """The step by the first memory policy that fits, or the last.
 
         Raises: what planning raises.
         """
-        step, options = self._step_of(setup), setup.options
-        if not step.is_whole:
-            step = SampledStep(self.model, None, 1, partial(self._make, setup))
-        (divided,) = step.divide(setup.schedule, setup.memory_policies, self.budget_bytes, options.overlapping)
-        return step.models[0], step.models[0].simulate(divided, options.fuse)
+        model = self._model_of(setup)
+        return model, model.simulate(self._divide(model, setup), setup.options.fuse)
 
-    def _step_of(self, setup: Setup) -> SampledStep:
-        """The step; that of the latest setup if its graphs are the same until the schedule divides them."""
+    def _divide(self, model: StepModel, setup: Setup) -> DividedStep:
+        *others, last = setup.memory_policies
+        for policy in others:
+            divided = model.divide(setup.schedule, policy, setup.options.overlapping)
+            if divided.peak_bytes <= self.budget_bytes:
+                return divided
+        return model.divide(setup.schedule, last, setup.options.overlapping)
+
+    def _model_of(self, setup: Setup) -> StepModel:
+        """That of the latest setup, if the graphs are the same until the schedule divides them."""
         pipe = setup.mesh["pipe"]
         num_stages = num_stages_of(setup.schedule, pipe) if setup.stages is None else _count(setup.stages)
-        placement = choose_placement(setup.schedule, num_stages, pipe)
-        key = setup.configuration, setup.stages, placement, setup.layouts
+        key = setup.configuration, setup.stages, choose_placement(setup.schedule, num_stages, pipe), setup.layouts
         if self._latest is None or self._latest[0] != key:
             self._latest = None  # frees graphs before others are made
-            # Stages that the user opens by name may be of any layers.
-            sampled = None if self.whole or setup.stages is not None else self._layers(setup)
-            self._latest = key, SampledStep(self.model, sampled, num_stages, partial(self._make, setup))
+            torch.compiler.reset()  # else Dynamo gives up on a model that it has compiled for so many meshes
+            self._latest = key, self._make(setup)
         return self._latest[1]
 
-    def _layers(self, setup: Setup) -> Layers | None:
-        return layers_to_sample(self.model, given_patterns(setup.layouts))
-
-    def _make(self, setup: Setup, model: nn.Module) -> StepModel:
+    def _make(self, setup: Setup) -> StepModel:
         return StepModel(
-            model,
+            self.model,
             self.batch,
             imagined_mesh(setup.mesh, self.cluster),
             setup.microbatches,

@@ -12,6 +12,9 @@ from fxpar.explainer.step_facts import LayerCollectives
 _MOST_ROWS = 8
 """Of collectives and of repeated work."""
 
+_LEAST_SHARE = 1e-3
+"""The share of the step from which repeated work is shown."""
+
 
 def print_explanation(found: Explanation, console: Console) -> None:
     """What the step costs, then what bounds it, then what to change."""
@@ -79,9 +82,10 @@ def _collectives(found: Explanation) -> Table:
 def _repeated(found: Explanation) -> Table:
     table = Table("modules", "along", title="computed alike by all ranks along tensor-parallel axes")
     table.add_column("wasted in a step, ms", justify="right")
-    for each in found.repeated[:_MOST_ROWS]:
+    costly = [each for each in found.repeated if each.wasted_us >= _LEAST_SHARE * found.step_us]
+    for each in costly[:_MOST_ROWS]:
         table.add_row(each.modules or "(the model itself)", " and ".join(each.axes), _ms(each.wasted_us))
-    _note_rest(table, len(found.repeated))
+    _note_rest(table, len(costly))
     return table
 
 

@@ -39,7 +39,7 @@ from fxpar.schedule import Costs, Program, RankMemory, lower, peak_memory, simul
 from fxpar.schedule.choose_schedule import choose_schedule
 from fxpar.world.mesh import Mesh, num_batch_shards
 
-DEFAULT_OVERLAP = Overlap()
+_OVERLAP = Overlap()
 """How communication overlaps computation: the defaults of a step."""
 
 _REMATS = (Remat("none"), Remat("min_cut"), Remat("full"), Remat("full", gathered_bytes=0))
@@ -170,7 +170,7 @@ class StepModel:
         remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
         return [MemoryPolicy(remat, storage) for remat, storage in product(remats, storages)]
 
-    def divide(self, schedule: str, policy: MemoryPolicy, overlap: Overlap = DEFAULT_OVERLAP) -> DividedStep:
+    def divide(self, schedule: str, policy: MemoryPolicy, overlap: Overlap = _OVERLAP) -> DividedStep:
         """The step with the schedule of that name."""
         chosen = choose_schedule(schedule, self._costs, self._distribution.mesh.pipe, self._distribution.microbatches)
         programs = lower(chosen, self._pipeline.edges, lookahead_on(self._distribution.mesh))

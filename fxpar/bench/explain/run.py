@@ -119,7 +119,7 @@ def _at(rate_mbit: float, cases: Iterator[Case], say: Say) -> Iterator[Outcome]:
 
 
 def explain_case(case: Case, cluster: Cluster) -> Explanation:
-    """What is proposed for a case, whose changes are all estimated, from the graphs of all layers."""
+    """What is proposed for a case, whose changes are all estimated."""
     with torch.device("meta"):
         model = build(case.sizes)
     return explain(
@@ -129,7 +129,6 @@ def explain_case(case: Case, cluster: Cluster) -> Explanation:
         case.mesh,
         microbatches=case.microbatches,
         seconds=math.inf,
-        whole=True,
         **case.others,
     )
 
