@@ -47,10 +47,15 @@ class Changes:
     precision: Precision | None
     fits: bool
 
-    @cached_property
+    @property
     def of_options(self) -> list[Change]:
         """Those for which no graphs are planned anew, but for other numbers of stages."""
-        return [*schedule_changes(self.setup), *option_changes(self.setup, fits=self.fits)]
+        return [*option_changes(self.setup, fits=self.fits), *schedule_changes(self.setup)]
+
+    @property
+    def of_microbatches(self) -> list[Change]:
+        """Other numbers of microbatches on the same mesh."""
+        return list(microbatch_changes(self.setup, self.batch_size, fits=self.fits))
 
     def of_layouts(self, repeated: Sequence[RepeatedWork], step_us: float, shipped: ShippedPlanFacts) -> list[Change]:
         """Those of layouts; hints are tried for modules whose work is repeated for a noticeable part of the step."""
@@ -75,15 +80,14 @@ class Changes:
         return found
 
     @cached_property
-    def of_configurations(self) -> list[Change]:
-        """Other meshes, and other numbers of microbatches."""
-        microbatches = microbatch_changes(self.setup, self.batch_size, fits=self.fits)
-        return [*microbatches, *mesh_changes(self.setup, self.batch_size)]
+    def of_meshes(self) -> list[Change]:
+        """Other meshes, some with several numbers of microbatches."""
+        return list(mesh_changes(self.setup, self.batch_size))
 
     @property
     def analytic_estimates(self) -> Mapping[Configuration, AnalyticEstimate]:
-        """Of `of_configurations` and the setup itself."""
-        possible = {change.setup.configuration for change in self.of_configurations} | {self.setup.configuration}
+        """Of `of_meshes` and the setup itself."""
+        possible = {change.setup.configuration for change in self.of_meshes} | {self.setup.configuration}
         ordered = sorted(possible, key=str)
         schedules = [self.setup.schedule]
         return analytic_estimates(self.model, ordered, self.rows, self.cluster, schedules, self.precision)

@@ -56,7 +56,7 @@ def add_flags(parser: ArgumentParser) -> None:
         type=count,
         default=MOST_ESTIMATED,
         metavar="N",
-        help="largest number of changed meshes and microbatch counts to estimate",
+        help="largest number of changed meshes to estimate",
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="time limit for all changes")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
@@ -67,7 +67,8 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
     model, batch, returned = load_model(options.model)
     found = explain(model, batch, say=say, **_settings(options, returned))
     if options.json:
-        console.out(json.dumps(to_json(found)), highlight=False)
+        # Parallel styles and grouped dims in hints are shown as text.
+        console.out(json.dumps(to_json(found), default=str), highlight=False)
     else:
         print_explanation(found, console)
     return 0

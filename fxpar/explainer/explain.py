@@ -117,8 +117,7 @@ def explain(
         microbatches, schedule, stages, layouts, batch_dims, precision: as in `distribute`.
         options: as in `torch.compile`.
         memory_bytes: the memory limit of a rank; default: that of the options, or what the cluster's ranks have.
-        most, seconds: limits on the number of changed meshes and microbatch counts whose graphs are made, and on the
-            time for all changes.
+        most, seconds: limits on the number of changed meshes whose graphs are made, and on the time for all changes.
         say: called with messages about the progress.
 
     Raises:
@@ -139,8 +138,9 @@ def explain(
         changes = Changes(model, setup, known, batch_size, rows, precision, found.fits)
         trial = Trial(estimator.estimate, found.estimate, budget, seconds, say or _silent)
         trial.try_each(changes.of_options)
+        trial.try_each(changes.of_microbatches)
         trial.try_each(changes.of_layouts(found.repeated, found.step_us, found.shipped_plan))
-        trial.try_best_first(changes.of_configurations, changes.analytic_estimates, setup, most)
+        trial.try_best_first(changes.of_meshes, changes.analytic_estimates, setup, most)
     return found.with_trial(trial)
 
 

@@ -104,7 +104,7 @@ class Trial:
     def try_best_first(
         self, changes: Sequence[Change], analytic: Mapping[Configuration, AnalyticEstimate], own: Setup, most: int
     ) -> None:
-        """Estimate up to `most` changes of the mesh and the microbatches, the best by their analytic estimates first.
+        """Estimate up to `most` changes of the mesh, the best by their analytic estimates first.
 
         Args:
             analytic: the analytic estimates of the changed setups, and of the given one.

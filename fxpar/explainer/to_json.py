@@ -36,7 +36,7 @@ def to_json(found: Explanation) -> dict[str, Any]:
 
 
 def _setup(setup: Setup) -> dict[str, Any]:
-    """As a user gives it; hints with `fxpar.Grouped` are shown as text."""
+    """As a user gives it."""
     return {"mesh": dict(setup.mesh), **setup.distribute_arguments, "options": setup.given_options}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -151,31 +151,26 @@ class StepModel:
     ) -> None:
         local = local_batch(batch, num_batch_shards(mesh), microbatches, batch_dims or {})
         own = copy.deepcopy(model)
-        self._distribution = Distribution.of(own, mesh, layouts, microbatches, batch_dims, precision)
-        install(self._distribution)
-        self._distribution.plan = make_plan(self._distribution, stages, schedule, local)
-        (planned,) = self._distribution.planned.values()
+        self.distribution = Distribution.of(own, mesh, layouts, microbatches, batch_dims, precision)
+        install(self.distribution)
+        self.distribution.plan = make_plan(self.distribution, stages, schedule, local)
+        (planned,) = self.distribution.planned.values()
         self.stages = planned()
-
-    @property
-    def distribution(self) -> Distribution:
-        """The model's copy, as it would be distributed."""
-        return self._distribution
 
     def memory_policies(self) -> list[MemoryPolicy]:
         """The policies to choose from, roughly the fastest first."""
-        z = self._distribution.mesh.z
-        storages = storage_choices(AUTO, AUTO, self._distribution.microbatches, z)
+        z = self.distribution.mesh.z
+        storages = storage_choices(AUTO, AUTO, self.distribution.microbatches, z)
         # Without z nothing is gathered, so there is nothing to gather again.
         remats = [remat for remat in _REMATS if z > 1 or remat.gathered_bytes]
         return [MemoryPolicy(remat, storage) for remat, storage in product(remats, storages)]
 
     def divide(self, schedule: str, policy: MemoryPolicy, overlap: Overlap = _OVERLAP) -> DividedStep:
         """The step with the schedule of that name."""
-        chosen = choose_schedule(schedule, self._costs, self._distribution.mesh.pipe, self._distribution.microbatches)
-        programs = lower(chosen, self._pipeline.edges, lookahead_on(self._distribution.mesh))
+        chosen = choose_schedule(schedule, self._costs, self.distribution.mesh.pipe, self.distribution.microbatches)
+        programs = lower(chosen, self._pipeline.edges, lookahead_on(self.distribution.mesh))
         graphs = [
-            divide_stage(stage, local, self._distribution, chosen, policy.storage, policy.remat, overlap)
+            divide_stage(stage, local, self.distribution, chosen, policy.storage, policy.remat, overlap)
             for stage, local in zip(self.stages, self._local, strict=True)
         ]
         memory = {each.index: each.memory for each in graphs}
@@ -191,7 +186,7 @@ class StepModel:
 
     def simulate(self, step: DividedStep, fuse: Fuse = True, *, knows_hosts: bool = True) -> SimulatedStep:
         """The same step with its final graphs; see `estimate`."""
-        mesh = self._distribution.mesh
+        mesh = self.distribution.mesh
         prices = prices_of(mesh) if knows_hosts else agnostic_prices_of(mesh)
         model = GraphModel(mesh, prices)
         graphs = compile_stages(step.graphs, model, fuse, step.overlap)
@@ -200,13 +195,13 @@ class StepModel:
         actions = [actions_time(program, stages) for program in step.programs]
         parts = step_parts(
             busiest(actions),
-            busiest(self._of_ranks(lambda stage: stages[stage].once)),
+            busiest(self._once_of_ranks(stages)),
             simulate(step.programs, costs).makespan_us,
             simulate(step.programs, costs.without_communication()).makespan_us,
         )
         states = [peak.parts["optimizer"] for peak in step.peaks]
         estimate = Estimate(
-            replace(self._distribution.final_plan, schedule=step.schedule),
+            replace(self.distribution.final_plan, schedule=step.schedule),
             step.policy.options,
             parts.total_us,
             max(each.compute_us for each in actions),
@@ -217,31 +212,29 @@ class StepModel:
         )
         return SimulatedStep(step, graphs, stages, estimate)
 
-    def _of_ranks(self, time: Callable[[int], GraphTime]) -> list[GraphTime]:
-        """For each rank of the pipeline, the `time` of all its stages."""
-        placement = self._distribution.placement
-        return [
-            one_after_another(time(stage) for stage, home in enumerate(placement) if home == rank)
-            for rank in range(self._distribution.mesh.pipe)
-        ]
+    def _once_of_ranks(self, stages: Sequence[StageEstimate]) -> list[GraphTime]:
+        """For each rank of the pipeline, what its stages run once per step."""
+        homes = list(zip(stages, self.distribution.placement, strict=True))
+        ranks = range(self.distribution.mesh.pipe)
+        return [one_after_another(stage.once for stage, home in homes if home == rank) for rank in ranks]
 
     @cached_property
     def _costs(self) -> Costs:
-        return estimate_costs(self.stages, self._pipeline, self._distribution.mesh, self._distribution.placement)
+        return estimate_costs(self.stages, self._pipeline, self.distribution.mesh, self.distribution.placement)
 
     @cached_property
     def _pipeline(self) -> Pipeline:
-        return join_stages(self.stages, self._distribution, "broadcast", "balance", PassLog())
+        return join_stages(self.stages, self.distribution, "broadcast", "balance", PassLog())
 
     @cached_property
     def _local(self) -> list[JointGraph]:
         """The local graph of each stage, on the first of its ranks: it has the largest shards."""
-        mesh, placement = self._distribution.mesh, self._distribution.placement
+        mesh, placement = self.distribution.mesh, self.distribution.placement
         ranks = [mesh.rank_at({"pipe": pipe}) for pipe in placement]
         return [localize(stage.joint, replace(mesh, rank=rank)) for stage, rank in zip(self.stages, ranks, strict=True)]
 
     def _traffic(self, stages: Sequence[StageEstimate], costs: Costs, prices: Prices) -> dict[str, Traffic]:
-        of_stages = [stage.traffic(self._distribution.microbatches) for stage in stages]
+        of_stages = [stage.traffic(self.distribution.microbatches) for stage in stages]
         axes = {axis for traffic in of_stages for axis, of_axis in traffic.items() if of_axis.num_collectives}
         found = {
             axis: max((traffic.get(axis, Traffic()) for traffic in of_stages), key=lambda each: each.time_us)
@@ -258,7 +251,7 @@ class StepModel:
             busy.update({link: us for link, us in cost.busy_us.items() if link.endswith("sends")})
         sent = max(busy.values(), default=0.0) * prices.network.bytes_per_us
         time_us = sum(cost.time_us for cost in costs.transfers.values())
-        return {"pipe": Traffic(len(costs.transfers), sent, time_us).times(self._distribution.microbatches)}
+        return {"pipe": Traffic(len(costs.transfers), sent, time_us).times(self.distribution.microbatches)}
 
 
 def local_batch(
