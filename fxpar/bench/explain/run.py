@@ -93,7 +93,7 @@ class Outcome:
 
 
 def run(say: Say, mode: str = "emulate") -> Report:
-    """All cases on four emulated hosts, whose ranks sleep in place of computing; takes some ten minutes.
+    """All cases on four emulated hosts, whose ranks sleep in place of computing.
 
     Raises:
         ClusterUnavailableError: this machine or user cannot emulate hosts.
