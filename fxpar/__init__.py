@@ -8,6 +8,7 @@ from fxpar.garbage_collection import garbage_collection_paused
 if TYPE_CHECKING:
     from fxpar.distribute_model import distribute
     from fxpar.errors import FxparError
+    from fxpar.explainer.explain import explain
     from fxpar.hardware.cluster import Cluster
     from fxpar.hardware.network import Network
     from fxpar.ir.hints import Grouped
@@ -37,6 +38,7 @@ __all__ = [
     "batch_rank",
     "clip_grad_norm_",
     "distribute",
+    "explain",
     "init_mesh",
     "load_pretrained",
     "num_batch_shards",
@@ -61,6 +63,7 @@ _MODULES = {
     "batch_rank": "world.mesh",
     "clip_grad_norm_": "model.clip",
     "distribute": "distribute_model",
+    "explain": "explainer.explain",
     "init_mesh": "world.mesh",
     "load_pretrained": "model.pretrained.load",
     "num_batch_shards": "world.mesh",

@@ -18,6 +18,7 @@ from fxpar.calibrate import command as calibration
 from fxpar.demo import command as demonstration
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError
+from fxpar.explainer import command as explaining
 from fxpar.planner import command as planning
 from fxpar.progress.display import say, showing
 from fxpar.simulate import command as simulation
@@ -91,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     planning.add_flags(planned)
     planned.set_defaults(command=_plan)
 
+    what = "predict a training step on a cluster, without it: what bounds it, and which changes would help most"
+    explained = commands.add_parser("explain", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    explaining.add_flags(explained)
+    explained.set_defaults(command=_explain)
+
     what = "try which families of transformers' models train on meshes of two and four ranks as on one process"
     surveyed = commands.add_parser("survey", help=what, description=f"{what[0].upper()}{what[1:]}.")
     surveying.add_flags(surveyed)
@@ -152,6 +158,11 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     with showing("plan"):
         return planning.run(options, _console(), say)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    with Console(stderr=True).status("explain") as status:
+        return explaining.run(options, _console(), status.update)
 
 
 def _survey(options: argparse.Namespace) -> int:

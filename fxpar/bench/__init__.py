@@ -43,6 +43,10 @@ BENCHMARKS = {
         "how well predicted step times rank the meshes of eight ranks that sleep where they would compute",
         {"emulate": "on four emulated hosts, as always; some 15 minutes, as root"},
     ),
+    "explain": Benchmark(
+        "whether the first change that `fxpar explain` proposes for ten bad and middling setups makes a step faster",
+        {"emulate": "on four emulated hosts whose ranks sleep where they would compute, as always; as root"},
+    ),
     "pipeline": Benchmark(
         "schedules of real models on ranks of this machine, against torch.distributed.pipelining",
         {"emulate": "on emulated hosts whose links communicate as long as is hard to hide; some 25 minutes, as root"},

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fxpar.costs.graph_time import GraphModel, GraphTime, Traffic, add_up
+from fxpar.costs.graph_time import GraphModel, GraphTime, Traffic, add_up, one_after_another
 from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import Communication, tensor
 from fxpar.ir.stage import PortKind
@@ -43,9 +43,11 @@ class StageEstimate:
         """The times of `kinds_of_microbatch`."""
         return [self.actions[kind] for kind in self.kinds_of_microbatch]
 
-    def compute_us(self, microbatches: int) -> float:
-        """The computation time of a step."""
-        return microbatches * sum(action.compute_us for action in self.microbatch)
+    def action(self, kind: Kind) -> GraphTime:
+        """The time of an action; a backward that only runs in two parts takes as long as both."""
+        if kind in self.actions:
+            return self.actions[kind]
+        return one_after_another(self.actions[part] for part in ("I", "W"))
 
     def traffic(self, microbatches: int) -> dict[str, Traffic]:
         """The communication of a step, by axis."""
@@ -58,8 +60,7 @@ def estimate_stage(graphs: StageGraphs, model: GraphModel) -> StageEstimate:
     actions = {kind: model.time(module) for kind, module in graphs.of_actions.items()}
     parts = [model.time(part.module) for part in (graphs.hoisted.gathers, graphs.hoisted.reductions) if part]
     parts.append(gradient_reduction(graphs, model))
-    once_us, computed_us = sum(part.total_us for part in parts), sum(part.compute_us for part in parts)
-    return StageEstimate(actions, GraphTime(once_us, computed_us, add_up(part.traffic for part in parts)))
+    return StageEstimate(actions, one_after_another(parts))
 
 
 def gradient_reduction(graphs: StageGraphs, model: GraphModel) -> GraphTime:
@@ -74,7 +75,8 @@ def gradient_reduction(graphs: StageGraphs, model: GraphModel) -> GraphTime:
             for axis in (*partial_axes(layouts[port.name]), *over_batch):
                 num_bytes[axis] += tensor(node).nbytes
     traffic = {axis: _in_buckets(axis, of_axis, model) for axis, of_axis in num_bytes.items()}
-    return GraphTime(sum(each.time_us for each in traffic.values()), 0.0, traffic)
+    times_us = {axis: each.time_us for axis, each in traffic.items()}
+    return GraphTime(sum(times_us.values()), 0.0, traffic, exposed_by_axis_us=times_us)
 
 
 def _in_buckets(axis: str, num_bytes: int, model: GraphModel) -> Traffic:

@@ -43,13 +43,15 @@ class GraphTime:
     """The time of a graph on one rank: from start to end, computation alone, and all communication by axis.
 
     `waited_us` is how long computation waits for each collective, by the name of the node that starts it, or of the
-    fused op that it is a part of.
+    fused op that it is a part of; `exposed_by_axis_us` is how long nothing is computed for want of a collective, by its
+    axis, also at the end.
     """
 
     total_us: float
     compute_us: float
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     waited_us: Mapping[str, float] = field(default_factory=dict)
+    exposed_by_axis_us: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def exposed_us(self) -> float:
@@ -115,6 +117,7 @@ class GraphModel:
         free_at: defaultdict[bool, float] = defaultdict(float)
         total: defaultdict[str, Traffic] = defaultdict(Traffic)
         waited: dict[str, float] = {}
+        exposed: defaultdict[str, float] = defaultdict(float)
         for node in nodes:
             waits = node.target is c10d_functional.wait_tensor.default
             taken_us = 0.0 if waits or communication(node) is not None else self.compute_us(node)
@@ -127,12 +130,34 @@ class GraphModel:
                 total[done.axis] += one
                 if fused(node) is not None:
                     waited[node.name] = max(0.0, ends[node] - now) + latency_us
+                    exposed[done.axis] += waited[node.name]
                     now += waited[node.name]
             elif waits:
                 start = node.all_input_nodes[0]
                 waited[start.name] = max(0.0, ends.get(start, now) - now)
                 now += waited[start.name]
-        return GraphTime(max([now, *ends.values()]), computed, dict(total), waited)
+                if waited[start.name] and (waited_for := communication(start)) is not None:
+                    exposed[waited_for.axis] += waited[start.name]
+        for node, end_us in sorted(ends.items(), key=lambda item: item[1]):
+            if end_us > now and (last := communication(node) or fused(node)) is not None:
+                exposed[last.axis] += end_us - now
+                now = end_us
+        return GraphTime(now, computed, dict(total), waited, dict(exposed))
+
+
+def one_after_another(graphs: Iterable[GraphTime]) -> GraphTime:
+    """The time of several graphs that run one after another; it does not tell their collectives apart."""
+    parts = list(graphs)
+    exposed: defaultdict[str, float] = defaultdict(float)
+    for part in parts:
+        for axis, exposed_us in part.exposed_by_axis_us.items():
+            exposed[axis] += exposed_us
+    return GraphTime(
+        sum(part.total_us for part in parts),
+        sum(part.compute_us for part in parts),
+        add_up(part.traffic for part in parts),
+        exposed_by_axis_us=dict(exposed),
+    )
 
 
 def add_up(graphs: Iterable[Mapping[str, Traffic]]) -> dict[str, Traffic]:

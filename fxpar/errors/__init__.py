@@ -62,9 +62,11 @@ from fxpar.errors.running import (
 )
 from fxpar.errors.tools import (
     ClusterUnavailableError,
+    ExplainingError,
     InvalidClusterError,
     InvalidCostsError,
     InvalidTimelineError,
+    ModelFunctionError,
     NoFactsError,
     PlanningError,
     UnknownClusterError,
@@ -87,6 +89,7 @@ __all__ = [
     "BrokenWorldError",
     "ClusterUnavailableError",
     "CoreNotBuiltError",
+    "ExplainingError",
     "FailedOnOtherRankError",
     "ForwardOnlyLoweringError",
     "FxparError",
@@ -110,6 +113,7 @@ __all__ = [
     "MicrobatchError",
     "MissingPackageError",
     "MissingWeightsError",
+    "ModelFunctionError",
     "NoFactsError",
     "NoLossError",
     "NoMeshError",

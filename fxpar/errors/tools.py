@@ -75,3 +75,20 @@ class PlanningError(FxparError):
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"plan: {problem}; {remedy}")
+
+
+class ExplainingError(FxparError):
+    """What `explain` is given is not enough, or does not go together."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"explain: {problem}; {remedy}")
+
+
+class ModelFunctionError(FxparError):
+    """The function that is to return a model for the command line is not there, or returns something else."""
+
+    def __init__(self, name: str, problem: object) -> None:
+        super().__init__(
+            f"expected a function MODULE:FUNCTION (or FILE.py:FUNCTION) that returns (model, batch) or (model, batch, "
+            f"settings), found {name!r}: {problem}; the batch is a tuple or a dict of the forward's arguments"
+        )

@@ -13,7 +13,7 @@ import fxpar.ir.random  # noqa: F401  registers fxpar::streams and fxpar::unifor
 from fxpar.graph.extract import returned
 from fxpar.graph.gathered_weights import is_gathered, made_of_parameters
 from fxpar.graph.min_cut import can_be_kept, closure, users
-from fxpar.ir.node_meta import is_backward, module_path, region, tensor
+from fxpar.ir.node_meta import is_backward, layer_path, module_path, region, tensor
 from fxpar.ir.op_predicates import has_effect, is_free_to_recompute, is_pointwise
 from fxpar.ir.remat import Remat
 from fxpar.ir.stage import JointGraph, PortKind
@@ -98,13 +98,7 @@ def _inside_regions(forward: Sequence[fx.Node], joint: JointGraph, remat: Remat)
 
 
 def _region(node: fx.Node, remat: Remat) -> str | None:
-    return region(node) or (_layer(node) if remat.policy == "full" else None)
-
-
-def _layer(node: fx.Node) -> str | None:
-    parts = module_path(node).split(".")
-    numbered = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
-    return None if numbered is None else ".".join(parts[: numbered + 1])
+    return region(node) or (layer_path(module_path(node)) if remat.policy == "full" else None)
 
 
 def _is_cheap(node: fx.Node) -> bool:

@@ -268,6 +268,13 @@ def module_path(node: fx.Node) -> str:
     return normalize_path(path)
 
 
+def layer_path(path: str) -> str | None:
+    """The part of a module's path up to the first number, such as `blocks.3`: an item of an outermost `ModuleList`."""
+    parts = path.split(".")
+    numbered = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
+    return None if numbered is None else ".".join(parts[: numbered + 1])
+
+
 def forget_module(node: fx.Node) -> None:
     """Let `module_path` be '', as for what no module computes."""
     for key in _STACKS:

@@ -22,11 +22,39 @@ Layouts: TypeAlias = Mapping[str, Sequence[Entry] | Style] | Literal["plan", "se
 
 
 @dataclass(frozen=True, slots=True)
+class ReadEntry:
+    """What an entry of a shipped plan became: a `hint`, as text, for so many parameters, and whether it is used."""
+
+    entry: PlanEntry
+    hint: str
+    num_parameters: int
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedLayouts:
     """The hints, and the shipped plan that some are from; None if none was read."""
 
     hints: Hints
     shipped: ShippedPlan | None
+
+    @property
+    def entries(self) -> list[ReadEntry]:
+        """What each entry of the shipped plan became."""
+        if self.shipped is None:
+            return []
+        by_entry: dict[tuple[PlanEntry, Spec], list[str]] = {}
+        for name, entry in self.shipped.sources.items():
+            by_entry.setdefault((entry, self.shipped.hints[name]), []).append(name)
+        found = []
+        for (entry, hint), names in by_entry.items():
+            kept = sum(self.hints.parameters[name] == hint for name in names)
+            verdict = "used" if kept == len(names) else f"overridden by `layouts` for {len(names) - kept}"
+            found.append(ReadEntry(entry, _shown(hint), len(names), verdict))
+        found += [ReadEntry(entry, "-", 0, reason) for entry, reason in self.shipped.without_effect.items()]
+        return found + [
+            ReadEntry(entry, "-", 0, "stages are balanced, or as `stages` says") for entry in self.shipped.cuts
+        ]
 
     def describe_plan(self) -> str:
         """What each entry of the shipped plan became, one per line; "" if none was read."""
@@ -35,17 +63,9 @@ class ResolvedLayouts:
         from rich.table import Table  # takes long to import
 
         table = Table("key", "style", "from", "hint", "parameters", "verdict", box=None, pad_edge=False)
-        by_entry: dict[tuple[PlanEntry, Spec], list[str]] = {}
-        for name, entry in self.shipped.sources.items():
-            by_entry.setdefault((entry, self.shipped.hints[name]), []).append(name)
-        for (entry, hint), names in by_entry.items():
-            kept = sum(self.hints.parameters[name] == hint for name in names)
-            verdict = "used" if kept == len(names) else f"overridden by `layouts` for {len(names) - kept}"
-            table.add_row(entry.key, entry.style, entry.origin, _shown(hint), str(len(names)), verdict)
-        for entry, reason in self.shipped.without_effect.items():
-            table.add_row(entry.key, entry.style, entry.origin, "-", "0", reason)
-        for entry in self.shipped.cuts:
-            table.add_row(entry.key, entry.style, entry.origin, "-", "0", "stages are balanced, or as `stages` says")
+        for read in self.entries:
+            entry = read.entry
+            table.add_row(entry.key, entry.style, entry.origin, read.hint, str(read.num_parameters), read.verdict)
         return text_of(table)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fxpar.errors import PlanningError
+from fxpar.errors import ModelFunctionError
 from fxpar.flags import count, counts, names
 from fxpar.hardware.cluster import cluster_names
 from fxpar.ir.layout import AXES
@@ -25,6 +25,9 @@ from fxpar.planner.search import MOST_ESTIMATED, SECONDS, Ranked, Ranking, plan
 
 _SHOWN = 10
 
+_OF_THE_MODEL = ("layouts", "batch_dims", "precision")
+"""What a function may return for `fxpar plan`; the rest, such as a mesh, is what it searches for."""
+
 
 def add_flags(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -32,7 +35,8 @@ def add_flags(parser: ArgumentParser) -> None:
         "model",
         metavar="MODULE:FUNCTION",
         help="a function (also FILE.py:FUNCTION) that returns a model and the arguments of its forward, as a tuple or "
-        "a dict, for all ranks together; it is called without storage for tensors",
+        "a dict, for all ranks together, and maybe a dict of arguments of fxpar.plan or fxpar.explain; it is called "
+        "without storage for tensors",
     )
     parser.add_argument(
         "--cluster", required=True, help=f"a file of fxpar calibrate (.json), or one of {', '.join(cluster_names())}"
@@ -67,7 +71,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int:
     """Search, print the ranking, and write the plan if asked to; returns the exit status."""
-    model, batch = load_model(options.model)
+    model, batch, settings = load_model(options.model)
     ranking = plan(
         model,
         batch,
@@ -81,6 +85,7 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
         seconds=options.seconds,
         whole=options.whole,
         say=say,
+        **{name: settings[name] for name in _OF_THE_MODEL if name in settings},
     )
     if options.save:
         options.save.parent.mkdir(parents=True, exist_ok=True)
@@ -92,11 +97,11 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
     return 0
 
 
-def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any]]:
-    """What the function called `name` returns, on the meta device.
+def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any], Mapping[str, Any]]:
+    """What the function called `name` returns, on the meta device: a model, a batch, and settings, if there are any.
 
     Raises:
-        PlanningError: there is no such function.
+        ModelFunctionError: there is no such function, or it returns something else.
     """
     where, _, function = name.rpartition(":")
     try:
@@ -110,10 +115,19 @@ def load_model(name: str) -> tuple[nn.Module, Sequence[Any] | Mapping[str, Any]]
             module = importlib.import_module(where)
         make = getattr(module, function)
     except (ImportError, OSError, AttributeError, ValueError) as error:
-        raise PlanningError(f"expected a function MODULE:FUNCTION, found {name!r}: {error}", "name one") from error
+        raise ModelFunctionError(name, error) from error
     with torch.device("meta"):
-        model, batch = make()
-    return model, batch
+        found = make()
+    match found:
+        case (nn.Module() as model, tuple() | dict() as batch):
+            return model, batch, {}
+        case (nn.Module() as model, tuple() | dict() as batch, dict() as settings):
+            return model, batch, settings
+    raise ModelFunctionError(name, f"it returns {_types(found)}")
+
+
+def _types(found: object) -> str:
+    return ", ".join(type(each).__name__ for each in (found if isinstance(found, tuple) else (found,)))
 
 
 def to_json(ranking: Ranking) -> dict[str, Any]:

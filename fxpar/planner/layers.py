@@ -13,6 +13,7 @@ from torch import nn
 from fxpar.costs.graph_time import Traffic
 from fxpar.ir.plan import Plan, PlannedParameter
 from fxpar.planner.step_model import Estimate
+from fxpar.planner.step_parts import StepParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,12 @@ def extrapolate(few: Estimate, more: Estimate, counts: tuple[int, int], layers: 
             of_all(first.time_us, second.time_us),
         )
 
+    exposed = {**few.parts.exposed_us, **more.parts.exposed_us}
+    parts = StepParts(
+        of_all(few.parts.compute_us, more.parts.compute_us),
+        {axis: of_all(few.parts.exposed_us.get(axis, 0.0), more.parts.exposed_us.get(axis, 0.0)) for axis in exposed},
+        of_all(few.parts.bubble_us, more.parts.bubble_us),
+    )
     return Estimate(
         whole_plan(more.plan, counts[1], layers),
         more.options,
@@ -84,6 +91,8 @@ def extrapolate(few: Estimate, more: Estimate, counts: tuple[int, int], layers: 
         of_all(few.compute_us, more.compute_us),
         math.ceil(of_all(few.peak_bytes, more.peak_bytes)),
         {axis: traffic_of_all(axis) for axis in {**few.traffic, **more.traffic}},
+        parts,
+        of_all(few.optimizer_us, more.optimizer_us),
     )
 
 

@@ -109,11 +109,11 @@ def plan(
     known = read_cluster(cluster)
     ranks = num_ranks or known.ranks_per_host
     budget = memory_bytes or known.usable_bytes
-    size, rows = _batch(batch, batch_dims or {})
+    size, rows = batch_size_and_rows(batch, batch_dims or {})
     everything = _candidates(ranks, size, microbatches, axes)
     too_large = _too_large(everything, matrices_of(model), budget)
     possible = [each for each in everything if each not in too_large]
-    estimates = _analytic_estimates(model, possible, rows, known, schedules, precision)
+    estimates = analytic_estimates(model, possible, rows, known, schedules, precision)
     search = BestFirst(estimates, budget if microbatches is None else None)
     sampled = None if whole else layers_to_sample(model, given_patterns(layouts))
     estimator = GraphEstimator(model, batch, known, budget, layouts, batch_dims, precision, schedules, sampled)
@@ -122,7 +122,7 @@ def plan(
     return _ranking(known, search.estimates, too_large | search.left_out, budget)
 
 
-def _analytic_estimates(
+def analytic_estimates(
     model: nn.Module,
     possible: Sequence[Configuration],
     rows: int,
@@ -130,6 +130,7 @@ def _analytic_estimates(
     schedules: Sequence[str],
     precision: Precision | None,
 ) -> dict[Configuration, AnalyticEstimate]:
+    """The analytic estimates of configurations for a batch with so many rows of activations."""
     matrices, layers = matrices_of(model), find_layers(model)
     if precision is not None:
         matrices = [replace(each, dtype=precision.compute) for each in matrices]
@@ -158,7 +159,7 @@ def _silent(_: str) -> None:
     pass
 
 
-def _batch(
+def batch_size_and_rows(
     batch: Sequence[Any] | Mapping[str, Any], batch_dims: Mapping[str | int, int | None]
 ) -> tuple[int | None, int]:
     """The size of the split dim of the first tensor that is split, and its number of rows of activations."""
@@ -209,17 +210,10 @@ def drawback(estimate: Estimate, best: Estimate) -> str:
     """What makes a step slower than the best: the part of its time with the largest difference."""
     if estimate is best:
         return ""
-    own, other = _parts(estimate), _parts(best)
+    own, other = estimate.parts.by_name, best.parts.by_name
     slower = {part: own.get(part, 0.0) - other.get(part, 0.0) for part in {**own, **other}}
     worst = max(slower, key=slower.__getitem__)
     return f"{worst}: {slower[worst] / 1e3:+,.2f} ms"
-
-
-def _parts(estimate: Estimate) -> dict[str, float]:
-    """The parts of a step's time; "waiting" is negative as far as communication is hidden."""
-    parts = {f"communication over {axis}": each.time_us for axis, each in estimate.traffic.items()}
-    parts["computing"] = estimate.compute_us
-    return parts | {"waiting": estimate.step_us - sum(parts.values())}
 
 
 def _nothing_fits(needs: Mapping[Configuration, float], budget: float) -> PlanningError:

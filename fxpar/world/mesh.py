@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar._torch.distributed import HashStore
 from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.errors.base import one_of
 from fxpar.hardware.cluster import Cluster, read_cluster
 from fxpar.ir.layout import AXES
 from fxpar.world.hosts import discover_hosts
@@ -135,6 +136,32 @@ class Mesh:
 
     def __str__(self) -> str:
         return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+
+
+def mesh_sizes(given: Mapping[str, int] | str) -> dict[str, int]:
+    """The sizes of all axes, from those of some: a mapping, or text such as "pipe=2 x=4", as meshes print.
+
+    Raises:
+        InvalidMeshError: it is no such text, names an unknown axis or one twice, or a size is no positive integer.
+    """
+    sizes = _sizes_in(given) if isinstance(given, str) else dict(given)
+    for axis in sizes:
+        if axis not in AXES:
+            raise InvalidMeshError(f"mesh {given!r} has an axis {axis!r}: {one_of(AXES, axis)}")
+    pipe, data, z, y, x = (sizes.get(axis, 1) for axis in AXES)
+    return Mesh(pipe, data, z, y, x).sizes
+
+
+def _sizes_in(text: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in text.replace(",", " ").split():
+        if part in ("x", "×"):  # between two axes
+            continue
+        axis, equals, size = part.partition("=")
+        if not equals or not size.isdecimal() or axis in sizes:
+            raise InvalidMeshError(f"mesh {text!r}: expected each axis once with its size, as in 'pipe=2 x=4'")
+        sizes[axis] = int(size)
+    return sizes
 
 
 def init_mesh(

@@ -115,9 +115,11 @@ def test_what_is_waited_for_where_it_starts_is_exposed_and_what_runs_beside_comp
     plain = slow.time(local.module)
     traffic = sum(each.time_us for each in plain.traffic.values())
     assert plain.exposed_us == pytest.approx(traffic)
+    assert plain.exposed_by_axis_us == {"x": pytest.approx(traffic)}
     beside = slow.time(overlap_collectives(local.module, Overlap()))
     assert beside.traffic == plain.traffic and beside.compute_us == pytest.approx(plain.compute_us)
     assert beside.exposed_us < 0.9 * plain.exposed_us
+    assert sum(beside.exposed_by_axis_us.values()) == pytest.approx(beside.exposed_us)
 
 
 def test_the_traffic_of_graphs_adds_up_by_axis() -> None:
@@ -137,6 +139,7 @@ def test_latencies_of_collectives_pass_at_once_but_their_bytes_one_after_another
     time = slow.time(fx.GraphModule(nn.Module(), graph))
     assert time.total_us == pytest.approx(3 * (one.time_us - 2) + 2)
     assert time.traffic["x"] == one.times(3)
+    assert time.exposed_by_axis_us == {"x": pytest.approx(time.total_us)}, "what nobody waits for ends the graph"
 
 
 def test_a_fused_op_communicates_while_it_computes() -> None:
@@ -148,6 +151,7 @@ def test_a_fused_op_communicates_while_it_computes() -> None:
     assert after.traffic == before.traffic
     latency_us = 1.0
     assert after.total_us == pytest.approx(max(after.compute_us, after.traffic["x"].time_us) + latency_us)
+    assert sum(after.exposed_by_axis_us.values()) == pytest.approx(after.exposed_us)
 
 
 def test_an_empty_graph_takes_no_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import pytest
 import torch.distributed as dist
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from fxpar.errors import InvalidMeshError, MeshSizeError, UnknownClusterError
 from fxpar.hardware.cluster import cluster_named
 from fxpar.world.launch import run_ranks
-from fxpar.world.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
+from fxpar.world.mesh import Mesh, batch_rank, init_mesh, mesh_sizes, num_batch_shards
 from tests.support.fake_mesh import fake_mesh
 
 
@@ -74,3 +75,26 @@ def hosts_of_a_mesh(num_hosts: int) -> tuple[int, ...]:
 
 def test_a_mesh_knows_the_host_of_every_rank() -> None:
     assert run_ranks(4, hosts_of_a_mesh, 2) == [(0, 1, 0, 1)] * 4
+
+
+@pytest.mark.parametrize(
+    "given", ["pipe=2 x=4", "pipe=2,x=4", "pipe=2 x x=4", "pipe=2 × data=1 × x=4", {"pipe": 2, "x": 4}]
+)
+def test_sizes_are_read_as_they_are_printed(given: Mapping[str, int] | str) -> None:
+    assert mesh_sizes(given) == {"pipe": 2, "data": 1, "z": 1, "y": 1, "x": 4}
+    assert mesh_sizes(str(Mesh(pipe=2, x=4))) == mesh_sizes(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("pipe 2", "expected each axis once with its size"),
+        ("x=2 x=4", "expected each axis once with its size"),
+        ("x=-2", "expected each axis once with its size"),
+        ({"tensor": 2}, "has an axis 'tensor': expected one of 'pipe', 'data', 'z', 'y', 'x'"),
+        ({"x": 0}, "mesh axis 'x' has size 0"),
+    ],
+)
+def test_what_are_no_sizes_is_told(given: Mapping[str, int] | str, message: str) -> None:
+    with pytest.raises(InvalidMeshError, match=message):
+        mesh_sizes(given)

@@ -1,0 +1,1 @@
+"""`fxpar explain`: what a training step costs, what bounds it, and which changes would help most."""
