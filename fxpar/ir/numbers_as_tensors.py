@@ -13,6 +13,8 @@ from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.example_values import add_call, value_of_call
 from fxpar.ir.node_meta import source_line
 
+aten = torch.ops.aten
+
 
 def _read(tensor: Tensor) -> Tensor:
     """A tensor in place of its number; a floating-point one in 64 bits, as Python's numbers are."""
@@ -26,11 +28,11 @@ def _quotient(dividend: Any, divisor: Any) -> Tensor:
     return torch.true_divide(*terms)
 
 
-_ON_TENSORS: dict[Any, Callable[..., Tensor]] = {
+_ON_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.sym_ite: torch.where,
     torch.sym_not: torch.logical_not,
     torch.sym_float: Tensor.double,
-    torch.ops.aten._assert_scalar.default: torch._assert_async,
+    aten._assert_scalar.default: torch._assert_async,
 }
 """What computes on tensors what a function of PyTorch's symbolic numbers computes on these."""
 
@@ -54,7 +56,7 @@ def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
         if target is torch._assert_async:
             node.args = (node.args[0], f"an assertion about a number in a tensor failed: {source_line(uses[node])}")
         else:
-            _note_value(node)
+            _note_value(node, target)
     module.recompile()
 
 
@@ -83,8 +85,8 @@ def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
         return _quotient
     if node.op == "call_function" and target in _ON_TENSORS:
         return _ON_TENSORS[target]
-    if node.op == "call_function" and getattr(operator, target.__name__, None) is target:
-        return target  # type: ignore[no-any-return]  # an operator of Python
+    if node.op == "call_function" and _is_operator(target):
+        return target  # type: ignore[no-any-return]
     raise UnsupportedGraphError(
         f"the forward reads a number from a tensor and uses it for {node.name}, which needs its value: "
         f"{source_line(number)}\n  the values of tensors are not known where the forward is traced: expected tensors "
@@ -93,10 +95,15 @@ def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
     )
 
 
-def _note_value(node: fx.Node) -> None:
-    """Let the metadata of `node` have the tensor that it returns now, of the dtype of the tensor that it returned."""
+def _is_operator(target: Callable[..., Any]) -> bool:
+    """Whether it is an operator of Python, which computes on tensors as well."""
+    return getattr(operator, target.__name__, None) is target
+
+
+def _note_value(node: fx.Node, target: Callable[..., Any]) -> None:
+    """Let the metadata of `node`, a call of `target`, have the tensor that it returns now, in the dtype of before."""
     before = node.meta["example_value"]
-    value = node.meta["example_value"] = value_of_call(node.target, node.args, node.kwargs)
+    value = node.meta["example_value"] = value_of_call(target, node.args, node.kwargs)
     if isinstance(before, Tensor) and before.dtype != value.dtype:
         cast = add_call(node.next, Tensor.to, node, before.dtype)
         cast.meta = {**node.meta, "example_value": cast.meta["example_value"]}

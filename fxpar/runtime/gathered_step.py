@@ -65,7 +65,7 @@ class GatheredStep:
         return (sum(wait for wait in waits if wait > 0) + sum(collectives)) / len(self.records)
 
     def save(self, directory: Path, num_pipe_ranks: int) -> list[Path]:
-        """Write `trace.json`, with all ranks, and a timeline for each rank of the pipe axis; returns the paths of these.
+        """Write `trace.json`, with all ranks, and a timeline for each pipe rank; returns the paths of these.
 
         Ranks with the same index on that axis run the same actions: the first of them speaks for all.
         """

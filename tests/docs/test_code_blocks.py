@@ -12,9 +12,10 @@ import pytest
 from torch.distributed.run import parse_args
 
 from fxpar.cli import _parser, main
+from fxpar.explainer import tables
 from tests.support.doc_blocks import FENCED, ROOT, Block, blocks_of, commands_of, pages, place
 
-LANGUAGES = {"python", "py", "text", "sh", "console"}
+LANGUAGES = {"python", "py", "text", "sh", "console", "log", "output"}
 """Those that a test knows what to do with."""
 
 
@@ -51,6 +52,19 @@ def test_a_command_prints_what_the_page_shows(block: Block, capsys: pytest.Captu
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == expected.splitlines()
 
 
+@pytest.mark.parametrize("block", [block for page in pages() for block in blocks_of(page, "log")], ids=place)
+def test_lines_of_the_log_have_the_form_that_they_are_told_in(block: Block) -> None:
+    for line in block.text.splitlines():
+        assert re.fullmatch(r"fxpar: (distributed \w+ over|(compiled|took|loaded) .* step) .*in [\d.]+ s(: .*)?", line)
+
+
+@pytest.mark.parametrize("block", [block for page in pages() for block in blocks_of(page, "output")], ids=place)
+def test_tables_have_the_columns_that_the_command_shows(block: Block) -> None:
+    columns = {cell.strip() for line in block.text.splitlines() if line.startswith("┃") for cell in line.split("┃")}
+    shown = Path(tables.__file__).read_text(encoding="utf-8")
+    assert len(columns) > 10 and not [column for column in columns if column and f'"{column}"' not in shown]
+
+
 def _check(command: list[str]) -> None:
     """Read the arguments as the command would; what it does is tested elsewhere."""
     match command:
@@ -64,7 +78,12 @@ def _check(command: list[str]) -> None:
                 _check([launch.training_script, *launch.training_script_args])
             else:
                 assert launch.training_script == "train.py"  # that of the page
-        case ["python", "-m", "build"] | ["pip", "install", "dist/fxpar-*.whl"] | ["mkdir", "-p", "results"]:
+        case (
+            ["python", "-m", "build"]
+            | ["pip", "install", "dist/fxpar-*.whl"]
+            | ["mkdir", "-p", "results"]
+            | ["tlparse", *_]
+        ):
             pass
         case [word, *others] if re.fullmatch(r"[A-Z_]+=.*", word):
             _check(others)

@@ -32,6 +32,23 @@ if mesh.rank == 0:
     shutil.copytree("dump", "dump-of-readme")  # later compiles replace its files
 dist.barrier()
 """
+WATCHED = """
+logging.getLogger("fxpar").setLevel(logging.NOTSET)
+stage = mesh.coordinate["pipe"]
+assert {f"{stage}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)} <= names
+assert 0 <= stats["bubble_share"] < 1
+assert set(stats) == {
+    "step_s", "bubble_share", "exposed_communication_s", "exposed_communication_share", "peak_memory_bytes",
+    "samples_per_s", "tokens_per_s", "flops_per_s", "mfu",
+}
+from pathlib import Path
+written = {"trace.json", "timeline.rank0.json", "timeline.rank2.json"}
+assert mesh.rank or {file.name for file in Path("measured").iterdir()} == written
+"""
+REPORTED = """
+step(tokens, targets).backward()
+assert mesh.rank or Path("dump/report.html").read_text().startswith("<!doctype html>")
+"""
 PROGRAMS = {  # what their readers have, and what uses it
     "README.md": ("", KEEP_DUMP),
     "checkpoints.md": (LLAMA, "assert LlamaForCausalLM.from_pretrained('trained').config.hidden_size == 16"),
@@ -43,6 +60,8 @@ PROGRAMS = {  # what their readers have, and what uses it
         "assert batch['input_ids'].shape == batch['position_ids'].shape\n"
         "forward(None, tokens, targets, documents=torch.zeros_like(tokens))",
     ),
+    "report.md": ("from pathlib import Path", REPORTED),
+    "watching.md": ("", WATCHED),
     "reshard.md": ("", "assert mesh.rank == 0 or torch.equal(moved.to_local(), torch.arange(70.0).view(7, 10))"),
 }
 

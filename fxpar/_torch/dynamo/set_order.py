@@ -4,8 +4,9 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torch._dynamo.variables import ConstantVariable, OrderedSetVariable, SetVariable
+from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.sets import OrderedSetVariable, SetVariable
 
 
 @functools.cache
