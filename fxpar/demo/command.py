@@ -75,6 +75,7 @@ def _results(dump: Path) -> str:
         [
             f"{dump / 'demo.json'} has the losses of both trainings, "
             f"{dump}/rank0 and so on what each rank made of the model, pass by pass.",
+            f"What limits a step, and where its time goes, in a browser: xdg-open {dump / 'report.html'}",
             f"The first stage, as rank 0 runs it:  less {graph}",
             f"Schedules, predicted for this model: fxpar simulate {dump} --svg {dump / 'schedules.svg'}",
         ]
