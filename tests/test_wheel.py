@@ -75,7 +75,8 @@ def test_the_demo_runs_from_the_wheel_in_a_clean_environment(wheel: Path, tmp_pa
     assert said.startswith("2 processes train a small GPT for 2 steps"), said
     report = json.loads((elsewhere / "dump" / "demo.json").read_text())
     assert len(report["losses"]) == 2 and report["max_loss_diff"] < 1e-4
-    assert "dump/demo.json has the losses" in said
+    assert "dump/demo.json has the losses" in said and "xdg-open dump/report.html" in said
+    assert (elsewhere / "dump" / "report.html").is_file()
     graph = said.split("less ")[1].split()[0]
     assert "blocks.0.mlp.fc" in (elsewhere / graph).read_text()
 
@@ -92,7 +93,7 @@ def _install(wheel: Path, environment: Path) -> Path:
 
 def _code(folder: Path) -> list[Path]:
     """The files that are to be packaged; symbolic links are not followed."""
-    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".json", ".typed")]
+    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".json", ".typed", ".html", ".css", ".js")]
     return [path for path in files if path.is_file() and not path.is_symlink()]
 
 

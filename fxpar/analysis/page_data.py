@@ -10,7 +10,7 @@ from typing import Any
 
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.find_limits import find_limits
-from fxpar.analysis.time_shares import PIPE, TimeShares, runs_of, time_shares
+from fxpar.analysis.time_shares import PIPE, runs_of, time_shares
 from fxpar.analysis.timeline_data import timelines, waits
 from fxpar.analysis.transfer_data import transfers
 from fxpar.report.facts import Traffic, add_up
@@ -33,7 +33,7 @@ _MEMORY_KINDS: Mapping[str, tuple[Part, ...]] = {
 
 def page_data(step: DumpedStep) -> dict[str, Any]:
     """The data of the page, but for the graphs."""
-    facts, shares = step.facts, time_shares(step)
+    facts = step.facts
     return {
         "axes": [asdict(axis) for axis in facts.axes],
         "hosts": facts.hosts,
@@ -43,7 +43,7 @@ def page_data(step: DumpedStep) -> dict[str, Any]:
         "profiled": facts.profiled,
         "step_us": step.step_us,
         "measured_us": None if step.measured is None else step.measured.makespan_us,
-        "shares": list(_shares(shares)),
+        "shares": [{"name": part.name, "label": part.label, "us": part.time_us} for part in time_shares(step).parts],
         "limits": [asdict(limit) for limit in find_limits(step)],
         "stages": list(_stages(step)),
         "timelines": list(timelines(step)),
@@ -55,16 +55,6 @@ def page_data(step: DumpedStep) -> dict[str, Any]:
         "replicated": list(_replicated(step)),
         "transfers": list(transfers(step.facts)),
     }
-
-
-def _shares(shares: TimeShares) -> Iterator[dict[str, Any]]:
-    """The parts of the step's time: a name, what it is, and microseconds."""
-    yield {"name": "compute", "label": "computation", "us": shares.compute_us}
-    yield {"name": "replicated", "label": "replicated computation", "us": shares.replicated_us}
-    for axis, time_us in shares.exposed_us.items():
-        label = "transfers between stages" if axis == PIPE else f"collectives over {axis}"
-        yield {"name": f"exposed_{axis}", "label": f"exposed {label}", "us": time_us}
-    yield {"name": "bubble", "label": "bubble", "us": shares.bubble_us}
 
 
 def _stages(step: DumpedStep) -> Iterator[dict[str, Any]]:

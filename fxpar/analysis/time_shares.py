@@ -16,6 +16,15 @@ PIPE = "pipe"
 
 
 @dataclass(frozen=True, slots=True)
+class StepPart:
+    """A part of the step's time: a name for programs, and one for people."""
+
+    name: str
+    label: str
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimeShares:
     """Microseconds of the average pipe rank; they add up to `step_us`.
 
@@ -30,9 +39,27 @@ class TimeShares:
     exposed_us: Mapping[str, float]
     bubble_us: float
 
+    @property
+    def parts(self) -> list[StepPart]:
+        """All parts, from what has to be done to what is lost."""
+        exposed = [
+            StepPart(f"exposed_{axis}", f"exposed {_communication(axis)}", time_us)
+            for axis, time_us in self.exposed_us.items()
+        ]
+        return [
+            StepPart("compute", "computation", self.compute_us),
+            StepPart("replicated", "replicated computation", self.replicated_us),
+            *exposed,
+            StepPart("bubble", "bubble", self.bubble_us),
+        ]
+
     def of_step(self, time_us: float) -> float:
         """A time as a share of the step."""
         return time_us / self.step_us if self.step_us else 0.0
+
+
+def _communication(axis: str) -> str:
+    return "transfers between stages" if axis == PIPE else f"collectives over {axis}"
 
 
 def time_shares(step: DumpedStep) -> TimeShares:

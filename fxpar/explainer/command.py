@@ -6,12 +6,15 @@ import inspect
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from fxpar.analysis.dumped_step import DumpedStep, read_dump
 from fxpar.errors import ExplainingError
 from fxpar.errors.base import one_of
+from fxpar.explainer.dump import dump_to_json, print_dump
 from fxpar.explainer.explain import explain
 from fxpar.explainer.tables import print_explanation
 from fxpar.explainer.to_json import to_json
@@ -27,10 +30,10 @@ def add_flags(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "model",
-        metavar="MODULE:FUNCTION",
+        metavar="MODULE:FUNCTION|DUMP",
         help="a function (also FILE.py:FUNCTION) that returns a model and the arguments of its forward, as a tuple or "
         "a dict, for all ranks together, and maybe a dict of arguments of fxpar.explain, which flags override; it is "
-        "called without storage for tensors",
+        "called without storage for tensors. Or a folder that a compile with the option dump wrote, without flags",
     )
     parser.add_argument("--mesh", metavar="AXIS=N ...", help='such as "pipe=2 x=4"')
     parser.add_argument("--cluster", help=f"a file of fxpar calibrate (.json), or one of {', '.join(cluster_names())}")
@@ -64,6 +67,8 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int:
     """Explain, and print what was found; returns the exit status."""
+    if Path(options.model).is_dir():
+        return _explain_dump(read_dump(Path(options.model)), console, as_json=options.json)
     model, batch, returned = load_model(options.model)
     found = explain(model, batch, say=say, **_settings(options, returned))
     if options.json:
@@ -71,6 +76,14 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
         console.out(json.dumps(to_json(found), default=str), highlight=False)
     else:
         print_explanation(found, console)
+    return 0
+
+
+def _explain_dump(step: DumpedStep, console: Console, *, as_json: bool) -> int:
+    if as_json:
+        console.out(json.dumps(dump_to_json(step)), highlight=False)
+    else:
+        print_dump(step, console)
     return 0
 
 
