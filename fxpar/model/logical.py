@@ -20,6 +20,7 @@ from fxpar._torch.compiler import (
 )
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.traced_property import TracedProperty
+from fxpar._torch.group_norm import correct_strides_of_group_norm
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import TraceApartError
@@ -56,6 +57,7 @@ def install(distribution: Distribution) -> None:
     dtypes = {} if distribution.precision is None else compute_dtypes(distribution.parameters)
     ignore_logging_calls()
     note_reads_of_grad_mode()
+    correct_strides_of_group_norm()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
     for parameter in distribution.parameters.values():
         for module, attribute in parameter.homes:
