@@ -21,6 +21,7 @@ from fxpar._torch.compiler import (
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
 from fxpar._torch.dynamo.traced_property import TracedProperty
+from fxpar._torch.group_norm import correct_strides_of_group_norm
 from fxpar.errors import NotCompiledError, RecompileLimitError
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import TraceApartError
@@ -58,6 +59,7 @@ def install(distribution: Distribution) -> None:
     ignore_logging_calls()
     note_reads_of_grad_mode()
     trace_sets_in_one_order()
+    correct_strides_of_group_norm()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
     for parameter in distribution.parameters.values():
         for module, attribute in parameter.homes:

@@ -28,6 +28,14 @@ READ_BY_DYNAMO = (
 """What other models are traced through: to name the function of a line, Dynamo reads all of its file once."""
 
 
+def _start_autograd() -> None:
+    """A first backward starts a thread for each GPU; behind the first fake tensor, even for GPUs that are not there.
+
+    Without a GPU, `FakeTensorMode` of a PyTorch built for CUDA registers stand-ins for its devices.
+    """
+    torch.ones((), requires_grad=True).backward()
+
+
 def _train() -> None:
     """A step of a model of ours, and one of a model of Transformers, whose sources Dynamo reads."""
     with fake_mesh() as mesh:
@@ -44,6 +52,7 @@ def _read_sources() -> None:
         get_funcname(path, 1)
 
 
+_start_autograd()
 _train()
 _read_sources()
 collect_garbage_seldom()

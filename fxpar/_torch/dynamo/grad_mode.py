@@ -10,11 +10,14 @@ from torch._dynamo.variables import TensorVariable, TorchInGraphFunctionVariable
 
 _READS = "_fxpar_reads_of_grad_mode"
 
+_GET_ATTRIBUTE = "tp_getattro_impl" if hasattr(TensorVariable, "tp_getattro_impl") else "var_getattr"
+"""Of a `TensorVariable`, the method that reads an attribute: `tp_getattro_impl` since torch 2.14."""
+
 
 @functools.cache
 def note_reads_of_grad_mode() -> None:
     """Let Dynamo note where the code that it traces asks for what grad mode decides; see `reads_of_grad_mode`."""
-    call, read = TorchInGraphFunctionVariable.call_function, TensorVariable.var_getattr
+    call, read = TorchInGraphFunctionVariable.call_function, getattr(TensorVariable, _GET_ATTRIBUTE)
 
     def note(tx: Any, node: fx.Node | None) -> None:
         vars(tx.output).setdefault(_READS, []).append(node)
@@ -24,13 +27,13 @@ def note_reads_of_grad_mode() -> None:
             note(tx, None)
         return call(self, tx, args, kwargs)
 
-    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+    def get_attribute(self: Any, tx: Any, name: str) -> Any:
         if name in ("requires_grad", "is_leaf", "grad_fn"):
             note(tx, self.as_proxy().node)
         return read(self, tx, name)
 
     TorchInGraphFunctionVariable.call_function = call_function  # type: ignore[method-assign]
-    TensorVariable.var_getattr = var_getattr  # type: ignore[method-assign]
+    setattr(TensorVariable, _GET_ATTRIBUTE, get_attribute)
 
 
 def reads_of_grad_mode() -> list[fx.Node | None]:

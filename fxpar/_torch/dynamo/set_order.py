@@ -4,9 +4,11 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torch._dynamo.variables import ConstantVariable
+from torch._dynamo import variables
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.sets import OrderedSetVariable, SetVariable
+
+# In which module of `variables` these are depends on the release.
+SetVariable, OrderedSetVariable = vars(variables)["SetVariable"], vars(variables).get("OrderedSetVariable", ())
 
 
 @functools.cache
@@ -18,15 +20,15 @@ def trace_sets_in_one_order() -> None:
     """
     initialise = SetVariable.__init__
 
-    def __init__(self: SetVariable, items: Iterable[Any], **kwargs: Any) -> None:
+    def __init__(self: Any, items: Iterable[Any], **kwargs: Any) -> None:
         initialise(self, items, **kwargs)
         if not isinstance(self, OrderedSetVariable):
             self.items, self.original_items = _in_order(self.items), _in_order(self.original_items)
 
-    SetVariable.__init__ = __init__  # type: ignore[method-assign]
+    SetVariable.__init__ = __init__
 
 
 def _in_order(items: dict[Any, VariableTracker]) -> dict[Any, VariableTracker]:
-    if not all(isinstance(item.vt, ConstantVariable) for item in items):
+    if not all(isinstance(item.vt, variables.ConstantVariable) for item in items):
         return items
     return dict(sorted(items.items(), key=lambda pair: repr(pair[0].vt.as_python_constant())))
