@@ -166,7 +166,7 @@ def _derive(task: Task) -> tuple[list[CompiledStage], RankProgram]:
         plan = _with_profile(task, plan, own)
     check_memory(plan.peaks, task.memory_budget)
     _dump_program(task, plan)
-    if task.with_backward and options.dump is not None:
+    if task.with_backward and task.log.dump.is_read:
         _dump_facts(task, plan, graphs, model)
     program, evaluation = plan.programs[task.mesh.coordinate["pipe"]], _evaluation(task, plan)
     buffers, reshards = task.distribution.buffer_stages, tuple(plan.pipeline.reshards)

@@ -3,7 +3,6 @@
 import pytest
 
 from fxpar.bench.measure.interleaved import Timing
-from fxpar.bench.models import example
 from fxpar.bench.step.compile_time import compile_rows
 from fxpar.bench.step.executor_overhead import executor_overhead
 from fxpar.bench.step.layout_search import search_layouts
@@ -36,8 +35,3 @@ def test_compilers_are_compared_round_by_round_and_disturbed_rounds_do_not_count
     assert (theirs["compile_s"], theirs["ranks"]) == (20.0, 1)
     assert no_bar is None and bar is not None
     assert (bar.value, bar.met, bar.disturbed) == (1.75, False, False)
-
-
-def test_an_example_that_does_not_exist_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no no_such_example.py: run this from a clone"):
-        example("no_such_example")
