@@ -29,6 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 P = ParamSpec("P")
 T = TypeVar("T")
 
+assert_async = torch._assert_async
+"""Raises if a tensor of one element is false, with a message; on a GPU without waiting for it."""
+
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
@@ -42,6 +45,7 @@ __all__ = [
     "TracingContext",
     "add_to_each",
     "aot_export_joint_with_descriptors",
+    "assert_async",
     "compile_options",
     "compile_single_device",
     "fake_tensor",

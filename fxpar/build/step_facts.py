@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,19 @@ from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.placement import spread
 from fxpar.costs.prices import Prices, cluster_of, prices_of
 from fxpar.costs.transfer_costs import plan_cost
-from fxpar.ir.layout import REPLICATE, Layout
-from fxpar.ir.node_meta import communication, fused, is_backward, known_placed, known_value, layout_of, module_path
+from fxpar.ir.layout import Layout
+from fxpar.ir.node_meta import (
+    communication,
+    fused,
+    is_backward,
+    known_placed,
+    known_value,
+    layout_of,
+    module_path,
+    module_pattern,
+)
 from fxpar.ir.stage import PlannedStage
+from fxpar.layouts.repeated_axes import repeated_axes
 from fxpar.model.distribution import Distribution
 from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.report.facts import (
@@ -224,14 +233,14 @@ def _replicated(
     graphs: StageGraphs, estimate: StageEstimate, model: GraphModel, mesh: Mesh
 ) -> Iterator[ReplicatedFacts]:
     """The ops that ranks along y or x repeat, grouped, the most wasteful first."""
-    automatic = [axis for axis in ("y", "x") if mesh.sizes[axis] > 1]
     times: defaultdict[tuple[str, str, tuple[str, ...], bool], list[float]] = defaultdict(list)
     for kind in estimate.kinds_of_microbatch:
         for node in graphs.of_actions[kind].graph.nodes:
-            axes = tuple(axis for axis in automatic if _repeats(node, axis))
+            axes = _repeated_axes(node, mesh)
             if axes and (time_us := model.compute_us(node)):
-                module = re.sub(r"\b\d+\b", "*", module_path(node))
-                times[_op(node), module, axes, rule_for(node.target) is not None].append(time_us)
+                times[_op(node), module_pattern(module_path(node)), axes, rule_for(node.target) is not None].append(
+                    time_us
+                )
     found = [
         ReplicatedFacts(op, module, len(each), axes, has_rule, sum(each), sum(each) * (1 - 1 / _num_ranks(mesh, axes)))
         for (op, module, axes, has_rule), each in times.items()
@@ -243,13 +252,10 @@ def _op(node: fx.Node) -> str:
     return str(node.target).removesuffix(".default")
 
 
-def _repeats(node: fx.Node, axis: str) -> bool:
-    """Whether all ranks along `axis` call the op of `node` on the same values."""
+def _repeated_axes(node: fx.Node, mesh: Mesh) -> tuple[str, ...]:
+    """The axes of tensor parallelism whose ranks all call the op of `node` on the same values."""
     found = known_placed(node)
-    if node.op != "call_function" or found is None:
-        return False
-    layouts = [layout for layout in (*found.inputs, *found.outputs) if layout is not None]
-    return all(layout.placement(axis) == REPLICATE for layout in layouts)
+    return () if node.op != "call_function" or found is None else repeated_axes(found, mesh)
 
 
 def _num_ranks(mesh: Mesh, axes: Iterable[str]) -> int:

@@ -19,9 +19,10 @@ from fxpar.explainer.neighbours import (
 from fxpar.explainer.proposals import LEAST_GAIN
 from fxpar.explainer.setup import Setup
 from fxpar.explainer.shipped_plan_facts import ShippedPlanFacts
-from fxpar.explainer.step_facts import RepeatedWork, module_pattern
+from fxpar.explainer.step_facts import RepeatedWork
 from fxpar.hardware.cluster import Cluster
 from fxpar.ir.hints import Spec
+from fxpar.ir.node_meta import module_pattern
 from fxpar.ir.precision import Precision
 from fxpar.planner.analytic_estimate import AnalyticEstimate
 from fxpar.planner.configuration import Configuration

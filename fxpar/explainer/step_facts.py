@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from fxpar.costs.graph_time import GraphModel, Traffic
 from fxpar.costs.op_cost import work_us
 from fxpar.costs.placement import spread
 from fxpar.costs.prices import Prices, prices_of
-from fxpar.ir.node_meta import communication, fused, known_placed, layer_path, module_path
+from fxpar.ir.node_meta import communication, fused, known_placed, layer_path, module_path, module_pattern
 from fxpar.ir.stage import PlannedStage
+from fxpar.layouts.repeated_axes import repeated_axes
 from fxpar.model.distribution import Distribution
-from fxpar.passes.stage_graphs import StageGraphs
 from fxpar.planner.step_model import SimulatedStep, StepModel
 from fxpar.schedule.memory import PARTS
 from fxpar.world.mesh import Mesh
@@ -157,9 +156,9 @@ def layer_collectives(mesh: Mesh, step: SimulatedStep) -> list[LayerCollectives]
     """Collectives of one microbatch, by layer; those of consecutive layers that are equal are one item."""
     model = GraphModel(mesh, prices_of(mesh))
     by_layer: dict[str, dict[tuple[str, str], Traffic]] = {}
-    for graphs in step.graphs:
-        for module in _graphs_of_microbatch(graphs):
-            for layer, kind, axis, traffic in _collectives(module, model):
+    for graphs, stage in zip(step.graphs, step.stages, strict=True):
+        for action in stage.kinds_of_microbatch:
+            for layer, kind, axis, traffic in _collectives(graphs.of_actions[action], model):
                 of_layer = by_layer.setdefault(layer, {})
                 of_layer[kind, axis] = of_layer.get((kind, axis), Traffic()) + traffic
     found = []
@@ -169,13 +168,6 @@ def layer_collectives(mesh: Mesh, step: SimulatedStep) -> list[LayerCollectives]
         for (kind, axis), traffic in collectives.items():
             found.append(LayerCollectives(first, last, len(layers), kind, axis, traffic))
     return found
-
-
-def _graphs_of_microbatch(graphs: StageGraphs) -> list[fx.GraphModule]:
-    """Forward and backward; if only some backwards are split, as if none were."""
-    modules = graphs.of_microbatch
-    names = ("forward", "backward") if "backward" in modules else ("forward", "inputs", "weights")
-    return [modules[name] for name in names if name in modules]
 
 
 def _collectives(module: fx.GraphModule, model: GraphModel) -> Iterator[tuple[str, str, str, Traffic]]:
@@ -197,7 +189,7 @@ def repeated_work(stages: Sequence[PlannedStage], distribution: Distribution) ->
     prices = prices_of(mesh)
     for stage, rank in zip(stages, distribution.placement, strict=True):
         for op in operations(stage.joint):
-            axes = _axes_without_shards(op, mesh)
+            axes = _repeated_axes(op, mesh)
             if axes:
                 parts = math.prod(mesh.sizes[axis] for axis in axes)
                 wasted_us = _local_us(op, mesh, prices) * (1 - 1 / parts) * microbatches
@@ -209,13 +201,10 @@ def repeated_work(stages: Sequence[PlannedStage], distribution: Distribution) ->
     return sorted(found, key=lambda each: -each.wasted_us)
 
 
-def _axes_without_shards(op: Operation, mesh: Mesh) -> tuple[str, ...]:
+def _repeated_axes(op: Operation, mesh: Mesh) -> tuple[str, ...]:
     """The axes of tensor parallelism over which neither operands nor results of an op are divided."""
     placed = known_placed(op.node)
-    if op.call is None or op.is_view or placed is None:
-        return ()
-    used = {axis for layout in (*placed.inputs, *placed.outputs) if layout is not None for axis, _ in layout.axes}
-    return tuple(axis for axis in ("y", "x") if mesh.sizes[axis] > 1 and axis not in used)
+    return () if op.call is None or op.is_view or placed is None else repeated_axes(placed, mesh)
 
 
 def _local_us(op: Operation, mesh: Mesh, prices: Prices) -> float:
@@ -224,8 +213,3 @@ def _local_us(op: Operation, mesh: Mesh, prices: Prices) -> float:
     assert placed is not None, "it is known where the axes are"
     used = {axis for layout in (*placed.inputs, *placed.outputs) if layout is not None for axis, _ in layout.axes}
     return work_us(op, prices) / math.prod(mesh.sizes[axis] for axis in used)
-
-
-def module_pattern(path: str) -> str:
-    """The path with `*` for each number."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

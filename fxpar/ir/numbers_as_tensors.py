@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.compiler import assert_async
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.example_values import add_call, value_of_call
 from fxpar.ir.node_meta import source_line
@@ -32,7 +33,7 @@ _ON_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.sym_ite: torch.where,
     torch.sym_not: torch.logical_not,
     torch.sym_float: Tensor.double,
-    aten._assert_scalar.default: torch._assert_async,
+    aten._assert_scalar.default: assert_async,
 }
 """What computes on tensors what a function of PyTorch's symbolic numbers computes on these."""
 
@@ -53,7 +54,7 @@ def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
     for node, target in targets.items():
         node.op, node.target = "call_function", target
         node.meta.pop("unbacked_bindings", None)  # it binds no symbol any more
-        if target is torch._assert_async:
+        if target is assert_async:
             node.args = (node.args[0], f"an assertion about a number in a tensor failed: {source_line(uses[node])}")
         else:
             _note_value(node, target)

@@ -67,7 +67,7 @@ class GatheredStep:
     def save(self, directory: Path, num_pipe_ranks: int) -> list[Path]:
         """Write `trace.json`, with all ranks, and a timeline for each pipe rank; returns the paths of these.
 
-        Ranks with the same index on that axis run the same actions: the first of them speaks for all.
+        Ranks with the same index on that axis run the same actions: a timeline is that of the first of them.
         """
         directory.mkdir(parents=True, exist_ok=True)
         save_trace(directory / "trace.json", {"": self.timeline}, self._about())
