@@ -24,7 +24,7 @@ from fxpar.model.stale_optimizers import refuse_stale_optimizers
 from fxpar.model.unset import place_buffers
 from fxpar.progress.display import showing, tell
 from fxpar.schedule import GivenSchedule, schedule_text
-from fxpar.world.mesh import Mesh
+from fxpar.world.mesh import Mesh, sizes_text
 
 
 def distribute(
@@ -94,13 +94,8 @@ def distribute(
             distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)
         distribution.placement = distribution.plan.placement
         _shard(distribution, on_meta, init_weights)
-    tell(f"distributed {name} over {_over(mesh)} in {time.perf_counter() - start:.1f} s")
+    tell(f"distributed {name} over {sizes_text(mesh.sizes)} in {time.perf_counter() - start:.1f} s")
     return model
-
-
-def _over(mesh: Mesh) -> str:
-    """The axes that divide something, or that there are none."""
-    return " × ".join(f"{axis}={size}" for axis, size in mesh.sizes.items() if size > 1) or "one rank"
 
 
 def _checked(microbatches: int) -> int:

@@ -11,12 +11,13 @@ from rich.table import Table
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.find_limits import find_limits
 from fxpar.analysis.time_shares import time_shares
+from fxpar.world.mesh import sizes_text
 
 
 def print_dump(step: DumpedStep, console: Console) -> None:
     """Print a table of the parts of the predicted step, and what limits it in words."""
     shares = time_shares(step)
-    mesh = " x ".join(f"{axis.axis}={axis.size}" for axis in step.facts.axes if axis.size > 1) or "one rank"
+    mesh = sizes_text(step.facts.sizes)
     console.print(f"{mesh}, {step.facts.microbatches} microbatches, {step.facts.schedule_name}", highlight=False)
     table = Table("part", title="what the step's time is spent on")
     for column in ("ms", "share"):

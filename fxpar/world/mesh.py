@@ -138,6 +138,11 @@ class Mesh:
         return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
 
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """The axes of several ranks, for people."""
+    return " × ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one rank"
+
+
 def mesh_sizes(given: Mapping[str, int] | str) -> dict[str, int]:
     """The sizes of all axes, from those of some: a mapping, or text such as "pipe=2 x=4", as meshes print.
 
