@@ -57,11 +57,12 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--most",
         type=count,
-        default=MOST_ESTIMATED,
         metavar="N",
-        help="largest number of changed meshes to estimate",
+        help=f"largest number of changed meshes to estimate; default: {MOST_ESTIMATED}",
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="time limit for all changes")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help=f"time limit for all changes; default: {SECONDS:.0f}"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
 
 
@@ -97,10 +98,9 @@ def _settings(options: Namespace, returned: Mapping[str, Any]) -> dict[str, Any]
     for name in returned:
         if name not in known:
             raise ExplainingError(f"{options.model} returns a setting {name!r}", one_of(known, name))
-    names = ("mesh", "cluster", "microbatches", "schedule", "stages", "layouts")
+    names = ("mesh", "cluster", "microbatches", "schedule", "stages", "layouts", "most", "seconds")
     flags = {name: value for name in names if (value := getattr(options, name)) is not None}
-    limits = {"most": options.most, "seconds": options.seconds}
-    settings = {**limits, **returned, **flags}
+    settings = {**returned, **flags}
     settings["options"] = {**(returned.get("options") or {}), **dict(options.option)}
     if options.memory_gib is not None:
         settings["memory_bytes"] = options.memory_gib * 2**30

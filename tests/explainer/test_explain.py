@@ -193,6 +193,12 @@ def test_the_command_prints_json_with_stable_fields(capsys: pytest.CaptureFixtur
     assert "options={'remat': 'none'}" in {each["change"] for each in found["tried"]}
 
 
+def test_limits_given_as_flags_override_those_that_are_returned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{__file__}:net", "--seconds", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "not estimated within 0 seconds" in found["left_out"].values()
+
+
 def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{__file__}:net"]) == 0
     shown = capsys.readouterr().out
