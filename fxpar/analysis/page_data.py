@@ -13,7 +13,7 @@ from fxpar.analysis.limits.find_limits import find_limits
 from fxpar.analysis.time_shares import PIPE, runs_of, time_shares
 from fxpar.analysis.timeline_data import timelines, waits
 from fxpar.analysis.transfer_data import transfers
-from fxpar.report.facts import Traffic, add_up
+from fxpar.report.facts import Traffic, add_up, module_pattern
 from fxpar.schedule.memory import Part
 from fxpar.schedule.timeline import COMPUTE
 
@@ -135,7 +135,7 @@ def _collectives(step: DumpedStep) -> Iterator[list[Any]]:
                 each.sent_bytes,
                 round(each.time_us, 1),
                 round(each.exposed_us, 1),
-                re.sub(r"\b\d+\b", "*", each.module),  # numbers of layers
+                module_pattern(each.module),
                 re.sub(r"_\d+\b", "", each.verdict),  # those in names of nodes
             )
             alike[row] += each.count

@@ -17,16 +17,7 @@ from fxpar.costs.placement import spread
 from fxpar.costs.prices import Prices, cluster_of, prices_of
 from fxpar.costs.transfer_costs import plan_cost
 from fxpar.ir.layout import Layout
-from fxpar.ir.node_meta import (
-    communication,
-    fused,
-    is_backward,
-    known_placed,
-    known_value,
-    layout_of,
-    module_path,
-    module_pattern,
-)
+from fxpar.ir.node_meta import communication, fused, is_backward, known_placed, known_value, layout_of, module_path
 from fxpar.ir.stage import PlannedStage
 from fxpar.layouts.repeated_axes import repeated_axes
 from fxpar.model.distribution import Distribution
@@ -45,6 +36,7 @@ from fxpar.report.facts import (
     StageFacts,
     StepFacts,
     TransferFacts,
+    module_pattern,
 )
 from fxpar.resharding.pipeline import Reshard
 from fxpar.rules import rule_for
@@ -238,9 +230,8 @@ def _replicated(
         for node in graphs.of_actions[kind].graph.nodes:
             axes = _repeated_axes(node, mesh)
             if axes and (time_us := model.compute_us(node)):
-                times[_op(node), module_pattern(module_path(node)), axes, rule_for(node.target) is not None].append(
-                    time_us
-                )
+                key = _op(node), module_pattern(module_path(node)), axes, rule_for(node.target) is not None
+                times[key].append(time_us)
     found = [
         ReplicatedFacts(op, module, len(each), axes, has_rule, sum(each), sum(each) * (1 - 1 / _num_ranks(mesh, axes)))
         for (op, module, axes, has_rule), each in times.items()

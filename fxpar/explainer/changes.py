@@ -22,11 +22,11 @@ from fxpar.explainer.shipped_plan_facts import ShippedPlanFacts
 from fxpar.explainer.step_facts import RepeatedWork
 from fxpar.hardware.cluster import Cluster
 from fxpar.ir.hints import Spec
-from fxpar.ir.node_meta import module_pattern
 from fxpar.ir.precision import Precision
 from fxpar.planner.analytic_estimate import AnalyticEstimate
 from fxpar.planner.configuration import Configuration
 from fxpar.planner.search import analytic_estimates
+from fxpar.report.facts import module_pattern
 
 _MOST_MODULES = 2
 """Of the modules whose work ranks repeat, hints for so many are tried."""

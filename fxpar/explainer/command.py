@@ -20,8 +20,7 @@ from fxpar.explainer.tables import print_explanation
 from fxpar.explainer.to_json import to_json
 from fxpar.flags import count
 from fxpar.hardware.cluster import cluster_names
-from fxpar.planner.command import load_model
-from fxpar.planner.search import MOST_ESTIMATED, SECONDS
+from fxpar.planner.command import add_limits, given_limits, load_model
 
 _NOT_SETTINGS = ("model", "batch", "say")
 
@@ -53,16 +52,7 @@ def add_flags(parser: ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help='of torch.compile(..., options=...), such as remat="full"; once for each',
     )
-    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
-    parser.add_argument(
-        "--most",
-        type=count,
-        metavar="N",
-        help=f"largest number of changed meshes to estimate; default: {MOST_ESTIMATED}",
-    )
-    parser.add_argument(
-        "--seconds", type=float, metavar="S", help=f"time limit for all changes; default: {SECONDS:.0f}"
-    )
+    add_limits(parser, "changed meshes to estimate", "all changes")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
 
 
@@ -98,12 +88,10 @@ def _settings(options: Namespace, returned: Mapping[str, Any]) -> dict[str, Any]
     for name in returned:
         if name not in known:
             raise ExplainingError(f"{options.model} returns a setting {name!r}", one_of(known, name))
-    names = ("mesh", "cluster", "microbatches", "schedule", "stages", "layouts", "most", "seconds")
+    names = ("mesh", "cluster", "microbatches", "schedule", "stages", "layouts")
     flags = {name: value for name in names if (value := getattr(options, name)) is not None}
-    settings = {**returned, **flags}
+    settings = {**returned, **flags, **given_limits(options)}
     settings["options"] = {**(returned.get("options") or {}), **dict(options.option)}
-    if options.memory_gib is not None:
-        settings["memory_bytes"] = options.memory_gib * 2**30
     for name, example in (("mesh", '--mesh "pipe=2 x=4"'), ("cluster", "--cluster dgx-h100")):
         if name not in settings:
             raise ExplainingError(

@@ -15,11 +15,12 @@ from fxpar.costs.graph_time import GraphModel, Traffic
 from fxpar.costs.op_cost import work_us
 from fxpar.costs.placement import spread
 from fxpar.costs.prices import Prices, prices_of
-from fxpar.ir.node_meta import communication, fused, known_placed, layer_path, module_path, module_pattern
+from fxpar.ir.node_meta import communication, fused, known_placed, layer_path, module_path
 from fxpar.ir.stage import PlannedStage
 from fxpar.layouts.repeated_axes import repeated_axes
 from fxpar.model.distribution import Distribution
 from fxpar.planner.step_model import SimulatedStep, StepModel
+from fxpar.report.facts import module_pattern
 from fxpar.schedule.memory import PARTS
 from fxpar.world.mesh import Mesh
 

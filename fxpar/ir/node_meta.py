@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -267,11 +266,6 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return normalize_path(path)
-
-
-def module_pattern(path: str) -> str:
-    """A module's path with `*` for each number, which equal layers share."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 def layer_path(path: str) -> str | None:

@@ -45,21 +45,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--axes", type=names, default=AXES, metavar="AXIS,...", help="that may have several ranks")
     parser.add_argument("--microbatches", type=counts, metavar="N,...", help="numbers to try")
     parser.add_argument("--schedules", type=names, default=SCHEDULES, metavar="NAME,...", help="to try")
-    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
-    parser.add_argument(
-        "--most",
-        type=count,
-        default=MOST_ESTIMATED,
-        metavar="N",
-        help="largest number of meshes to estimate from graphs",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=SECONDS,
-        metavar="S",
-        help="time limit for that; at least one mesh is estimated",
-    )
+    add_limits(parser, "meshes to estimate from graphs", "that; at least one mesh is estimated")
     parser.add_argument(
         "--whole",
         action="store_true",
@@ -67,6 +53,25 @@ def add_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the best as a plan for fxpar.distribute")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")
+
+
+def add_limits(parser: ArgumentParser, estimated: str, limited: str) -> None:
+    """Add flags for the limits of a search: the memory of a rank, how many are `estimated`, and how long.
+
+    `given_limits` returns them. `limited` is what has to end in time, for the help.
+    """
+    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of a rank; default: that of the cluster")
+    parser.add_argument(
+        "--most", type=count, metavar="N", help=f"largest number of {estimated}; default: {MOST_ESTIMATED}"
+    )
+    parser.add_argument("--seconds", type=float, metavar="S", help=f"time limit for {limited}; default: {SECONDS:.0f}")
+
+
+def given_limits(options: Namespace) -> dict[str, Any]:
+    """The limits that have a flag, as keyword arguments of `fxpar.plan` and `fxpar.explain`."""
+    memory_bytes = None if options.memory_gib is None else options.memory_gib * 2**30
+    limits = {"memory_bytes": memory_bytes, "most": options.most, "seconds": options.seconds}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int:
@@ -80,11 +85,9 @@ def run(options: Namespace, console: Console, say: Callable[[str], None]) -> int
         axes=options.axes,
         microbatches=options.microbatches,
         schedules=options.schedules,
-        memory_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,
-        most=options.most,
-        seconds=options.seconds,
         whole=options.whole,
         say=say,
+        **given_limits(options),
         **{name: settings[name] for name in _OF_THE_MODEL if name in settings},
     )
     if options.save:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fxpar.costs.equations import configurations
 from fxpar.ir.layout import AXES
 from fxpar.schedule import NAMED_SCHEDULES
+from fxpar.world.mesh import sizes_text
 
 SCHEDULES = tuple(name for name, schedule in NAMED_SCHEDULES.items() if schedule.is_searched)
 """The schedules that are tried by default: those with one stage per rank."""
@@ -34,8 +35,7 @@ class Configuration:
         return self.mesh == other.mesh and self.mesh["pipe"] == 1 and self.microbatches > other.microbatches
 
     def __str__(self) -> str:
-        mesh = " ".join(f"{axis}={size}" for axis, size in self.mesh.items() if size > 1) or "one rank"
-        return f"{mesh}, {self.microbatches} microbatch{'es' if self.microbatches > 1 else ''}"
+        return f"{sizes_text(self.mesh, ' ')}, {self.microbatches} microbatch{'es' if self.microbatches > 1 else ''}"
 
 
 def candidates(

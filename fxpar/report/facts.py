@@ -7,6 +7,7 @@ Times are predictions in microseconds; bytes are those of one rank unless a name
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import UnionType
@@ -163,7 +164,7 @@ class CollectiveFacts:
 class ReplicatedFacts:
     """Calls of one op in one kind of module that several ranks run on the same values, in one microbatch.
 
-    module: with `*` for the numbers of layers.
+    module: as `module_pattern` has it.
     axes: along which the ranks repeat it.
     time_us: of all calls. wasted_us: what sharding over these axes would save at best.
     """
@@ -244,6 +245,11 @@ def add_up(collectives: Iterable[CollectiveFacts], runs: Mapping[str, float]) ->
         own = Traffic(*key, times * each.count, times * each.sent_bytes, times * each.time_us, times * each.exposed_us)
         found[key] = found[key].plus(own) if key in found else own
     return list(found.values())
+
+
+def module_pattern(path: str) -> str:
+    """A module's path with `*` for each number, which equal layers share."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 T = TypeVar("T")

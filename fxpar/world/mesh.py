@@ -138,9 +138,9 @@ class Mesh:
         return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
 
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """The axes of several ranks, for people."""
-    return " × ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one rank"
+def sizes_text(sizes: Mapping[str, int], separator: str = " × ") -> str:
+    """The axes of several ranks, for people; separated by blanks, it is what `mesh_sizes` reads."""
+    return separator.join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one rank"
 
 
 def mesh_sizes(given: Mapping[str, int] | str) -> dict[str, int]:
