@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import FloatRect, Page
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"
@@ -76,8 +76,8 @@ def save(page: Page, first: str, last: str, path: Path) -> None:
     begin, end = page.locator(first).bounding_box(), page.locator(last).bounding_box()
     assert begin is not None and end is not None, f"the page lacks {first} or {last}"
     top, bottom = begin["y"] - MARGIN, end["y"] + end["height"] + MARGIN
-    clip = {"x": 0.0, "y": max(0.0, top), "width": float(WIDTH), "height": bottom - max(0.0, top)}
-    page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
+    clip: FloatRect = {"x": 0.0, "y": max(0.0, top), "width": float(WIDTH), "height": bottom - max(0.0, top)}
+    page.screenshot(path=path, full_page=True, clip=clip)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def _write(
     module: fx.GraphModule, owner: fx.GraphModule, call: fx.Node, operands: Sequence[Any], region: str
 ) -> tuple[Any, ...]:
     """Write the body of `call`, a node of the graph of `owner`, into that of `module`; returns its results."""
-    body = owner.get_submodule(call.args[0].target)  # type: ignore[union-attr, arg-type]  # Dynamo puts its body first
+    first = call.args[0]
+    assert isinstance(first, fx.Node) and isinstance(first.target, str), f"{call} does not have its body first"
+    body = owner.get_submodule(first.target)
     assert isinstance(body, fx.GraphModule), f"{call} calls no graph"
     copies: dict[fx.Node, Any] = {}
     entering = iter(operands)

@@ -79,15 +79,15 @@ def _uses(module: fx.GraphModule) -> dict[fx.Node, fx.Node]:
 
 def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
     """What computes `node` if `number`, which it reads or uses, is a tensor."""
-    target: Any = node.target
+    target: Callable[..., Any] | str = node.target
     if node is number:
         return _read
     if target is operator.truediv and not isinstance(node.meta.get("example_value"), Tensor):
         return _quotient
-    if node.op == "call_function" and target in _ON_TENSORS:
+    if target in _ON_TENSORS:
         return _ON_TENSORS[target]
-    if node.op == "call_function" and _is_operator(target):
-        return target  # type: ignore[no-any-return]
+    if not isinstance(target, str) and _is_operator(target):
+        return target
     raise UnsupportedGraphError(
         f"the forward reads a number from a tensor and uses it for {node.name}, which needs its value: "
         f"{source_line(number)}\n  the values of tensors are not known where the forward is traced: expected tensors "

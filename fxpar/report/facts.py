@@ -273,9 +273,10 @@ def from_json(kind: type[T], text: str) -> T:
     if found != VERSION:
         raise ValueError(f"facts of version {found}, expected {VERSION}")
     try:
-        return _decoded(kind, raw)  # type: ignore[no-any-return]
+        decoded: T = _decoded(kind, raw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"incomplete facts: {error!r}") from None
+    return decoded
 
 
 def _decoded(kind: Any, raw: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -289,8 +289,8 @@ def test_dark_mode_follows_the_system(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(page: Page, scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+def test_text_has_contrast(page: Page, scheme: Literal["light", "dark"]) -> None:
+    page.emulate_media(color_scheme=scheme)
     worst = page.evaluate(
         """() => {
           const luminance = (name) => {

@@ -17,10 +17,9 @@ def test_hosts_may_have_any_numbers(search: str) -> None:
 
 def test_there_may_be_more_hosts_than_bits_in_a_word() -> None:
     pairs = range(100)
-    senders, starts = find_slots(
-        [1] * 200, [[host] for host in (*pairs, *pairs)], [[500 + host] for host in (*pairs, *pairs)],
-        search="best", seed=0,
-    )  # fmt: skip
+    twice = [*pairs, *pairs]
+    receivers = [[500 + host] for host in twice]
+    senders, starts = find_slots([1] * 200, [[host] for host in twice], receivers, search="best", seed=0)
     assert senders == [*pairs, *pairs]
     assert starts == [0] * 100 + [1] * 100
     assert find_bound([1] * 100, [pairs] * 100, [[500 + host] for host in pairs]) == 1

@@ -76,7 +76,8 @@ def forward_and_backward(model: nn.Module, *arguments: Tensor, **keywords: Tenso
 def interpret(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Sequence[Any]:
     """What the graph returns, op by op."""
     with torch.no_grad():
-        return fx.Interpreter(graph).run(*inputs)  # type: ignore[no-any-return]
+        results: Sequence[Any] = fx.Interpreter(graph).run(*inputs)
+    return results
 
 
 def strides(graph: fx.GraphModule) -> list[tuple[int, ...] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
+from fxpar.graph.extract import returned
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.stage import PortKind
 from tests.passes.backward_halves import Chain, check_bits, count, linears, work
@@ -80,7 +81,7 @@ def test_the_part_that_weights_need_is_carried_as_a_copy() -> None:
     model = Chain(nn.Linear(4, 4), Rows(), nn.Tanh(), nn.Linear(4, 4))
     _, middle, _ = joints_of(model, (torch.randn(20, 4),), ["1", "3"])
     _, halves = split(middle)
-    carried = halves.inputs.graph.output_node().args[0][1:]  # type: ignore[index]
+    carried = returned(halves.inputs)[1:]
     assert [tuple(tensor(node).shape) for node in carried] == [(2, 4)]
     values = [torch.randn(tensor(node).shape) for node in halves.inputs.graph.find_nodes(op="placeholder")]
     (rows,) = halves.inputs(*values)[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fxpar._torch.compiler import FakeTensor
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.node_meta import is_backward, tensor
 from fxpar.ir.stage import Port, PortKind
@@ -34,4 +35,6 @@ def test_the_graph_returns_the_same_values_and_gradients_converted() -> None:
         assert other.dtype == (torch.float64 if port == Port(PortKind.PARAMETER, "up") else torch.float32)
     *_, cast = (node for node in joint.module.graph.nodes if node.target is torch.ops.aten._to_copy.default)
     assert is_backward(cast)
-    assert tensor(cast).fake_mode is fake_mode_of(joint.module.graph)  # type: ignore[attr-defined]
+    value = tensor(cast)
+    assert isinstance(value, FakeTensor)
+    assert value.fake_mode is fake_mode_of(joint.module.graph)

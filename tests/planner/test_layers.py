@@ -38,7 +38,7 @@ class Deep(nn.Module):
         return x.mean()
 
 
-def on_meta() -> tuple[nn.Module, tuple[Tensor]]:
+def on_meta() -> tuple[Deep, tuple[Tensor]]:
     with torch.device("meta"):
         return Deep(), (torch.zeros(ROWS, 8),)
 
@@ -49,7 +49,7 @@ def test_the_longest_list_of_modules_alike_is_found() -> None:
     assert find_layers(nn.Linear(2, 2)) is None
     fewer = with_layers(model, Layers("layers", LAYERS), 2)
     assert isinstance(fewer, Deep)
-    assert len(fewer.layers) == 2 and len(model.get_submodule("layers")) == LAYERS  # type: ignore[arg-type]
+    assert len(fewer.layers) == 2 and len(model.layers) == LAYERS
 
 
 def test_hints_for_single_layers_need_all_of_them() -> None:

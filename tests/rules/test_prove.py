@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from fxpar.ir.layout import REPLICATE, Partial, Shard
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
 from fxpar.rules.prove import RuleDisprovedError, prove
-from fxpar.rules.rule import LocalOp, Strategy
+from fxpar.rules.rule import LocalOp, OpCall, Operand, Strategy
 
 aten = torch.ops.aten
 
@@ -70,7 +70,7 @@ class _OneWay(EinsumRule):
 
     __slots__ = ()
 
-    def extend(self, call, operand, shard):  # type: ignore[no-untyped-def]
+    def extend(self, call: OpCall, operand: Operand, shard: Shard) -> Strategy | None:
         return None if operand.role == "input" else Strategy((shard,), (shard,))
 
 

@@ -54,7 +54,7 @@ def test_bars_bear_their_microbatch_and_start_with_the_step() -> None:
 
 def test_colours_tell_kinds_apart_as_the_legend_says() -> None:
     picture = ElementTree.fromstring(draw_timelines("a step", {"": STEP}))
-    bars = {group.find(f"{SVG}rect").attrib["fill"] for group in picture.iter(f"{SVG}g")}  # type: ignore[union-attr]
+    bars = {rect.attrib["fill"] for group in picture.iter(f"{SVG}g") for rect in group.findall(f"{SVG}rect")}
     assert len(bars) == 3
     legend = {rect.attrib["fill"] for rect in picture.findall(f"{SVG}rect")}
     assert bars < legend

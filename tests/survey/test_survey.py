@@ -14,7 +14,7 @@ from fxpar.cli import main
 from fxpar.survey.families import Family, all_families
 from fxpar.survey.heads import transformers_heads
 from fxpar.survey.heads.tiny_config import shrink
-from fxpar.survey.run import MESHES, Finding, read_findings, survey
+from fxpar.survey.run import MESHES, Finding, Verdict, read_findings, survey
 from fxpar.survey.table import to_markdown
 
 PLANNED = ("llama", "qwen3", "mixtral", "deepseek_v3", "phi3")
@@ -64,10 +64,13 @@ def test_all_families_of_the_heads_are_listed_once() -> None:
     assert {Family("llama", "causal-lm"), Family("bert", "masked-lm")} <= set(families)
 
 
-def finding(family: str, mesh: str, verdict: str, reason: str = "") -> Finding:
+def finding(family: str, mesh: str, verdict: Verdict, reason: str = "") -> Finding:
     """What became of a family."""
-    found = family, "causal-lm", mesh, "default", verdict, 0.0, 2e-7, 0.5, reason, 3.0
-    return Finding(*found, ["aten.topk.default"], by_plan=family == "llama")  # type: ignore[arg-type]
+    errors, share, seconds, without_rule = (0.0, 2e-7), 0.5, 3.0, ["aten.topk.default"]
+    by_plan = family == "llama"
+    return Finding(
+        family, "causal-lm", mesh, "default", verdict, *errors, share, reason, seconds, without_rule, by_plan=by_plan
+    )
 
 
 def test_what_was_found_before_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

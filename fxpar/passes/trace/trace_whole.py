@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import (
+    FakeTensor,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -48,7 +49,8 @@ def trace_whole(stage: StageGraph, *, with_backward: bool) -> JointGraph:
 def _leaf(node: fx.Node, *, requires_grad: bool) -> Tensor:
     """A fake leaf tensor like the input at `node`, so that gradients are taken with respect to it."""
     value = example(node)
-    with value.fake_mode:  # type: ignore[attr-defined]  # every example value is a FakeTensor
+    assert isinstance(value, FakeTensor), "every example value is one"
+    with value.fake_mode:
         leaf = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return leaf.requires_grad_(requires_grad)
 

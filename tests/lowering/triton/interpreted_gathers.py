@@ -72,8 +72,10 @@ def test_neither_rank_nor_segments_change_a_bit() -> None:
         assert gathered_product(gathered, right, there_at(Segments(pieces, rows), rank)).equal(expected)
 
 
-@pytest.mark.parametrize(("form", "shape"), [("rows", (12, 8)), ("rows", (3, 8, 8)), ("columns", (12, 8)),
-    ("columns", (3, 8, 8)), ("matrices", (4, 5, 8))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "shape"),
+    [("rows", (12, 8)), ("rows", (3, 8, 8)), ("columns", (12, 8)), ("columns", (3, 8, 8)), ("matrices", (4, 5, 8))],
+)
 @pytest.mark.parametrize("outer", [1, 2])
 def test_gathered_values_are_multiplied_as_the_op_defines(form: str, shape: tuple[int, ...], outer: int) -> None:
     shards = [factor(*shape, seed=rank) for rank in range(4)]

@@ -16,8 +16,10 @@ from tests.lowering.triton.products import assert_product, factor
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("owner", "outer", "rows", "terms", "columns"), [(0, 1, 16, 16, 16), (3, 1, 5, 19, 24), (1, 3,
-    7, 3, 8), (2, 2, 20, 8, 32)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("owner", "outer", "rows", "terms", "columns"),
+    [(0, 1, 16, 16, 16), (3, 1, 5, 19, 24), (1, 3, 7, 3, 8), (2, 2, 20, 8, 32)],
+)
 def test_a_scattered_product_is_summed_by_owners(
     dtype: torch.dtype, owner: int, outer: int, rows: int, terms: int, columns: int
 ) -> None:
@@ -79,8 +81,15 @@ def test_transposed_factors_and_pieces_are_scattered_alike(tiling: Tiling) -> No
     assert_product(found.view(40, 16), left[0], right[0])
 
 
-@pytest.mark.parametrize(("form", "left", "right"), [("rows", (24, 8), (8, 7)), ("rows", (3, 24, 8), (3, 8, 7)),
-    ("columns", (5, 8), (8, 24)), ("matrices", (8, 5, 8), (8, 8, 7))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "left", "right"),
+    [
+        ("rows", (24, 8), (8, 7)),
+        ("rows", (3, 24, 8), (3, 8, 7)),
+        ("columns", (5, 8), (8, 24)),
+        ("matrices", (8, 5, 8), (8, 8, 7)),
+    ],
+)
 @pytest.mark.parametrize("outer", [1, 2])
 def test_products_are_scattered_as_the_op_defines(
     form: str, left: tuple[int, ...], right: tuple[int, ...], outer: int

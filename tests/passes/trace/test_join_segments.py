@@ -113,7 +113,7 @@ def computations(joint: JointGraph) -> list[str]:
         if node.op == "placeholder":
             hashes[node] = node.name
         elif node.op == "call_function":
-            given = fx.node.map_aggregate((node.args, node.kwargs), lambda a: hashes.get(a, a))  # type: ignore[arg-type]
+            given = fx.map_arg((node.args, node.kwargs), lambda operand: hashes.get(operand, operand))
             hashes[node] = str(hash(f"{node.target}{given}"))
     return [hashes[node] for node in returned(joint.module)]
 
