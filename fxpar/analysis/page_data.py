@@ -10,10 +10,11 @@ from typing import Any
 
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.find_limits import find_limits
-from fxpar.analysis.time_shares import PIPE, runs_of, time_shares
+from fxpar.analysis.predicted_parts import predicted_parts, runs_of
 from fxpar.analysis.timeline_data import timelines, waits
 from fxpar.analysis.transfer_data import transfers
 from fxpar.report.facts import Traffic, add_up, module_pattern
+from fxpar.report.step_parts import PIPE
 from fxpar.schedule.memory import Part
 from fxpar.schedule.timeline import COMPUTE
 
@@ -43,7 +44,7 @@ def page_data(step: DumpedStep) -> dict[str, Any]:
         "profiled": facts.profiled,
         "step_us": step.step_us,
         "measured_us": None if step.measured is None else step.measured.makespan_us,
-        "shares": [{"name": part.name, "label": part.label, "us": part.time_us} for part in time_shares(step).parts],
+        "parts": [asdict(part) for part in predicted_parts(step).parts],
         "limits": [asdict(limit) for limit in find_limits(step)],
         "stages": list(_stages(step)),
         "timelines": list(timelines(step)),

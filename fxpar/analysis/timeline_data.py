@@ -8,7 +8,7 @@ from typing import Any
 
 from fxpar.analysis.critical_path import Dependencies
 from fxpar.analysis.dumped_step import DumpedStep
-from fxpar.analysis.time_shares import runs_of, waits_us
+from fxpar.analysis.predicted_parts import runs_of, waits_us
 from fxpar.report.facts import ONCE
 from fxpar.schedule import Span, Timeline
 from fxpar.schedule.timeline import COMPUTE

@@ -10,20 +10,20 @@ from rich.table import Table
 
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.find_limits import find_limits
-from fxpar.analysis.time_shares import time_shares
+from fxpar.analysis.predicted_parts import predicted_parts
 from fxpar.world.mesh import sizes_text
 
 
 def print_dump(step: DumpedStep, console: Console) -> None:
     """Print a table of the parts of the predicted step, and what limits it in words."""
-    shares = time_shares(step)
+    parts = predicted_parts(step)
     mesh = sizes_text(step.facts.sizes)
     console.print(f"{mesh}, {step.facts.microbatches} microbatches, {step.facts.schedule_name}", highlight=False)
     table = Table("part", title="what the step's time is spent on")
     for column in ("ms", "share"):
         table.add_column(column, justify="right")
-    for part in shares.parts:
-        table.add_row(part.label, f"{1e-3 * part.time_us:,.3f}", f"{shares.of_step(part.time_us):.1%}")
+    for part in parts.parts:
+        table.add_row(part.label, f"{1e-3 * part.time_us:,.3f}", f"{parts.share(part.time_us):.1%}")
     table.add_section()
     table.add_row("the step, predicted", f"{1e-3 * step.step_us:,.3f}", "100.0%")
     if step.measured is not None:
@@ -38,6 +38,6 @@ def dump_to_json(step: DumpedStep) -> dict[str, Any]:
     return {
         "step_us": step.step_us,
         "measured_us": None if step.measured is None else step.measured.makespan_us,
-        "parts_us": {part.name: part.time_us for part in time_shares(step).parts},
+        "parts_us": {part.name: part.time_us for part in predicted_parts(step).parts},
         "limits": [asdict(limit) for limit in find_limits(step)],
     }

@@ -78,8 +78,7 @@ class Explanation:
     @property
     def bound_by(self) -> str:
         """The largest part of the step."""
-        parts = whole_parts(self.estimate)
-        return max(parts, key=parts.__getitem__)
+        return max(whole_parts(self.estimate), key=lambda part: part.time_us).label
 
     def with_trial(self, trial: Trial) -> Explanation:
         """The same with the changes that were tried."""

@@ -13,6 +13,7 @@ from fxpar.planner.analytic_estimate import AnalyticEstimate
 from fxpar.planner.best_first import BestFirst
 from fxpar.planner.configuration import Configuration
 from fxpar.planner.step_model import Estimate
+from fxpar.report.step_parts import StepPart, most_grown
 
 LEAST_GAIN = 0.01
 """The share of a step below which a change is not proposed: predictions are not that precise."""
@@ -44,17 +45,15 @@ def whole_step_us(estimate: Estimate) -> float:
     return estimate.step_us + estimate.optimizer_us
 
 
-def whole_parts(estimate: Estimate) -> dict[str, float]:
-    """The parts of a step by name, the optimizer's step among them; they add up to `whole_step_us`."""
-    return {**estimate.parts.by_name, "optimizer": estimate.optimizer_us}
+def whole_parts(estimate: Estimate) -> list[StepPart]:
+    """The parts of a step, the optimizer's step among them; they add up to `whole_step_us`."""
+    return [*estimate.parts.parts, StepPart("optimizer", "optimizer", estimate.optimizer_us)]
 
 
 def proposal(change: Change, estimate: Estimate, given: Estimate) -> Proposal:
     """What a change brings, by its estimate and that of the given setup."""
-    own, other = whole_parts(estimate), whole_parts(given)
-    saved = {part: other.get(part, 0.0) - own.get(part, 0.0) for part in {**other, **own}}
-    most = max(saved, key=saved.__getitem__)
-    reason = f"{most}: {-saved[most] / 1e3:+,.2f} ms" if saved[most] > 0 else ""
+    saved = most_grown(whole_parts(given), whole_parts(estimate))
+    reason = f"{saved.label}: {-saved.time_us / 1e3:+,.2f} ms" if saved.time_us > 0 else ""
     return Proposal(change, estimate, 1 - whole_step_us(estimate) / whole_step_us(given), reason)
 
 

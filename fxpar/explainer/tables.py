@@ -102,9 +102,10 @@ def _parts(found: Explanation) -> Table:
     for column in ("ms", "share"):
         table.add_column(column, justify="right")
     table.add_column("over")
-    places = {f"exposed communication over {each.axis}": _network(each.num_hosts) for each in found.axes}
-    for name, time_us in sorted(whole_parts(found.estimate).items(), key=lambda item: -item[1]):
-        table.add_row(name, _ms(time_us), f"{time_us / found.step_us:.1%}", places.get(name, ""))
+    places = {f"exposed_{each.axis}": _network(each.num_hosts) for each in found.axes}
+    for part in sorted(whole_parts(found.estimate), key=lambda part: -part.time_us):
+        share = f"{part.time_us / found.step_us:.1%}"
+        table.add_row(part.label, _ms(part.time_us), share, places.get(part.name, ""))
     table.add_section()
     table.add_row("the step", _ms(found.step_us), "100.0%", "")
     return table

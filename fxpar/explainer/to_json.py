@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from fxpar.explainer.explain import Explanation
-from fxpar.explainer.proposals import Proposal
+from fxpar.explainer.proposals import Proposal, whole_parts
 from fxpar.explainer.setup import Setup
-from fxpar.planner.step_model import Estimate
 
 
 def to_json(found: Explanation) -> dict[str, Any]:
@@ -17,7 +16,7 @@ def to_json(found: Explanation) -> dict[str, Any]:
         "cluster": found.cluster.name,
         "setup": _setup(found.setup),
         "step_us": found.step_us,
-        "parts_us": _parts(found.estimate),
+        "parts_us": {part.name: part.time_us for part in whole_parts(found.estimate)},
         "bound_by": found.bound_by,
         "peak_bytes": found.estimate.peak_bytes,
         "memory_bytes": found.budget_bytes,
@@ -38,16 +37,6 @@ def to_json(found: Explanation) -> dict[str, Any]:
 def _setup(setup: Setup) -> dict[str, Any]:
     """As a user gives it."""
     return {"mesh": dict(setup.mesh), **setup.distribute_arguments, "options": setup.given_options}
-
-
-def _parts(estimate: Estimate) -> dict[str, Any]:
-    parts = estimate.parts
-    return {
-        "compute": parts.compute_us,
-        "exposed": dict(parts.exposed_us),
-        "bubble": parts.bubble_us,
-        "optimizer": estimate.optimizer_us,
-    }
 
 
 def _proposal(each: Proposal) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from fxpar.costs.graph_time import Traffic
 from fxpar.ir.plan import Plan, PlannedParameter
 from fxpar.planner.step_model import Estimate
-from fxpar.planner.step_parts import StepParts
+from fxpar.report.step_parts import StepParts
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from fxpar.planner.graph_estimate import GraphEstimator
 from fxpar.planner.imagined_mesh import imagined_world
 from fxpar.planner.layers import find_layers, layers_to_sample
 from fxpar.planner.step_model import Estimate
+from fxpar.report.step_parts import most_grown
 
 MOST_ESTIMATED = 24
 """The default number of meshes whose graphs are made."""
@@ -210,10 +211,8 @@ def drawback(estimate: Estimate, best: Estimate) -> str:
     """What makes a step slower than the best: the part of its time with the largest difference."""
     if estimate is best:
         return ""
-    own, other = estimate.parts.by_name, best.parts.by_name
-    slower = {part: own.get(part, 0.0) - other.get(part, 0.0) for part in {**own, **other}}
-    worst = max(slower, key=slower.__getitem__)
-    return f"{worst}: {slower[worst] / 1e3:+,.2f} ms"
+    worst = most_grown(estimate.parts.parts, best.parts.parts)
+    return f"{worst.label}: {worst.time_us / 1e3:+,.2f} ms"
 
 
 def _nothing_fits(needs: Mapping[Configuration, float], budget: float) -> PlanningError:

@@ -33,7 +33,8 @@ from fxpar.model.logical import install
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.pass_log import PassLog
 from fxpar.passes.stage_graphs import StageGraphs
-from fxpar.planner.step_parts import StepParts, actions_time, busiest, optimizer_us, step_parts
+from fxpar.planner.step_parts import actions_time, busiest, optimizer_us, step_parts
+from fxpar.report.step_parts import StepParts
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
 from fxpar.schedule import Costs, Program, RankMemory, lower, peak_memory, simulate
 from fxpar.schedule.choose_schedule import choose_schedule

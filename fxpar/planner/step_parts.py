@@ -1,12 +1,12 @@
-"""What the time of a step is spent on: computing, waiting for communication by axis, and the bubble."""
+"""Where the time of an estimated step goes, on the pipe rank that is busiest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from fxpar.build.stage_estimate import StageEstimate
 from fxpar.costs.graph_time import GraphTime, one_after_another
+from fxpar.report.step_parts import PIPE, StepParts
 from fxpar.schedule import Compute, Program
 
 _OPTIMIZER_PASSES = 3.5
@@ -14,35 +14,13 @@ _OPTIMIZER_PASSES = 3.5
 states, and writes weight and states."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """What a step's time is spent on, on the pipe rank that is busiest; the parts add up to the step.
-
-    compute_us: in which it computes.
-    exposed_us: in which nothing is computed for want of communication, by axis; "pipe" is messages between stages.
-    bubble_us: in which it has nothing to do, even if messages took no time.
-    """
-
-    compute_us: float
-    exposed_us: Mapping[str, float]
-    bubble_us: float
-
-    @property
-    def total_us(self) -> float:
-        """The time of the step."""
-        return self.compute_us + sum(self.exposed_us.values()) + self.bubble_us
-
-    @property
-    def by_name(self) -> dict[str, float]:
-        """All parts, by what a user would call them."""
-        exposed = {f"exposed communication over {axis}": time_us for axis, time_us in self.exposed_us.items()}
-        return {"computing": self.compute_us, **exposed, "bubble": self.bubble_us}
-
-
 def step_parts(
     actions: GraphTime, once: GraphTime, makespan_us: float, makespan_without_messages_us: float
 ) -> StepParts:
-    """The parts of a step.
+    """The parts of a step on the busiest pipe rank.
+
+    The bubble is the time in which it has nothing to do even if messages take no time; messages are exposed for what
+    they add to it.
 
     Args:
         actions: all that the busiest pipe rank computes.
@@ -53,7 +31,7 @@ def step_parts(
     # A schedule may be slower by chance where messages take no time.
     messages_us = min(max(0.0, makespan_us - makespan_without_messages_us), idle_us)
     whole = one_after_another([actions, once])
-    by_axis = {"pipe": messages_us, **whole.exposed_by_axis_us}
+    by_axis = {PIPE: messages_us, **whole.exposed_by_axis_us}
     exposed = {axis: time_us for axis, time_us in by_axis.items() if time_us > 0}
     return StepParts(whole.compute_us, exposed, idle_us - messages_us)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxpar.analysis.critical_path import Dependencies
-from fxpar.analysis.time_shares import bubble_share
+from fxpar.analysis.predicted_parts import bubble_share
 from fxpar.schedule import Timeline, build_schedule, chain, lower, simulate, uniform_costs
 
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from fxpar.analysis.dumped_step import DumpedStep, read_dump
 from fxpar.analysis.limits.find_limits import find_limits
-from fxpar.analysis.time_shares import time_shares
+from fxpar.analysis.predicted_parts import predicted_parts
 from fxpar.errors import OpsWithoutRuleWarning
 from fxpar.hardware.cluster import Cluster, cluster_named
 from fxpar.ir.hints import Spec
@@ -122,9 +122,9 @@ def test_too_few_microbatches_are_named_with_what_more_would_bring(steps: dict[s
     assert (first.kind, first.title) == ("bubble", "Pipeline bubble")
     assert first.share == pytest.approx(1 - 2 / 5, abs=0.01), "2 microbatches take as long as 2 + 3 do"
     assert "1f1b runs 2 microbatches on 4 pipe ranks" in first.finding
-    left = time_shares(steps["more microbatches"])
-    assert left.of_step(left.bubble_us) == pytest.approx(1 - 8 / 11, abs=0.02)
-    assert f"8 would leave a bubble of {left.of_step(left.bubble_us):.0%}" in first.advice
+    left = predicted_parts(steps["more microbatches"])
+    assert left.share(left.bubble_us) == pytest.approx(1 - 8 / 11, abs=0.02)
+    assert f"8 would leave a bubble of {left.share(left.bubble_us):.0%}" in first.advice
 
 
 def test_tensor_parallelism_over_the_slow_link_is_named_with_the_link(steps: dict[str, DumpedStep]) -> None:
@@ -147,15 +147,14 @@ def test_a_large_replicated_op_is_named_with_its_module_and_its_cost(steps: dict
     assert "`fxpar_tests.mix` in `mixers.*` (stage 0), which all 4 ranks along x run as a whole" in first.finding
     assert "no sharding rule: give it one by `fxpar.register_rule`" in first.advice
     # A rank of 4 could do with a fourth of it.
-    wasted = time_shares(badly).replicated_us
+    wasted = predicted_parts(badly).replicated_us
     assert wasted == pytest.approx(0.75 * (badly.step_us - well.step_us), rel=0.05)
     assert first.share == pytest.approx(wasted / badly.step_us)
     assert "replication" not in [limit.kind for limit in find_limits(well)]
 
 
-def test_shares_of_time_add_up_to_the_step(steps: dict[str, DumpedStep]) -> None:
+def test_the_parts_add_up_to_the_step(steps: dict[str, DumpedStep]) -> None:
     for name, step in steps.items():
-        shares = time_shares(step)
-        parts = shares.compute_us, shares.replicated_us, *shares.exposed_us.values(), shares.bubble_us
-        assert sum(parts) == pytest.approx(step.step_us, rel=1e-6), name
-        assert min(parts) >= 0, name
+        parts = predicted_parts(step)
+        assert sum(part.time_us for part in parts.parts) == pytest.approx(step.step_us, rel=1e-6), name
+        assert all(part.time_us >= 0 for part in parts.parts), name

@@ -82,10 +82,10 @@ def few_microbatches() -> Explanation:
 
 
 def test_parts_add_up_to_the_step(few_microbatches: Explanation) -> None:
-    parts = whole_parts(few_microbatches.estimate)
+    parts = {part.label: part.time_us for part in whole_parts(few_microbatches.estimate)}
     assert sum(parts.values()) == pytest.approx(few_microbatches.step_us, rel=1e-9)
     assert all(time_us >= 0 for time_us in parts.values())
-    assert parts["computing"] > 0 and parts["bubble"] > 0 and parts["optimizer"] > 0
+    assert parts["computation"] > 0 and parts["bubble"] > 0 and parts["optimizer"] > 0
     assert parts["exposed communication over x"] > 0
     assert parts[few_microbatches.bound_by] == max(parts.values())
 
@@ -186,9 +186,8 @@ def test_the_command_prints_json_with_stable_fields(capsys: pytest.CaptureFixtur
     assert found["setup"]["mesh"] == {"pipe": 2, "data": 1, "z": 1, "y": 1, "x": 1}, "flags override what is returned"
     assert found["setup"]["options"] == {"remat": "full"}
     parts = found["parts_us"]
-    assert set(parts) == {"compute", "exposed", "bubble", "optimizer"}
-    total = parts["compute"] + sum(parts["exposed"].values()) + parts["bubble"] + parts["optimizer"]
-    assert math.isclose(total, found["step_us"], rel_tol=1e-9)
+    assert {"compute", "exposed_pipe", "bubble", "optimizer"} <= set(parts)
+    assert math.isclose(sum(parts.values()), found["step_us"], rel_tol=1e-9)
     assert all(set(each) == OF_PROPOSALS for each in (*found["proposals"], *found["tried"]))
     assert "options={'remat': 'none'}" in {each["change"] for each in found["tried"]}
 

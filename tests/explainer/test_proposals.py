@@ -10,7 +10,8 @@ from fxpar.explainer.proposals import LEAST_GAIN, Proposal, most_helpful, propos
 from fxpar.explainer.setup import read_setup
 from fxpar.ir.plan import Plan
 from fxpar.planner.step_model import Estimate
-from fxpar.planner.step_parts import StepParts, optimizer_us, step_parts
+from fxpar.planner.step_parts import optimizer_us, step_parts
+from fxpar.report.step_parts import StepParts
 
 SETUP = read_setup("x=2", 1, "1f1b", None, None, None)
 

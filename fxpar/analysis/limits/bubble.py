@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.limit import Limit
 from fxpar.analysis.limits.words import counted, percent, time_text
-from fxpar.analysis.time_shares import TimeShares, bubble_share, graph_us, runs_of
+from fxpar.analysis.predicted_parts import bubble_share, graph_us, runs_of
 from fxpar.errors import FxparError
+from fxpar.report.step_parts import StepParts
 from fxpar.schedule import NAMED_SCHEDULES, build_schedule, lower, named_schedule, simulate
 
 _UNEVEN = 1.2
@@ -18,14 +19,14 @@ _MOST_SIMULATED = 10_000
 """Forwards of a step that is simulated for a proposal: more would take seconds."""
 
 
-def bubble(step: DumpedStep, shares: TimeShares) -> Iterator[Limit]:
+def bubble(step: DumpedStep, parts: StepParts) -> Iterator[Limit]:
     """The bubble, if there are several pipe ranks; with the share that more microbatches would leave."""
     num_ranks, microbatches = len(step.schedule.ranks), step.facts.microbatches
     if num_ranks == 1:
         return
-    share = shares.of_step(shares.bubble_us)
+    share = parts.share(parts.bubble_us)
     finding = (
-        f"In {percent(share)} of the step, {time_text(shares.bubble_us)} of {time_text(shares.step_us)}, the average "
+        f"In {percent(share)} of the step, {time_text(parts.bubble_us)} of {time_text(parts.total_us)}, the average "
         f"rank has nothing to do: {step.facts.schedule_name} runs {counted(microbatches, 'microbatch')} on "
         f"{num_ranks} pipe ranks.{_uneven_stages(step)}"
     )

@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.analysis.limits.limit import Limit
 from fxpar.analysis.limits.words import bytes_text, counted, percent, rate_text, time_text
-from fxpar.analysis.time_shares import PIPE, TimeShares, runs_of
+from fxpar.analysis.predicted_parts import runs_of
 from fxpar.report.facts import AxisFacts, add_up
+from fxpar.report.step_parts import PIPE, StepParts
 
 
-def communication(step: DumpedStep, shares: TimeShares) -> Iterator[Limit]:
+def communication(step: DumpedStep, parts: StepParts) -> Iterator[Limit]:
     """The exposed communication over each axis, and over which link."""
     for axis in step.facts.axes:
-        if not (waited_us := shares.exposed_us.get(axis.axis, 0.0)):
+        if not (waited_us := parts.exposed_us.get(axis.axis, 0.0)):
             continue
-        share = shares.of_step(waited_us)
+        share = parts.share(waited_us)
         what = _transfers(step) if axis.axis == PIPE else _collectives(step, axis.axis)
         finding = (
             f"Ranks wait {percent(share)} of the step, {time_text(waited_us)}, for {what} over {axis.axis} "

@@ -14,8 +14,8 @@ function showLimits() {
     `${sizes.join(" × ") || "one rank"}; ${DATA.schedule}, ${counted(DATA.microbatches, "microbatch")}; action times are ` +
     (DATA.profiled ? "measured" : "estimated");
   const peak = Math.max(0, ...DATA.memory.map(peakBytes));
-  const exposed = DATA.shares.filter((share) => share.name.startsWith("exposed")).reduce((sum, { us }) => sum + us, 0);
-  const bubble = DATA.shares.find((share) => share.name === "bubble").us;
+  const exposed = DATA.parts.filter((part) => part.name.startsWith("exposed")).reduce((sum, { time_us }) => sum + time_us, 0);
+  const bubble = DATA.parts.find((part) => part.name === "bubble").time_us;
   const figures = [
     [timeText(DATA.step_us), "predicted step"],
     DATA.measured_us === null ? ["–", "measured step"] : [timeText(DATA.measured_us), "measured step"],
@@ -26,13 +26,13 @@ function showLimits() {
   byId("figures").append(
     ...figures.map(([value, label]) => make("div", { class: "figure" }, make("b", {}, value), make("span", {}, label))),
   );
-  const parts = DATA.shares.filter((share) => share.us / DATA.step_us > 0.0005);
+  const parts = DATA.parts.filter((part) => part.time_us / DATA.step_us > 0.0005);
   const bar = make("div", { class: "shares", role: "img", "aria-label": `Time of the average rank: ${partTexts(parts)}` });
   const legend = make("ul", { class: "legend" });
   for (const part of parts) {
-    const share = part.us / DATA.step_us;
+    const share = part.time_us / DATA.step_us;
     const colour = shareColour(part.name);
-    const text = `${part.label}: ${percent(share)}, ${timeText(part.us)}`;
+    const text = `${part.label}: ${percent(share)}, ${timeText(part.time_us)}`;
     bar.append(explain(make("span", { style: `width:${100 * share}%;background:${colour}` }), text));
     legend.append(
       make("li", {}, make("i", { style: `background:${colour}` }), `${part.label} `, make("b", {}, percent(share))),
@@ -66,7 +66,7 @@ function withCode(text) {
 }
 
 function partTexts(parts) {
-  return parts.map((part) => `${part.label} ${percent(part.us / DATA.step_us)}`).join(", ");
+  return parts.map((part) => `${part.label} ${percent(part.time_us / DATA.step_us)}`).join(", ");
 }
 
 function counted(count, noun) {

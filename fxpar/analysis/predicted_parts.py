@@ -3,67 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import cast
 
 from fxpar.analysis.critical_path import Dependencies
 from fxpar.analysis.dumped_step import DumpedStep
 from fxpar.report.facts import ONCE, StageFacts
+from fxpar.report.step_parts import PIPE, StepParts
 from fxpar.schedule import Kind, Timeline
 
-PIPE = "pipe"
 
-
-@dataclass(frozen=True, slots=True)
-class StepPart:
-    """A part of the step's time: a name for programs, and one for people."""
-
-    name: str
-    label: str
-    time_us: float
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """Microseconds of the average pipe rank; they add up to `step_us`.
-
-    compute_us: useful computation. replicated_us: computation that sharding would save at best.
-    exposed_us: by axis, in which ranks wait for communication; "pipe" is that between stages.
-    bubble_us: the rest, in which the schedule has nothing for a rank to do.
-    """
-
-    step_us: float
-    compute_us: float
-    replicated_us: float
-    exposed_us: Mapping[str, float]
-    bubble_us: float
-
-    @property
-    def parts(self) -> list[StepPart]:
-        """All parts, from what has to be done to what is lost."""
-        exposed = [
-            StepPart(f"exposed_{axis}", f"exposed {_communication(axis)}", time_us)
-            for axis, time_us in self.exposed_us.items()
-        ]
-        return [
-            StepPart("compute", "computation", self.compute_us),
-            StepPart("replicated", "replicated computation", self.replicated_us),
-            *exposed,
-            StepPart("bubble", "bubble", self.bubble_us),
-        ]
-
-    def of_step(self, time_us: float) -> float:
-        """A time as a share of the step."""
-        return time_us / self.step_us if self.step_us else 0.0
-
-
-def _communication(axis: str) -> str:
-    return "transfers between stages" if axis == PIPE else f"collectives over {axis}"
-
-
-def time_shares(step: DumpedStep) -> TimeShares:
-    """The shares of the predicted step."""
+def predicted_parts(step: DumpedStep) -> StepParts:
+    """The parts of the predicted step on the average pipe rank; the bubble is what remains."""
     num_ranks = len(step.schedule.ranks)
     exposed: defaultdict[str, float] = defaultdict(float)
     replicated_us = busy_us = 0.0
@@ -79,7 +29,7 @@ def time_shares(step: DumpedStep) -> TimeShares:
     exposed[PIPE] += sum(each.time_us for each in step.dependencies.exposed())
     mean = {axis: time_us / num_ranks for axis, time_us in exposed.items() if time_us}
     bubble_us = max(0.0, step.step_us - computed_us - sum(mean.values()))
-    return TimeShares(step.step_us, computed_us - replicated_us, replicated_us, mean, bubble_us)
+    return StepParts(computed_us - replicated_us, mean, bubble_us, replicated_us)
 
 
 def bubble_share(timeline: Timeline) -> float:
