@@ -28,7 +28,7 @@ T = TypeVar("T")
 # Modules that ranks have already imported; a caller may add others before the first call of `run_ranks`.
 PRELOADED = ["fxpar.backend", "fxpar.distribute_model", "fxpar.model.clip"]
 
-# How long ranks may take to exit after they have returned their results.
+# How long ranks may take to exit after they have returned their results, or were killed.
 _ENDING_S = 10.0
 
 
@@ -196,8 +196,9 @@ def _runs(process: int) -> bool:
 
 
 def _kill(process: int) -> None:
-    """Kill a process, and wait until it has ended."""
-    while _runs(process):
+    """Kill a process, and wait until it has ended; one that a debugger holds may outlive the wait."""
+    deadline = time.monotonic() + _ENDING_S
+    while _runs(process) and time.monotonic() < deadline:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         time.sleep(0.001)
