@@ -16,6 +16,7 @@ os.environ.update(
     TRANSFORMERS_VERBOSITY="error",
     DIFFUSERS_VERBOSITY="error",
     FXPAR_CHECK="1",
+    PYTORCH_NVML_BASED_CUDA_CHECK="1",  # who asks CUDA whether there are GPUs keeps forked ranks from using them
     FXPAR_CACHE_DIR="",  # every test derives what it tests
 )
 
@@ -68,7 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Where models are to be trained, what that needs first is done once, and not by each rank: it takes seconds."""
     collect_garbage_seldom()
-    if "tests.support.parity" in sys.modules:
+    # Not where ranks use GPUs: what a library does with one as it is imported keeps forked processes from using it.
+    if "tests.support.parity" in sys.modules and not torch.cuda.is_available():
         PRELOADED.extend(
             [
                 "transformers.models.gpt2.modeling_gpt2",

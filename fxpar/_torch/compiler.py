@@ -107,6 +107,8 @@ def ignore_logging_calls() -> None:
     """Let Dynamo trace past warnings and calls of loggers, which would break the graph (libraries add methods, too)."""
     methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
     torch._dynamo.config.ignore_logging_functions.update([*methods, warnings.warn])
+    if torch.__version__ < "2.12":  # which would write these functions into its own log, and prints that it cannot
+        torch._dynamo.utils._get_dynamo_config_for_logging = lambda: None
 
 
 def keep_garbage_of_traces() -> AbstractContextManager[None]:

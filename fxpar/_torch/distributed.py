@@ -69,6 +69,28 @@ def is_connection_error(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "/gloo/transport/" in str(error)
 
 
+def _redistribute_every_strided_shard() -> None:
+    """Let torch 2.11 redistribute strided shards that stand for no order of axes, as later releases do.
+
+    It takes each for such an order, and raises a ValueError at three packed matrices that are split in two.
+    """
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    normalised = DTensorSpec._normalize_placements_into_shard_order
+
+    def as_they_are_at_worst(placements: Any, mesh: DeviceMesh, use_strided_shard_as_shard_order: bool = True) -> Any:
+        try:
+            return normalised(placements, mesh, use_strided_shard_as_shard_order)
+        except ValueError:
+            return normalised(placements, mesh, False)
+
+    DTensorSpec._normalize_placements_into_shard_order = staticmethod(as_they_are_at_worst)  # type: ignore[method-assign]
+
+
+if torch.__version__ < "2.12":
+    _redistribute_every_strided_shard()
+
+
 def process_group_named(name: str) -> ProcessGroup:
     """The group that functional collectives know by `name`.
 

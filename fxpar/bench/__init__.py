@@ -39,6 +39,9 @@ BENCHMARKS = {
         "matmuls fused with the collective beside them, against the best matmul alone, on four ranks of this machine",
         {"emulate": "on emulated hosts whose links communicate as long as is computed; some 20 minutes, as root"},
     ),
+    "gpu": Benchmark(
+        "a training step on one GPU, in time and memory, against torch.compile of the same model; two minutes"
+    ),
     "planner": Benchmark(
         "how well predicted step times rank the meshes of eight ranks that sleep where they would compute",
         {"emulate": "on four emulated hosts, as always; some 15 minutes, as root"},

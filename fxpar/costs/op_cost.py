@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from fxpar._torch.flops import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from fxpar.costs.dataflow import Operation
 from fxpar.costs.prices import Prices
 from fxpar.ir import node_meta

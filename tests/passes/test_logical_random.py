@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -125,10 +125,10 @@ class Dropped(nn.Module):
         return F.dropout(self.last(h), 0.2).square().mean()
 
 
-def losses_on(sizes: dict[str, int], microbatches: int) -> list[float]:
+def losses_on(sizes: Mapping[str, int], microbatches: int, device_type: str | None = None) -> list[float]:
     torch.manual_seed(5)
-    mesh = fxpar.init_mesh(**sizes)
-    model, x = Dropped(), torch.randn(8, 8)
+    mesh = fxpar.init_mesh(**sizes, device_type=device_type)
+    model, x = Dropped(), torch.randn(8, 8).to(mesh.device_type)
     mine = x.chunk(mesh.data)[fxpar.batch_rank(mesh)]
     hints = {"up.weight": ("x", None), "down.weight": (None, "x")}
     stages = ["last"] if mesh.pipe == 2 else []

@@ -102,15 +102,6 @@ def lose_amid_step(
     return [error, _error_of(lambda: step(*inputs))]
 
 
-def join_nccl() -> None:
-    """Form the world anew over NCCL, each rank on a GPU of its own."""
-    store, rank, num_ranks = _store(), dist.get_rank(), dist.get_world_size()
-    torch.cuda.set_device(rank)
-    dist.barrier()  # who leaves a world early breaks connections that others are still making
-    dist.destroy_process_group()
-    dist.init_process_group("nccl", store=PrefixStore("nccl", store), rank=rank, world_size=num_ranks)
-
-
 def _store() -> Store:
     store = world_store()
     assert store is not None, "there are several ranks"

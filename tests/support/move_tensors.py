@@ -46,18 +46,18 @@ def live_on(host: int) -> None:
     os.environ["FXPAR_HOST"] = f"host {host}"
 
 
-def random_case(generator: random.Random) -> Case:
+def random_case(generator: random.Random, device_type: str) -> Case:
     """Meshes apart, overlapping or the same; uneven and empty shards, several axes in one dim, tensors without dims."""
     shape = tuple(generator.choice([0, 1, 2, 3, 5, 8, 12]) for _ in range(generator.randint(0, 3)))
-    meshes = [_random_mesh(generator) for _ in range(2)]
+    meshes = [_random_mesh(generator, device_type) for _ in range(2)]
     placements = [tuple(_random_placement(generator, shape) for _ in range(mesh.ndim)) for mesh in meshes]
     return Case(shape, generator.choice(DTYPES), meshes[0], placements[0], meshes[1], placements[1])
 
 
-def _random_mesh(generator: random.Random) -> DeviceMesh:
+def _random_mesh(generator: random.Random, device_type: str) -> DeviceMesh:
     sizes = generator.choice([(1,), (2,), (3,), (5,), (2, 2), (1, 3), (2, 3), (4, 2)])
     ranks = generator.sample(range(dist.get_world_size()), torch.Size(sizes).numel())
-    return device_mesh_without_groups("cpu", torch.tensor(ranks).view(sizes), ("y", "x")[-len(sizes) :])
+    return device_mesh_without_groups(device_type, torch.tensor(ranks).view(sizes), ("y", "x")[-len(sizes) :])
 
 
 def _random_placement(generator: random.Random, shape: tuple[int, ...]) -> Placement:
@@ -67,7 +67,7 @@ def _random_placement(generator: random.Random, shape: tuple[int, ...]) -> Place
     return generator.choice([Replicate(), Shard(dim), Shard(dim), StridedShard(dim, split_factor=2)])
 
 
-def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
+def reshard_at_random(seed: int, count: int, ranks_per_host: int, device_type: str = "cpu") -> int:
     """Reshard `count` random tensors by every strategy, each by some algorithm, and check this rank's pieces.
 
     Returns how many of these were not empty.
@@ -76,12 +76,12 @@ def reshard_at_random(seed: int, count: int, ranks_per_host: int) -> int:
     generator = random.Random(seed)
     num_checked = 0
     for number in range(count):
-        case = random_case(generator)
+        case = random_case(generator, device_type)
         torch.manual_seed(number)
-        whole = torch.randint(0, 100, case.shape).to(case.dtype)
+        whole = torch.randint(0, 100, case.shape).to(device_type, case.dtype)
         ends = ((case.source, case.source_placements), (case.destination, case.destination_placements))
         held, needed = (tiles_of_placements(case.shape, *end).get(dist.get_rank()) for end in ends)
-        local = torch.empty(0 if case.shape else (), dtype=case.dtype) if held is None else taken(whole, held)
+        local = whole.new_empty(0 if case.shape else ()) if held is None else taken(whole, held)
         tensor = DTensor.from_local(
             local, *ends[0], run_check=False, shape=torch.Size(case.shape), stride=whole.stride()
         )

@@ -236,16 +236,21 @@ def batch_shard(whole: Mapping[str, Tensor], mesh: fxpar.Mesh) -> dict[str, Tens
     return {name: value.chunk(shards)[fxpar.batch_rank(mesh)] for name, value in whole.items()}
 
 
+def on_device(device_type: str, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch on the current device of this type."""
+    return {name: value.to(device_type) for name, value in batch.items()}
+
+
 def check_run(run: Run, mesh: fxpar.Mesh) -> None:
     """Compare each step's loss, gradients and their norm, with AdamW in between."""
     subject = SUBJECTS[run.subject]
     torch.manual_seed(0)
     num_stages = run.stages or mesh.pipe
-    alone = subject.build(num_stages)
+    alone = subject.build(num_stages).to(mesh.device_type)
     model = copy.deepcopy(alone)
     turns = [schedule for schedule in run.schedules for _ in range(run.steps)]
     shards = fxpar.num_batch_shards(mesh)
-    batches = [subject.make_batch(BATCH * shards) for _ in turns]
+    batches = [on_device(mesh.device_type, subject.make_batch(BATCH * shards)) for _ in turns]
     mine = [batch_shard(batch, mesh) for batch in batches]
     fxpar.distribute(
         model,
@@ -285,9 +290,9 @@ def check_same_bits(subject_name: str, sizes: Mapping[str, Any], microbatches: i
     assert mesh.data == 1, f"every rank is to see the whole batch: {sizes}"
     subject = SUBJECTS[subject_name]
     torch.manual_seed(0)
-    alone = subject.build(mesh.pipe)
+    alone = subject.build(mesh.pipe).to(mesh.device_type)
     model = copy.deepcopy(alone)
-    batch = subject.make_batch(BATCH)
+    batch = on_device(mesh.device_type, subject.make_batch(BATCH))
     expected = loss_of(alone(**batch))
     expected.backward()
     stages = subject.boundaries(mesh.pipe)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fxpar
 from tests.support.flex_model import FlexModel, document_mask
-from tests.support.parity import batch_shard, compare, loss_of
+from tests.support.parity import batch_shard, compare, loss_of, on_device
 from tests.support.small_models import hf_llama
 
 ROWS, LENGTH, VOCABULARY, ODD_VOCABULARY = 4, 12, 96, 97
@@ -50,11 +50,11 @@ def check_sequences(sizes: Mapping[str, Any], names: Sequence[str]) -> None:
 
 def _check(name: str, case: Case, mesh: fxpar.Mesh) -> None:
     torch.manual_seed(0)
-    alone = case.build()
+    alone = case.build().to(mesh.device_type)
     model = copy.deepcopy(alone)
     case.change(model)
     shards = fxpar.num_batch_shards(mesh)
-    batches = [make(case.rows * shards) for make in case.batches]
+    batches = [on_device(mesh.device_type, make(case.rows * shards)) for make in case.batches]
     mine = [batch_shard(batch, mesh) for batch in batches]
     given = [{**part, **case.added(part)} for part in mine]
     stages = [f"{case.layers}.1"][: mesh.pipe - 1]

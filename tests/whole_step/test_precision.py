@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 import fxpar
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import mesh_of_one_process
-from tests.support.parity import BATCH, SUBJECTS, batch_shard, loss_of
+from tests.support.parity import BATCH, SUBJECTS, batch_shard, loss_of, on_device
 
 DOUBLE = fxpar.Precision(torch.float64, reduce=torch.float64)
 HALF = fxpar.Precision(torch.bfloat16)
@@ -33,9 +33,9 @@ def check_doubles(subject_name: str, sizes: Mapping[str, Any], lowering: str) ->
     """
     mesh, subject = fxpar.init_mesh(**sizes), SUBJECTS[subject_name]
     torch.manual_seed(0)
-    alone = subject.build(mesh.pipe)
+    alone = subject.build(mesh.pipe).to(mesh.device_type)
     model = copy.deepcopy(alone)
-    whole = subject.make_batch(BATCH * fxpar.num_batch_shards(mesh))
+    whole = on_device(mesh.device_type, subject.make_batch(BATCH * fxpar.num_batch_shards(mesh)))
     mine = batch_shard(whole, mesh)
     stages = subject.boundaries(mesh.pipe)
     fxpar.distribute(
@@ -87,9 +87,9 @@ def half_precision_losses(subject_name: str, sizes: Mapping[str, Any], num_steps
     """Of so many steps on a mesh and alone, both in bf16 with master weights in fp32. For `run_ranks`."""
     mesh, subject = fxpar.init_mesh(**sizes), SUBJECTS[subject_name]
     torch.manual_seed(0)
-    alone = subject.build(mesh.pipe)
+    alone = subject.build(mesh.pipe).to(mesh.device_type)
     model, low = copy.deepcopy(alone), copy.deepcopy(alone).bfloat16()
-    whole = subject.make_batch(BATCH * fxpar.num_batch_shards(mesh))
+    whole = on_device(mesh.device_type, subject.make_batch(BATCH * fxpar.num_batch_shards(mesh)))
     mine = batch_shard(whole, mesh)
     fxpar.distribute(model, mesh, stages=mesh.pipe, microbatches=2, example_inputs=mine, precision=HALF)
     step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
@@ -123,7 +123,12 @@ def _step_in_half(low: nn.Module, alone: nn.Module, batch: Mapping[str, Tensor])
 
 @pytest.mark.parametrize("subject", ["gpt", "llama"])
 def test_training_in_half_precision_stays_with_that_of_one_process(subject: str) -> None:
-    for found, expected in run_ranks(4, half_precision_losses, subject, {"pipe": 2, "z": 2}, 200):
+    check_that_losses_stay_together(run_ranks(4, half_precision_losses, subject, {"pipe": 2, "z": 2}, 200))
+
+
+def check_that_losses_stay_together(by_rank: Sequence[tuple[list[float], ...]]) -> None:
+    """Of what `half_precision_losses` returned on each rank."""
+    for found, expected in by_rank:
         assert expected[-1] < 0.5 * expected[0], "the model learns"
         # A loss that is itself in bf16 has three digits: means over some steps have more.
         one, other = (torch.tensor(losses).view(-1, 10).mean(1) for losses in (found, expected))

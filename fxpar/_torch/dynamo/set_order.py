@@ -29,6 +29,8 @@ def trace_sets_in_one_order() -> None:
 
 
 def _in_order(items: dict[Any, VariableTracker]) -> dict[Any, VariableTracker]:
-    if not all(isinstance(item.vt, variables.ConstantVariable) for item in items):
+    # Items are wrapped to be hashed; torch 2.11 wraps them only in one of the two dictionaries.
+    keys = {item: getattr(item, "vt", item) for item in items}
+    if not all(isinstance(key, variables.ConstantVariable) for key in keys.values()):
         return items
-    return dict(sorted(items.items(), key=lambda pair: repr(pair[0].vt.as_python_constant())))
+    return dict(sorted(items.items(), key=lambda pair: repr(keys[pair[0]].as_python_constant())))

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx
-from torch.utils.flop_counter import FlopCounterMode
 
 from fxpar._torch.amp import enter_autocast, exit_autocast
 from fxpar._torch.compiler import FakeTensor
+from fxpar._torch.flops import FlopCounterMode
 from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
 from fxpar.graph.describe import describe, describe_call

@@ -1,4 +1,4 @@
-"""The kernels, their signals and the tuner on a real GPU; and, where there are several, the ops on all of them."""
+"""The kernels, their signals and the tuner on a real GPU, and the ops on ranks that each have one, or share it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from fxpar.world.launch import run_ranks
 from tests.lowering.triton.products import assert_product
+from tests.support.gpu_ranks import on_gpus
 
 pytest.importorskip("triton")
 
@@ -112,22 +113,21 @@ def test_a_row_of_the_benchmark_has_all_times() -> None:
         assert all(float(row[name]) > 0 for name in row if name.endswith("_us") and "communication" not in name)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device: ranks need one each")
-def test_the_ops_give_what_they_are_by_definition_on_several_gpus() -> None:
-    run_ranks(min(torch.cuda.device_count(), 4), compare_with_definitions)
+def test_the_ops_give_what_they_are_by_definition() -> None:
+    run_ranks(4, on_gpus, compare_with_definitions)
 
 
 def compare_with_definitions() -> None:
-    """On each rank, its own GPU: all three ops in all ways that the tuner chooses from."""
+    """All three ops in all ways that the tuner chooses from, on ranks that use each other's memory. For `on_gpus`."""
     from fxpar.lowering.triton.gather import Gather, gather_and_multiply
     from fxpar.lowering.triton.plan import Fused
     from fxpar.lowering.triton.scatter import Product, multiply_and_reduce, multiply_and_scatter
     from fxpar.lowering.triton.workspace import Workspace
 
-    torch.cuda.set_device(dist.get_rank())
-    group = dist.new_group(backend="nccl", device_id=torch.device("cuda", dist.get_rank()))
     rank, parts = dist.get_rank(), dist.get_world_size()
-    workspace = Workspace(group.group_name, torch.device("cuda", rank))
+    group = dist.group.WORLD
+    assert group is not None
+    workspace = Workspace(group.group_name, torch.device("cuda", torch.cuda.current_device()))
     for call, (m, n, k) in enumerate([(64, 48, 32), (200, 72, 40), (1024, 512, 256), (8, 16, 8)] * 10):
         draw = torch.Generator().manual_seed(call)
         left, right = torch.randn(m * parts, k, generator=draw), torch.randn(k, n, generator=draw)
