@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor
@@ -37,10 +37,14 @@ from fxpar.schedule import (
     Send,
     Transfer,
     Wait,
+    rehearsal,
 )
 from fxpar.transport.local_transport import LocalTransport
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
+
+_Code: TypeAlias = Sequence[tuple[Instruction, Callable[[], Any]]]
+"""Instructions, with what runs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,10 @@ class Executor:
         self._shared_sums = sums_over_batch(self._tied.settled(own, mesh), mesh)
         outputs = [port for stage in sorted(stages, key=lambda stage: stage.index) for port in stage.outputs]
         self._changed_buffers = [port.name for port in outputs if port.kind is PortKind.BUFFER]
-        self._code = [(instruction, self._bind(instruction)) for instruction in program.instructions]
+        self._code = self._bound(program)
+        # Elsewhere, what a rank has posted keeps nothing from being launched.
+        receives = any(isinstance(instruction, PostReceive) for instruction in program.instructions)
+        self._rehearsal = self._bound(rehearsal(program)) if receives and mesh.moves_in_groups else []
         self._clear()
 
     @property
@@ -113,6 +120,19 @@ class Executor:
             of_axes[f"gradients of {whose} over {sums.axis}, ranks {ranks}"] += sums.describe()
         return dict(of_axes)
 
+    def rehearse(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+    ) -> None:
+        """Before the first step, run its `rehearsal` on the arguments of `run`, where that is needed; changes nothing.
+
+        Raises:
+            PeerLostError, BrokenWorldError: as in `run`.
+        """
+        code, self._rehearsal = self._rehearsal, []
+        if code:
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            self._run(code, parameters, copies, inputs)
+
     def run(
         self,
         parameters: Mapping[str, Tensor],
@@ -126,6 +146,16 @@ class Executor:
             PeerLostError: another rank died.
             BrokenWorldError: an earlier step of several ranks failed on this one.
         """
+        return self._run(self._code, parameters, buffers, inputs, observe)
+
+    def _run(
+        self,
+        code: _Code,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        observe: Observe | None = None,
+    ) -> StepResult:
         whole_or_none = breaking_its_world() if self._mesh.num_ranks > 1 else nullcontext()
         try:
             lost = naming_lost_peers("the parameters, gradients or loss of a step")
@@ -134,7 +164,7 @@ class Executor:
                 self._state = StepState(held, buffers, self._split(inputs))
                 for runner in self._runners.values():
                     runner.gather(self._state)
-                for instruction, run in self._code:
+                for instruction, run in code:
                     if run_observed is None:
                         run()
                     else:
@@ -177,6 +207,9 @@ class Executor:
             else:
                 split[name] = [value.contiguous()] * self._microbatches
         return split
+
+    def _bound(self, program: Program) -> _Code:
+        return [(instruction, self._bind(instruction)) for instruction in program.instructions]
 
     def _bind(self, instruction: Instruction) -> Callable[[], Any]:
         match instruction:

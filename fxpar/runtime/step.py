@@ -73,6 +73,7 @@ class Step:
             self._check_inputs(inputs)
         inputs[RANDOM_STATE.name] = self._draw()
         with torch.no_grad():
+            self._executor.rehearse(parameters, buffers, inputs)
             if self._timeline is not None or is_recording(self._distribution):
                 done = self._record((parameters, buffers, inputs))
             else:

@@ -19,6 +19,7 @@ from fxpar.schedule.message import Message, Messages
 from fxpar.schedule.peak_memory import ActionMemory, memory_by_action, peak_memory
 from fxpar.schedule.program import Program, lower
 from fxpar.schedule.read_schedule import GivenSchedule, check_fits, read_schedule, schedule_text
+from fxpar.schedule.rehearsal import rehearsal
 from fxpar.schedule.schedule import Schedule, check_trains, forward_only, peak_in_flight
 from fxpar.schedule.simulator import simulate
 from fxpar.schedule.timeline import Span, Timeline
@@ -72,6 +73,7 @@ __all__ = [
     "peak_memory",
     "read_csv",
     "read_schedule",
+    "rehearsal",
     "schedule_text",
     "simulate",
     "uniform_costs",

@@ -17,6 +17,7 @@ from fxpar.schedule import (
     forward_only,
     lower,
 )
+from tests.schedule.edges import edge_lists
 
 SIZES = [*product(range(1, 9), (1, 2, 3, 5, 8, 13, 32))]
 
@@ -54,17 +55,6 @@ def test_interleaved_stages_are_accepted(stages_per_rank: int, lookahead: int | 
         schedule = build_schedule(INTERLEAVED, num_stages, num_microbatches, num_ranks=num_ranks)
         for edges in (chain(num_stages), _skipping(num_stages)):
             check_programs(lower(schedule, edges, lookahead), schedule, edges)
-
-
-@st.composite
-def edge_lists(draw: st.DrawFn, num_stages: int) -> list[Edge]:
-    """Edges between any stages, several between the same two among them."""
-    edges = []
-    for index in range(draw(st.integers(0, 6))):
-        source = draw(st.integers(0, num_stages - 2))
-        targets = draw(st.sets(st.integers(source + 1, num_stages - 1), min_size=1))
-        edges.append(Edge(f"e{index}", source, tuple(sorted(targets)), draw(st.booleans())))
-    return edges
 
 
 @given(st.data(), st.sampled_from(SCHEDULE_NAMES), st.integers(2, 5), st.integers(1, 6), st.booleans())

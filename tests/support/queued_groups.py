@@ -31,6 +31,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar._torch.distributed import is_connection_error
+from fxpar.runtime.stage_runner import StageRunner
+from fxpar.schedule import Kind
 from tests.support.no_host_wait import forbid_host_waits
 
 BACKEND = "queued"
@@ -239,8 +241,25 @@ def use_queued_groups() -> None:
     assert torch.distributed.get_backend() == BACKEND
 
 
+def wait_at_first_launches() -> None:
+    """From here on, in this process, a stage's first computation of a kind waits until the device has done all else.
+
+    So may a GPU's first launch of a kernel: its code has to be loaded.
+    """
+    run, launched = StageRunner.run, set[tuple[StageRunner, str]]()
+
+    def loaded(self: StageRunner, kind: Kind, *args: Any) -> None:
+        if (self, kind) not in launched:
+            launched.add((self, kind))
+            wait_for_device()
+        run(self, kind, *args)
+
+    StageRunner.run = loaded  # type: ignore[method-assign]
+
+
 def on_queued_groups(work: Callable[..., Any], *args: Any) -> Any:
     """`work(*args)` in such a world, in whose steps no rank's host waits for its device; for `run_ranks`."""
     use_queued_groups()
     forbid_host_waits()
+    wait_at_first_launches()
     return work(*args)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+import fxpar
 from fxpar.ir import fused_ops
 from fxpar.world.launch import run_ranks
 from tests.support.move_tensors import reshard_at_random
@@ -32,6 +34,37 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_training_equals_one_process(name: str) -> None:
     run_ranks(prod(RUNS[name].mesh.values()), on_queued_groups, check_runs, [RUNS[name]])
+
+
+class Normalised(nn.Module):
+    """A batch norm, whose buffers each microbatch changes, in each of two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+        self.last = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.last(self.first(x).relu()).square().mean()
+        return loss
+
+
+def buffers_after_steps() -> dict[str, Tensor]:
+    """The buffers of a model after two steps of three microbatches."""
+    torch.manual_seed(0)
+    model, x = Normalised(), torch.randn(12, 6)
+    fxpar.distribute(model, fxpar.init_mesh(pipe=2), stages=["last"], microbatches=3, example_inputs=(x,))
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
+    for _ in range(2):
+        step(x).backward()
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def test_a_rehearsal_changes_no_buffer() -> None:
+    rehearsed, expected = run_ranks(2, on_queued_groups, buffers_after_steps), run_ranks(2, buffers_after_steps)
+    for stage, found, wanted in zip(("first", "last"), rehearsed, expected, strict=True):
+        assert found[f"{stage}.1.num_batches_tracked"] == 6
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 def check_without_kernels(runs: Sequence[Run]) -> None:
