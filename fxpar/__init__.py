@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fxpar import environment
 from fxpar.garbage_collection import garbage_collection_paused
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from fxpar.world.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 
 __version__ = "0.1.0"
+
+# CUDA reads the one when it is first used, NCCL the other: most scripts choose a device, or even form the world, before
+# they make a mesh.
+environment.hardware_queues()
+environment.connects_groups_at_once()
 
 __all__ = [
     "Cluster",

@@ -1,9 +1,12 @@
-"""The only file that reads environment variables: a function for each, whose docstring names it."""
+"""The only file that reads or sets environment variables: a function for each, whose docstring names it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+CUDA_DEFAULT_QUEUES = 8
+"""How many hardware queues CUDA gives a process that asks for no other number."""
 
 
 def cache_folder() -> Path | None:
@@ -53,3 +56,21 @@ def is_quiet() -> bool:
 def first_host() -> str:
     """MASTER_ADDR: set by the launcher; the host of rank 0, as other hosts know it. By default it is this host."""
     return os.environ.get("MASTER_ADDR") or "localhost"
+
+
+def hardware_queues() -> int:
+    """CUDA_DEVICE_MAX_CONNECTIONS: how many hardware queues CUDA gives the streams of a process, at most 32.
+
+    Unless it is set, `import fxpar` sets it to 32: streams that share a queue wait for each other, so that a posted
+    receive may stand in front of the send that it waits for.
+    """
+    found = os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    return int(found) if found.isdecimal() else CUDA_DEFAULT_QUEUES
+
+
+def connects_groups_at_once() -> bool:
+    """NCCL_RUNTIME_CONNECT: whether NCCL makes a group's connections for large collectives when the first one comes.
+
+    Unless it is set, `import fxpar` sets it to 0: then they are made with the group, where all its ranks wait for it.
+    """
+    return os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0") == "0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -26,6 +27,16 @@ def test_a_mesh_is_there_before_the_compiler_is_imported() -> None:
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert "torch.distributed" in found
     assert not [name for name in found if name.startswith(("torch._dynamo", "torch._inductor", "triton", "rich"))]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "32 0"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "16"}, "16 0")])
+def test_what_cuda_and_nccl_read_once_is_set_unless_it_was(given: dict[str, str], expected: str) -> None:
+    names = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_RUNTIME_CONNECT")
+    program = f"import os, fxpar; print(*(os.environ[name] for name in {names}))"
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    assert found.strip() == expected
 
 
 @pytest.mark.parametrize("name", fxpar.__all__)

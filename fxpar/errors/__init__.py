@@ -32,6 +32,7 @@ from fxpar.errors.distributing import (
     SharedBufferError,
     StageNotFoundError,
     StaleOptimizerError,
+    TooFewQueuesError,
     UninitializedModuleError,
     UnknownStyleError,
 )
@@ -140,6 +141,7 @@ __all__ = [
     "SharedMemoryError",
     "StageNotFoundError",
     "StaleOptimizerError",
+    "TooFewQueuesError",
     "UnavailableTensorError",
     "UninitializedModuleError",
     "UnknownAlgorithmError",

@@ -17,6 +17,17 @@ class MeshSizeError(FxparError):
         )
 
 
+class TooFewQueuesError(FxparError):
+    """CUDA has too few hardware queues for a pipeline."""
+
+    def __init__(self, found: int, expected: int) -> None:
+        super().__init__(
+            f"CUDA_DEVICE_MAX_CONNECTIONS is {found}: expected at least {expected} for a pipeline, since over NCCL a "
+            "posted receive could stand in front of the send that it waits for; set it to 32, or leave it unset and "
+            "import fxpar before the first use of CUDA"
+        )
+
+
 class InvalidMeshError(FxparError):
     """An axis of the mesh has a size that is not a positive integer."""
 

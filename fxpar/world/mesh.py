@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -14,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar._torch.distributed import HashStore
-from fxpar.errors import InvalidMeshError, MeshSizeError
+from fxpar.environment import CUDA_DEFAULT_QUEUES, hardware_queues
+from fxpar.errors import InvalidMeshError, MeshSizeError, TooFewQueuesError
 from fxpar.errors.base import one_of
 from fxpar.hardware.cluster import Cluster, read_cluster
 from fxpar.ir.layout import AXES
@@ -200,12 +200,13 @@ def init_mesh(
         InvalidMeshError: a size is not a positive integer.
         UnknownClusterError, InvalidClusterError: there is no such cluster, or its file is wrong.
         MeshSizeError: the product of the sizes is not the number of processes.
+        TooFewQueuesError: CUDA_DEVICE_MAX_CONNECTIONS is too small for a pipeline over NCCL.
     """
     shape = Mesh(pipe, data, z, y, x)
     device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     known = None if cluster is None else read_cluster(cluster)
-    if device_type == "cuda":
-        _prepare_cuda()
+    if device_type == "cuda" and pipe > 1 and (found := hardware_queues()) < CUDA_DEFAULT_QUEUES:
+        raise TooFewQueuesError(found, CUDA_DEFAULT_QUEUES)
     _init_process_group(device_type)
     if shape.num_ranks != dist.get_world_size():
         raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
@@ -237,16 +238,6 @@ def make_device_mesh(shape: Mesh, device_type: str) -> DeviceMesh:
     """The DeviceMesh of `shape`, with process groups along its axes. A collective."""
     ranks = torch.arange(shape.num_ranks).view(*shape.sizes.values()).permute(0, 1, 3, 4, 2)
     return DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
-
-
-def _prepare_cuda() -> None:
-    """Set environment variables that CUDA and NCCL read once, unless the user has set them."""
-    # The maximum number of hardware queues. By default there are 8, and streams that share one wait for each other: a
-    # posted receive could be queued in front of the send that it waits for.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    # Groups are connected by one small collective each. Without this, NCCL may make the connections for large
-    # collectives later, when other ranks are busy with receives.
-    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
 def _connect_axes(device_mesh: DeviceMesh) -> None:

@@ -40,7 +40,7 @@ def test_the_committed_page_is_what_the_script_makes() -> None:
         ("fxpar.init_mesh", inspect.signature(init_mesh).parameters),
         ("fxpar.distribute", inspect.signature(distribute).parameters),
         ("torch.compile", [field.name for field in fields(Options)]),
-        ("Environment variables", re.findall(r'environ\.get\("(\w+)"', inspect.getsource(environment))),
+        ("Environment variables", re.findall(r'environ\.(?:get|setdefault)\("(\w+)"', inspect.getsource(environment))),
     ],
 )
 def test_every_option_has_a_row(title: str, names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 import torch.distributed as dist
 
-from fxpar.errors import InvalidMeshError, MeshSizeError, UnknownClusterError
+from fxpar.errors import InvalidMeshError, MeshSizeError, TooFewQueuesError, UnknownClusterError
 from fxpar.hardware.cluster import cluster_named
 from fxpar.world.launch import run_ranks
 from fxpar.world.mesh import Mesh, batch_rank, init_mesh, mesh_sizes, num_batch_shards
@@ -50,6 +50,12 @@ def test_a_mesh_that_does_not_fit_the_processes_is_an_error() -> None:
 def test_an_axis_that_is_no_positive_integer_is_an_error() -> None:
     with pytest.raises(InvalidMeshError, match="axis 'x' has size 0"):
         init_mesh(x=0)
+
+
+def test_too_few_hardware_queues_for_a_pipeline_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.raises(TooFewQueuesError, match="CUDA_DEVICE_MAX_CONNECTIONS is 1: expected at least 8"):
+        init_mesh(pipe=2, device_type="cuda")
 
 
 def test_a_mesh_knows_its_cluster() -> None:
