@@ -56,15 +56,17 @@ survey: install
 	mkdir -p results
 	$(BIN)/fxpar survey --save results/survey.jsonl --markdown docs/families.md
 
-# On a machine with NVIDIA GPUs: the kernels and what they win on one of them, and the demo over NCCL on all of them.
+# On a machine with NVIDIA GPUs: kernels and training over NCCL on however many there are, a step and the kernels timed on
+# one of them, and the demo on all of them.
 gpu: install
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
 	"make gpu needs an NVIDIA GPU and a PyTorch built for CUDA; found torch " + torch.__version__)'
 	$(BIN)/pytest -m gpu
 	mkdir -p results
 	$(BIN)/fxpar bench fused --json > results/fused.json
+	$(BIN)/fxpar bench gpu --json > results/gpu.json
 	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node gpu examples/train_gpt.py
-	$(BIN)/fxpar bench report results/fused.json
+	$(BIN)/fxpar bench report results/fused.json results/gpu.json
 
 # The native core under AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the tree. Their runtimes must be loaded
 # first, and so also check how torch and gloo call the C library; libstdc++ comes with them, as they look up its throw.

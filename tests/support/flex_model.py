@@ -82,7 +82,7 @@ def within_window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor
 
 def whole_mask(documents: Tensor) -> Tensor:
     """The same as a tensor: rows, one head, queries, keys."""
-    distance = distances(documents.shape[1])
+    distance = distances(documents.shape[1]).to(documents.device)
     same = documents[:, :, None] == documents[:, None]
     return (same & (distance >= 0) & (distance < WINDOW))[:, None]
 

@@ -50,11 +50,11 @@ MESHES = list({str(run.mesh): run.mesh for run in RUNS}.values())
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_training_equals_one_process(mesh: Mapping[str, int]) -> None:
-    run_ranks(math.prod(mesh.values()), on_gpus, check_runs, [run for run in RUNS if run.mesh == mesh])
+    run_ranks(math.prod(mesh.values()), on_gpus, check_runs, [run for run in RUNS if run.mesh == mesh], timeout_s=120)
 
 
 def test_every_schedule_gives_the_same_bits() -> None:
-    run_ranks(4, on_gpus, check_same_bits, "gpt", {"pipe": 2, "x": 2}, 4)
+    run_ranks(4, on_gpus, check_same_bits, "gpt", {"pipe": 2, "x": 2}, 4, timeout_s=120)
 
 
 @pytest.mark.parametrize(
