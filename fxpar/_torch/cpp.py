@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 
@@ -271,7 +272,10 @@ def inductor_options() -> str:
     from torch._inductor import config, cpu_vec_isa
     from torch._inductor.utils import parallel_num_threads
 
-    options = config.save_config_portable(ignore_private_configs=False)
+    # Torch 2.15 imports all that generates code to describe the class of Inductor's choices, even where there is none.
+    described = "torch._inductor.choices" in sys.modules or getattr(config, "inductor_choices_class", None)
+    with patch.dict(vars(config), {} if described else {"_cache_config_serializer": None}):
+        options = config.save_config_portable(ignore_private_configs=False)
     machine = f"{cpu_vec_isa.pick_vec_isa()} {cpu_and_compiler()} {parallel_num_threads()} threads"
     return f"{machine} {sorted(options.items(), key=str)}"
 
