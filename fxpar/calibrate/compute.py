@@ -37,7 +37,8 @@ def matmul_rates(device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -
     for dtype in dtypes:
         size, seconds = 128, 0.0
         while size <= _LARGEST[device.type] and seconds < _LONGEST_S:
-            left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+            # Not constants: a GPU multiplies them faster than a model's numbers, since fewer bits change.
+            left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
             product = torch.empty_like(left)
             seconds = _median_s(partial(torch.mm, left, right, out=product), device)
             yield MatmulRate(str(dtype).removeprefix("torch."), size, 2e-6 * size**3 / seconds)
