@@ -102,8 +102,7 @@ class Executor:
         self._changed_buffers = [port.name for port in outputs if port.kind is PortKind.BUFFER]
         self._code = self._bound(program)
         # Elsewhere, what a rank has posted keeps nothing from being launched.
-        receives = any(isinstance(instruction, PostReceive) for instruction in program.instructions)
-        self._rehearsal = self._bound(rehearsal(program)) if receives and mesh.moves_in_groups else []
+        self._rehearsal = self._bound(rehearsal(program)) if mesh.moves_in_groups and mesh.pipe > 1 else []
         self._clear()
 
     @property
