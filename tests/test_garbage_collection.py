@@ -5,14 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from fxpar.garbage_collection import garbage_collection_paused
+from fxpar import garbage_collection
+from fxpar.garbage_collection import freeze_objects, garbage_collection_paused
 from tests.support.garbage import collect_garbage_seldom
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_program() -> Iterator[None]:
+def _as_in_a_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With PyTorch's objects unfrozen, and Python's own thresholds."""
     gc.unfreeze()
+    monkeypatch.setattr(garbage_collection, "_are_objects_frozen", False)
     gc.set_threshold(700, 10, 10)
     yield
     collect_garbage_seldom()
@@ -60,3 +62,10 @@ def test_what_the_user_froze_stays_frozen() -> None:
     with garbage_collection_paused():
         pass
     assert all(each is not frozen for each in gc.get_objects()), "those that are frozen are not listed"
+
+
+def test_objects_that_are_known_to_be_frozen_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze_objects()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("it visits all objects"))
+    with garbage_collection_paused():
+        pass

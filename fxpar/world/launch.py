@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import pickle
 import signal
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fxpar._torch.distributed import HashStore
+from fxpar.garbage_collection import freeze_objects
 from fxpar.world.rank_servers import RankServers, serve
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def _process_of(rank: int, line: Connection) -> int:
 
 def run_rank(line: Connection) -> None:
     """The main function of a forked process: run as the rank that `run_ranks` describes over `line`."""
-    gc.freeze()  # objects of the server live as long as this process: collections would only copy its shared pages
+    freeze_objects()  # those of the server live as long as this process: collections would only copy shared pages
     line.send(os.getpid())
     folder, sys.path[:], timeout_s, group = line.recv()
     job = line.recv_bytes()
