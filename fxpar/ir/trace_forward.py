@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import compile_options, keep_garbage_of_traces, reading_numbers, skip_frame
+from fxpar._torch.compiler import compile_options, keep_garbage_of_traces, never_compiled, reading_numbers, skip_frame
 from fxpar._torch.dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
@@ -91,6 +91,7 @@ class ForwardTracer:
             return captured.capture
         raise AssertionError("the forward ran without being compiled")
 
+    @never_compiled  # it is called under the user's `torch.compile`, and begins its own
     def run(self, options: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the forward as a step, which is built for each trace and each set of options.
 
