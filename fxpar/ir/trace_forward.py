@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import compile_options, keep_garbage_of_traces, never_compiled, reading_numbers, skip_frame
+from fxpar._torch.compiler import bare_traces, compile_options, never_compiled, reading_numbers, skip_frame
 from fxpar._torch.dynamo import layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
@@ -85,7 +85,7 @@ class ForwardTracer:
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
         try:
-            with torch.enable_grad(), keep_garbage_of_traces(), self._tracing():
+            with torch.enable_grad(), self._tracing():
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture
@@ -126,7 +126,7 @@ class ForwardTracer:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         """Within, Dynamo traces more, and faster, than it does by itself."""
-        with self._layers_traced_once(), flex_attention_in_one_graph(), reading_numbers():
+        with self._layers_traced_once(), flex_attention_in_one_graph(), reading_numbers(), bare_traces():
             yield
 
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:

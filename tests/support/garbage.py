@@ -9,4 +9,4 @@ def collect_garbage_seldom() -> None:
     """Never look at what was imported; look at the rest after so many objects that it is a small part of the work."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(2_000_000, 50, 100)
