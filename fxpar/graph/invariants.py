@@ -169,21 +169,32 @@ _made: dict[Hashable, Hashable] = {}
 
 def _made_by(node: fx.Node) -> Hashable | None:
     """The shapes, dtypes and strides that the op at `node` returns for its operands; None where that is not known."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), value)
     if node.target is operator.getitem:
-        return _described(operator.getitem(*args))
+        return _described(operator.getitem(*fx.map_arg(node.args, value)))
     if not isinstance(node.target, torch._ops.OpOverload) or has_no_result(node):
         return None
-    leaves, structure = pytree.tree_flatten((args, kwargs))
-    call = node.target, str(structure), tuple(map(_described_leaf, leaves))
+    call = node.target, _described_operand(node.args), _described_operand(node.kwargs)
     if call not in _made:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
         with fake_mode_of(node.graph):
             _made[call] = _described(node.target(*args, **kwargs))
     return _made[call]
 
 
+def _described_operand(operand: object) -> Hashable:
+    """All that the result of an op can depend on, of nodes their values; in one walk, since it is done so often."""
+    if isinstance(operand, fx.Node):
+        return _described(value(operand))
+    if isinstance(operand, list | tuple):
+        return tuple(map(_described_operand, operand))
+    if isinstance(operand, dict):
+        return tuple((name, _described_operand(each)) for name, each in operand.items())
+    return _described_leaf(operand)
+
+
 def _described(found: Any) -> Hashable:
-    return tuple(map(_described_leaf, pytree.tree_leaves(found)))
+    leaves = [found] if isinstance(found, Tensor) else pytree.tree_leaves(found)
+    return tuple(map(_described_leaf, leaves))
 
 
 def _described_leaf(leaf: object) -> Hashable:
