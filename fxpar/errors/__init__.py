@@ -15,7 +15,6 @@ from fxpar.errors.capturing import (
     WrongBackendError,
 )
 from fxpar.errors.distributing import (
-    AlreadyDistributedError,
     HintNotFoundError,
     InfeasibleLayoutError,
     InvalidHintError,
@@ -25,7 +24,6 @@ from fxpar.errors.distributing import (
     MeshSizeError,
     NoMeshError,
     NoShippedPlanError,
-    NotLoadedError,
     OpsWithoutRuleWarning,
     OptimizerStateError,
     PrecisionPatternError,
@@ -33,8 +31,14 @@ from fxpar.errors.distributing import (
     StageNotFoundError,
     StaleOptimizerError,
     TooFewQueuesError,
-    UninitializedModuleError,
     UnknownStyleError,
+)
+from fxpar.errors.models import (
+    AlreadyDistributedError,
+    NotLoadedError,
+    OneProcessMethodError,
+    PlainModelError,
+    UninitializedModuleError,
 )
 from fxpar.errors.options import (
     ForwardOnlyLoweringError,
@@ -51,6 +55,7 @@ from fxpar.errors.options import (
 from fxpar.errors.running import (
     BrokenWorldError,
     CoreNotBuiltError,
+    FailedOnOtherRankError,
     InputMismatchError,
     LostInCollectiveError,
     NoRecordedStepError,
@@ -67,6 +72,7 @@ from fxpar.errors.tools import (
     InvalidClusterError,
     InvalidCostsError,
     InvalidTimelineError,
+    MissingPackageError,
     ModelFunctionError,
     NoFactsError,
     PlanningError,
@@ -74,12 +80,8 @@ from fxpar.errors.tools import (
     UnreadableReportError,
 )
 from fxpar.errors.weights import (
-    FailedOnOtherRankError,
-    MissingPackageError,
     MissingWeightsError,
-    OneProcessMethodError,
     OtherArchitectureError,
-    PlainModelError,
     WeightFilesError,
     WeightMismatchError,
 )

@@ -119,35 +119,6 @@ class SharedBufferError(FxparError):
         )
 
 
-class AlreadyDistributedError(FxparError):
-    """`distribute` was called twice on one model."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__(f"{model} is distributed already; build a fresh model to distribute it differently")
-
-
-class UninitializedModuleError(FxparError):
-    """A module built on the meta device has buffers that neither it nor a checkpoint can give values."""
-
-    def __init__(self, path: str, names: Sequence[str]) -> None:
-        super().__init__(
-            f"module {path!r} was built on the meta device with the buffers {', '.join(names)}, which no checkpoint "
-            "has (persistent=False), and nothing computed them; pass init_weights=<callable taking a module> that does "
-            "to distribute (models of transformers have model._init_weights), or build this module on a real device"
-        )
-
-
-class NotLoadedError(FxparError):
-    """A model built on the meta device runs before all its tensors have values."""
-
-    def __init__(self, names: Sequence[str], shown: int = 10) -> None:
-        super().__init__(
-            f"the model was built on the meta device, and has no values yet for {some_of(names, shown)}; call "
-            "load_state_dict or fxpar.load_pretrained before the first step, or pass init_weights=<callable taking a "
-            "module> to distribute"
-        )
-
-
 class StaleOptimizerError(FxparError):
     """An optimizer was made of parameters that `distribute` has replaced."""
 

@@ -103,3 +103,10 @@ class CoreNotBuiltError(FxparError):
             f"expected fxpar's native core at {path}, but {reason}; build it with `make install` "
             "(or `pip install -e .`), which needs a C++ compiler"
         )
+
+
+class FailedOnOtherRankError(FxparError):
+    """What all ranks do together failed on another one."""
+
+    def __init__(self, work: str, rank: int, problem: str) -> None:
+        super().__init__(f"cannot {work}, since rank {rank} failed: {problem}")

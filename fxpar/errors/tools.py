@@ -1,4 +1,4 @@
-"""What can be wrong in the input of the command line: clusters, costs, traces and reports."""
+"""What can be wrong in the input of tools, such as clusters, costs, traces and reports, and in what is installed."""
 
 from __future__ import annotations
 
@@ -91,4 +91,13 @@ class ModelFunctionError(FxparError):
         super().__init__(
             f"expected a function MODULE:FUNCTION (or FILE.py:FUNCTION) that returns (model, batch) or (model, batch, "
             f"settings), found {name!r}: {problem}; the batch is a tuple or a dict of the forward's arguments"
+        )
+
+
+class MissingPackageError(FxparError):
+    """A package that fxpar needs for this alone is not installed."""
+
+    def __init__(self, package: str, purpose: str) -> None:
+        super().__init__(
+            f"expected the package {package}, which {purpose}, but it is not installed: pip install {package}"
         )

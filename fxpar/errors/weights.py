@@ -7,35 +7,6 @@ from collections.abc import Sequence
 from fxpar.errors.base import FxparError, some_of
 
 
-class MissingPackageError(FxparError):
-    """A package that fxpar needs for this alone is not installed."""
-
-    def __init__(self, package: str, purpose: str) -> None:
-        super().__init__(
-            f"expected the package {package}, which {purpose}, but it is not installed: pip install {package}"
-        )
-
-
-class PlainModelError(FxparError):
-    """A function for distributed models was given another one."""
-
-    def __init__(self, call: str, model: str) -> None:
-        super().__init__(
-            f"{call} expected a model that fxpar.distribute has distributed, but this {model} is not: call "
-            "fxpar.distribute(model, mesh, ...) first, and pass what it returns, or torch.compile of that"
-        )
-
-
-class OneProcessMethodError(FxparError):
-    """A method of the model that needs all of its parameters was called on a distributed model."""
-
-    def __init__(self, model: str, method: str, remedy: str) -> None:
-        super().__init__(
-            f"{model}.{method} expected all parameters in this process, but the model is distributed: each rank holds "
-            f"shards of its own stages alone; {remedy}"
-        )
-
-
 class WeightFilesError(FxparError):
     """A folder has no weights, or files of it are missing, damaged, or in an unknown form."""
 
@@ -73,10 +44,3 @@ class WeightMismatchError(FxparError):
             f"{folder}: {len(mismatches)} tensors do not fit the model: {some_of(mismatches)}; build the model from "
             "the config of these weights, and convert quantized ones to bfloat16 first"
         )
-
-
-class FailedOnOtherRankError(FxparError):
-    """What all ranks do together failed on another one."""
-
-    def __init__(self, work: str, rank: int, problem: str) -> None:
-        super().__init__(f"cannot {work}, since rank {rank} failed: {problem}")

@@ -1,0 +1,56 @@
+"""What a model may be that was expected to be another: distributed or not, with or without values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxpar.errors.base import FxparError, some_of
+
+
+class AlreadyDistributedError(FxparError):
+    """`distribute` was called twice on one model."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} is distributed already; build a fresh model to distribute it differently")
+
+
+class UninitializedModuleError(FxparError):
+    """A module built on the meta device has buffers that neither it nor a checkpoint can give values."""
+
+    def __init__(self, path: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"module {path!r} was built on the meta device with the buffers {', '.join(names)}, which no checkpoint "
+            "has (persistent=False), and nothing computed them; pass init_weights=<callable taking a module> that does "
+            "to distribute (models of transformers have model._init_weights), or build this module on a real device"
+        )
+
+
+class NotLoadedError(FxparError):
+    """A model built on the meta device runs before all its tensors have values."""
+
+    def __init__(self, names: Sequence[str], shown: int = 10) -> None:
+        super().__init__(
+            f"the model was built on the meta device, and has no values yet for {some_of(names, shown)}; call "
+            "load_state_dict or fxpar.load_pretrained before the first step, or pass init_weights=<callable taking a "
+            "module> to distribute"
+        )
+
+
+class PlainModelError(FxparError):
+    """A function for distributed models was given another one."""
+
+    def __init__(self, call: str, model: str) -> None:
+        super().__init__(
+            f"{call} expected a model that fxpar.distribute has distributed, but this {model} is not: call "
+            "fxpar.distribute(model, mesh, ...) first, and pass what it returns, or torch.compile of that"
+        )
+
+
+class OneProcessMethodError(FxparError):
+    """A method of the model that needs all of its parameters was called on a distributed model."""
+
+    def __init__(self, model: str, method: str, remedy: str) -> None:
+        super().__init__(
+            f"{model}.{method} expected all parameters in this process, but the model is distributed: each rank holds "
+            f"shards of its own stages alone; {remedy}"
+        )
