@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 import fxpar.survey.run
 from fxpar.cli import main
+from fxpar.survey.compare import Comparison
 from fxpar.survey.families import Family, all_families
 from fxpar.survey.heads import transformers_heads
 from fxpar.survey.heads.tiny_config import shrink
@@ -41,9 +43,23 @@ def test_a_twentieth_of_the_families_trains_as_on_one_process(family: Family, me
 
 
 def test_a_family_that_cannot_be_built_is_not_tried_on_ranks(tmp_path: Path) -> None:
-    (found,) = survey([Family("musicgen", "causal-lm")], ["z=2"], ["default"], tmp_path / "found.jsonl")
+    (found,) = survey([Family("dbrx", "causal-lm")], ["z=2"], ["default"], tmp_path / "found.jsonl")
     assert found.verdict == "does not train alone"
-    assert found.reason.startswith("ValueError: Multiple valid text configs")
+    assert found.reason.startswith("AttributeError: 'DbrxAttentionConfig' object has no attribute 'rope_theta'")
+
+
+@pytest.mark.parametrize(("in_float64", "verdict"), [(5e-9, "right"), (3e-8, "right"), (3e-5, "wrong")])
+def test_errors_that_float64_makes_much_smaller_are_rounding(
+    in_float64: float, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*call: object) -> list[Comparison]:
+        error = in_float64 if torch.float64 in call else 1.5e-4
+        return [Comparison(0.0, error, "layer.bias", 0.5, (), by_plan=False)]
+
+    monkeypatch.setattr(fxpar.survey.run, "_compare", compare)
+    (found,) = survey([Family("llama", "causal-lm")], ["z=2"], ["default"], tmp_path / "found.jsonl")
+    assert found.verdict == verdict
+    assert found.gradient_error_in_float64 == in_float64
 
 
 def test_configurations_are_shrunk_by_the_names_of_their_fields() -> None:

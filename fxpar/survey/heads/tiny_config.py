@@ -20,7 +20,7 @@ _COUNTS: Mapping[str, int] = {
     _LAYERS: LAYERS,
     r"num_experts|n_routed_experts|num_local_experts|moe_num_experts": 4,
     r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts": 2,
-    r"n_group|topk_group": 1,
+    r"n_group|num_expert_groups?|topk_group": 1,
     r"num_kv_shared_layers": 0,
     r"mask_(time|feature)_length": 2,
 }
@@ -99,6 +99,8 @@ def shrink(config: Any, how: Shrinking = SHRINKINGS[0]) -> None:
         _relate(config, fields)
     if "num_experts_per_tok" in fields and fields["num_experts_per_tok"] is None:
         config.num_experts_per_tok = 2
+    if fields.get("languages") and fields.get("default_language", "") is None:
+        config.default_language = fields["languages"][0]
     if "vocab_size" in fields and fields["vocab_size"] is None:
         config.vocab_size = VOCABULARY
         config.pad_token_id = 0

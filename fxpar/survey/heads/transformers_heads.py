@@ -51,13 +51,20 @@ def _build(mapping: str, name: str, shrinking: Shrinking) -> nn.Module:
     classes = _names(mapping)[name]
     make = getattr(transformers, classes if isinstance(classes, str) else classes[0])
     if not isinstance(config, make.config_class):
-        config = config.get_text_config()  # of a family that sees or hears, too
+        config = _part_for(make, config)  # of a family that sees or hears, too
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in make(copy.deepcopy(config)).parameters())
     if size > LARGEST:
         raise ValueError(f"it cannot be made smaller than {size:,} parameters by the names of its fields")
     model: nn.Module = make(config)
     return model
+
+
+def _part_for(make: Any, config: Any) -> Any:
+    """The configuration in `config` that the class takes; that of what reads text where none is of this type."""
+    return next((each for each in vars(config).values() if isinstance(each, make.config_class)), None) or (
+        config.get_text_config()
+    )
 
 
 def _tokens(model: nn.Module, length: int = LENGTH) -> Tensor:
