@@ -211,6 +211,11 @@ class QueuedGroup(dist.ProcessGroup):
     ) -> _QueuedWork:
         return self._put("all_to_all", lambda: self._gloo.alltoall_base(output, given, sizes_out, sizes_in))
 
+    # As torch calls them from release 2.15 on.
+    all_gather_single, all_gather_single_coalesced = _allgather_base, allgather_into_tensor_coalesced
+    reduce_scatter_single, reduce_scatter_single_coalesced = _reduce_scatter_base, reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
     def barrier(self, opts: dist.BarrierOptions | None = None) -> _QueuedWork:
         return self._put("barrier", lambda: self._gloo.barrier(dist.BarrierOptions()))
 
