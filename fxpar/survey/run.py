@@ -17,10 +17,10 @@ from fxpar.survey.compare import Comparison, compare_step, compiles_alone
 from fxpar.survey.families import Family
 from fxpar.world.launch import RankFailedError, run_ranks
 
-LOSS_BAR, GRADIENT_BAR, PRECISE_BAR = 1e-5, 1e-4, 1e-8
+LOSS_BAR, GRADIENT_BAR = 1e-5, 1e-4
 
-PRECISE_SHARE = 1e-3
-"""Of its error in float32, what a model may have in float64: parts of some compute in float32 in any case."""
+PRECISE_BAR = 1e-6
+"""In float64. What is wrong is as wrong there as in float32; parts of some models compute in float32 in any case."""
 
 MESHES: Mapping[str, Mapping[str, int]] = {
     "pipe=2": {"pipe": 2},
@@ -44,7 +44,7 @@ class Finding:
     without_rule: the ops that have no sharding rule, which ranks along an axis therefore all compute whole.
     by_plan: whether hints came from the authors' plan.
     gradient_error_in_float64: of a family that is compared once more since it is not right in float32: then it is right
-        if it is so here within PRECISE_BAR, or PRECISE_SHARE of what it was, so that all that was wrong is rounding.
+        if it is so here within PRECISE_BAR, so that all that was wrong is rounding.
     """
 
     family: str
@@ -105,7 +105,7 @@ def _try(family: Family, mesh: str, layouts: str, lowering: str) -> Finding:
         kind, reason = _reason(str(error))
         verdict: Verdict = "does not train alone" if kind == "NotTrainableError" else _why_it_fails(family)
         return Finding(*key, verdict, math.nan, math.nan, math.nan, reason, time.monotonic() - start)
-    is_right = _is_right(ranks) or _is_rounding(ranks, precise)
+    is_right = _is_right(ranks) or _is_right(precise, PRECISE_BAR, PRECISE_BAR)
     gradient, worst = max((rank.gradient_error, rank.worst) for rank in ranks)
     return Finding(
         *key,
@@ -139,12 +139,6 @@ def _compare(
 
 def _is_right(ranks: Sequence[Comparison], loss: float = LOSS_BAR, gradient: float = GRADIENT_BAR) -> bool:
     return all(rank.loss_error <= loss and rank.gradient_error <= gradient for rank in ranks)
-
-
-def _is_rounding(ranks: Sequence[Comparison], precise: Sequence[Comparison]) -> bool:
-    """Whether what is wrong in float32 is so much smaller in float64 that it is rounding."""
-    loss, gradient = max(rank.loss_error for rank in ranks), max(rank.gradient_error for rank in ranks)
-    return _is_right(precise, max(PRECISE_BAR, PRECISE_SHARE * loss), max(PRECISE_BAR, PRECISE_SHARE * gradient))
 
 
 def _why_it_fails(family: Family) -> Verdict:

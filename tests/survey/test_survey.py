@@ -48,7 +48,7 @@ def test_a_family_that_cannot_be_built_is_not_tried_on_ranks(tmp_path: Path) -> 
     assert found.reason.startswith("AttributeError: 'DbrxAttentionConfig' object has no attribute 'rope_theta'")
 
 
-@pytest.mark.parametrize(("in_float64", "verdict"), [(5e-9, "right"), (3e-8, "right"), (3e-5, "wrong")])
+@pytest.mark.parametrize(("in_float64", "verdict"), [(3e-8, "right"), (3e-5, "wrong")])
 def test_errors_that_float64_makes_much_smaller_are_rounding(
     in_float64: float, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
