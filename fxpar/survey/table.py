@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxpar.survey.compare import MICROBATCHES
-from fxpar.survey.run import GRADIENT_BAR, LOSS_BAR, PRECISE_BAR, Finding
+from fxpar.survey.run import GRADIENT_BAR, LOSS_BAR, MESHES, PRECISE_BAR, Finding
 
 _INTRODUCTION = f"""\
 # Families of models, and whether they train
@@ -27,7 +27,9 @@ named "search" have what comes out without it. Ops without a sharding rule are c
 
 def to_markdown(findings: Sequence[Finding]) -> str:
     """The page: an introduction, the numbers of verdicts, the table, and what went wrong, in a list."""
-    columns = list(dict.fromkeys(map(_column, findings)))
+    order = list(MESHES)
+    by_mesh = sorted(findings, key=lambda finding: (order.index(finding.mesh), finding.layouts))
+    columns = list(dict.fromkeys(map(_column, by_mesh)))
     rows: dict[tuple[str, str], dict[str, Finding]] = {}
     for finding in findings:
         rows.setdefault((finding.family, finding.head), {})[_column(finding)] = finding
