@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
-from unittest import mock
+from unittest.mock import patch
 
 import torch
 import torch._dynamo
@@ -118,7 +118,7 @@ def bare_traces() -> Iterator[None]:
 
     It times them with emptied caches of the processor, which takes 50 ms.
     """
-    untimed = mock.patch.object(torch._dynamo.guards, "profile_guard_manager", _not_timed)
+    untimed = patch.object(torch._dynamo.guards, "profile_guard_manager", _not_timed)
     with untimed, torch._dynamo.config.patch(run_gc_after_compile=False):
         yield
 

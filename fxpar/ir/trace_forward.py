@@ -85,7 +85,7 @@ class ForwardTracer:
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
         try:
-            with torch.enable_grad(), self._tracing():
+            with torch.enable_grad(), bare_traces(), self._tracing():
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture
@@ -125,8 +125,8 @@ class ForwardTracer:
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
-        """Within, Dynamo traces more, and faster, than it does by itself."""
-        with self._layers_traced_once(), flex_attention_in_one_graph(), reading_numbers(), bare_traces():
+        """Within, Dynamo traces more, and faster, than it does by itself. Every step enters it: it has to be cheap."""
+        with self._layers_traced_once(), flex_attention_in_one_graph(), reading_numbers():
             yield
 
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:

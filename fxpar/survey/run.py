@@ -20,7 +20,7 @@ from fxpar.world.launch import RankFailedError, run_ranks
 LOSS_BAR, GRADIENT_BAR = 1e-5, 1e-4
 
 PRECISE_BAR = 1e-6
-"""In float64. What is wrong is as wrong there as in float32; parts of some models compute in float32 in any case."""
+"""In float64. What is wrong is as wrong there as in float32; some models compute their softmax in float32 anyway."""
 
 MESHES: Mapping[str, Mapping[str, int]] = {
     "pipe=2": {"pipe": 2},

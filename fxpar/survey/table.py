@@ -16,8 +16,8 @@ by the names of their settings, are trained for one step of {MICROBATCHES} micro
 their authors ship, where they ship one. The loss and all gradients are compared with the same step of the model on one
 process; a model that draws random numbers in training is compared in evaluation mode. Right means a loss within
 {LOSS_BAR:.0e} and gradients within {GRADIENT_BAR:.0e}. What is not right is compared once more in float64, and is right
-if it is so within {PRECISE_BAR:.0e} there, as far as models compute in float64 where they are told to: the rest was
-rounding. A cell has the worst error of a gradient, relative to its largest element, and the largest part of the
+if it is so within {PRECISE_BAR:.0e} there, where some models compute their softmax in float32 all the same: the rest
+was rounding. A cell has the worst error of a gradient, relative to its largest element, and the largest part of the
 parameters that a rank holds: parity of replicated weights would prove little. Where the authors ship a plan, columns
 named "search" have what comes out without it. Ops without a sharding rule are computed whole by all ranks along x.
 

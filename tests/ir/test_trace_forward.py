@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.callback import callback_handler, on_compile_start
 
 import fxpar
 from tests.support.one_process import ATEN, Net, batch, distributed, mesh_of_one_process
@@ -26,6 +27,17 @@ def test_a_step_for_the_example_inputs_is_built_from_the_trace_of_distribute(mes
     inputs = batch(4)
     assert _traces(lambda: fxpar.distribute(model, mesh, example_inputs=inputs)) == 1
     assert _traces(lambda: torch.compile(model, backend="fxpar", options=ATEN)(*inputs)) == 0
+
+
+def test_dynamo_does_not_compile_the_functions_that_begin_a_trace(mesh: fxpar.Mesh) -> None:
+    model, inputs, compiled = Net(), batch(4), []
+    fxpar.distribute(model, mesh, example_inputs=inputs)
+    note = on_compile_start(compiled.append)
+    try:
+        torch.compile(model, backend="fxpar", options=ATEN)(*inputs)
+    finally:
+        callback_handler.remove_start_callback(note)
+    assert not compiled
 
 
 def test_meta_example_inputs_serve_as_well(mesh: fxpar.Mesh) -> None:

@@ -97,13 +97,7 @@ def shrink(config: Any, how: Shrinking = SHRINKINGS[0]) -> None:
             setattr(config, name, smaller)
     if how.widths == "set":
         _relate(config, fields)
-    if "num_experts_per_tok" in fields and fields["num_experts_per_tok"] is None:
-        config.num_experts_per_tok = 2
-    if fields.get("languages") and fields.get("default_language", "") is None:
-        config.default_language = fields["languages"][0]
-    if "vocab_size" in fields and fields["vocab_size"] is None:
-        config.vocab_size = VOCABULARY
-        config.pad_token_id = 0
+    _complete(config, fields)
 
 
 def _smaller(name: str, value: Any, how: Shrinking) -> Any:
@@ -129,6 +123,18 @@ def _relate(config: Any, fields: Mapping[str, Any]) -> None:
         config.num_heads = config.expand * HIDDEN // HEAD_SIZE  # of a state space, which is wider than what enters it
     if "qk_head_dim" in fields and "qk_nope_head_dim" in fields:
         config.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+
+
+def _complete(config: Any, fields: Mapping[str, Any]) -> None:
+    """Set what a configuration leaves open, but its model needs."""
+    missing = {name for name, value in fields.items() if value is None}
+    if "num_experts_per_tok" in missing:
+        config.num_experts_per_tok = 2
+    if "default_language" in missing and fields.get("languages"):
+        config.default_language = fields["languages"][0]
+    if "vocab_size" in missing:
+        config.vocab_size = VOCABULARY
+        config.pad_token_id = 0
 
 
 def _of_each_kind(entries: list[Any]) -> list[Any]:
