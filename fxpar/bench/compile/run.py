@@ -23,6 +23,9 @@ from fxpar.calibrate.network import alternate
 COLD_GOAL, DEPTH_GOAL = 0.7, 1.3
 """Of `torch.compile` in one process, and of a quarter of the layers in as many stages."""
 
+DUMP_GOAL = 1.2
+"""Of compiling without a dump: little enough to always write one."""
+
 WARM_GOAL_S, EVALUATION_GOAL_S = 12.0, 3.0
 """What people wait for without doing something else."""
 
@@ -33,11 +36,12 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is launched: on `pipe` times `x` ranks, or, on one, by plain `torch.compile`."""
+    """What is launched: on `pipe` times `x` ranks, or, on one, by plain `torch.compile`; with a dump or without."""
 
     layers: int = LAYERS
     pipe: int = 1
     x: int = 1
+    dumps: bool = False
 
     def command(self) -> list[str]:
         """The command line, by torchrun if there are several ranks."""
@@ -51,6 +55,7 @@ PROGRAMS: Mapping[str, Program] = {
     "fxpar": Program(pipe=2, x=2),
     "torch.compile": Program(),
     "fxpar, 48 layers": Program(DEEP, pipe=2, x=2),
+    "fxpar, dumping": Program(pipe=2, x=2, dumps=True),
 }
 
 
@@ -67,9 +72,14 @@ class Launch:
         """Until the second step was done."""
         return sum(seconds for phase, seconds in self.phases.items() if phase != "evaluation")
 
+    @property
+    def compiling_s(self) -> float:
+        """Of what fxpar compiles in, up to the end of the first step."""
+        return self.phases["distribute"] + self.phases["first_step"]
+
 
 def run(say: Say, mode: str | None = None) -> Report:
-    """Takes some 7 minutes on four ranks; or, in mode "scale", 3 minutes on ranks that do not exist."""
+    """Takes some 8 minutes on four ranks; or, in mode "scale", 3 minutes on ranks that do not exist."""
     if mode == "scale":
         return run_scale(say)
     launches: dict[tuple[str, str], list[Launch]] = {}
@@ -88,6 +98,7 @@ def launch(program: Program, caches: Path) -> Launch:
         "PYTHONDONTWRITEBYTECODE": "",  # developers set it, and fxpar would be compiled anew in each rank; torch is not
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "FXPAR_CACHE_DIR": str(caches / "fxpar"),
+        "FXPAR_DUMP": str(caches / "dump") if program.dumps else "",
         "OMP_NUM_THREADS": "1",
     }
     before, start = ProcessorUse.now(with_children=True), time.time()
@@ -116,7 +127,7 @@ def _rows(launches: Mapping[tuple[str, str], Sequence[Launch]]) -> Iterator[Row]
 
 
 def _bars(launches: Mapping[tuple[str, str], Sequence[Launch]]) -> Iterator[Bar]:
-    ours, theirs, deep = PROGRAMS
+    ours, theirs, deep, dumping = PROGRAMS
     ratio = statistics.median(
         mine.seconds / other.seconds
         for mine, other in zip(launches[ours, "cold"], launches[theirs, "cold"], strict=True)
@@ -131,6 +142,11 @@ def _bars(launches: Mapping[tuple[str, str], Sequence[Launch]]) -> Iterator[Bar]
         yield at_most(f"{caches} first evaluation, seconds", evaluation, EVALUATION_GOAL_S, disturbed=disturbed)
         depth = _median(launches[deep, caches]) / _median(launches[ours, caches])
         yield at_most(f"{caches} launch with 48 layers / with 12", depth, DEPTH_GOAL, disturbed=disturbed)
+    ratio = statistics.median(
+        mine.compiling_s / other.compiling_s
+        for mine, other in zip(launches[dumping, "cold"], launches[ours, "cold"], strict=True)
+    )
+    yield at_most("cold compilation with a dump / without", ratio, DUMP_GOAL, disturbed=disturbed)
 
 
 def _median(launches: Sequence[Launch]) -> float:

@@ -115,7 +115,9 @@ def _at(rate_mbit: float, cases: Iterator[Case], say: Say) -> Iterator[Outcome]:
             found = explain_case(case, cluster)
             if found.proposals:
                 say(f"measuring {case.mesh}: {case.flaw}")
-                yield measure(hosts, cluster, case, found)
+                outcome = measure(hosts, cluster, case, found)
+                say(f"{outcome.proposal.change.text}: {outcome.given_ms:.0f} -> {outcome.proposed_ms:.0f} ms")
+                yield outcome
 
 
 def explain_case(case: Case, cluster: Cluster) -> Explanation:
