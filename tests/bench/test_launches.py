@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fxpar._torch.compiler import inductor_cache
 from fxpar.bench.compile.run import PROGRAMS, Launch, Program, _bars, _rows, launch
 
@@ -22,7 +24,7 @@ def test_ratios_are_of_medians_or_of_launches_in_one_round() -> None:
         "fxpar": (30.0, 20.0, 22.0),
         "torch.compile": (20.0, 40.0, 22.0),
         "fxpar, 48 layers": (44.0, 40.0, 60.0),
-        "fxpar, dumping": (33.0, 30.0, 22.0),
+        "fxpar, dumping": (45.0, 20.0, 33.0),
     }
     phases = ("import_torch", "init_mesh", "distribute", "first_step", "second_step")
     launches = {
@@ -36,7 +38,7 @@ def test_ratios_are_of_medians_or_of_launches_in_one_round() -> None:
     assert bars["cold launch to second step on 4 ranks / torch.compile's in one process, at most"].value == 1.0
     assert bars["warm launch to second step, seconds, at most"].value == 22.0
     assert bars["cold launch with 48 layers / with 12, at most"].value == 2.0
-    assert bars["cold compilation with a dump / without, at most"].value == 1.1
+    assert bars["cold compilation with a dump / without, at most"].value == pytest.approx(1.5)
     assert bars["warm first evaluation, seconds, at most"].met
     rows = list(_rows(launches))
     assert [(row["program"], row["caches"], row["ranks"]) for row in rows[:3]] == [

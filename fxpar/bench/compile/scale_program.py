@@ -23,6 +23,7 @@ from fxpar.config import Options
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import estimate_costs
+from fxpar.garbage_collection import garbage_collection_paused
 from fxpar.hardware.cluster import read_cluster
 from fxpar.hardware.machine import peak_process_bytes
 from fxpar.ir.layout import AXES
@@ -64,7 +65,7 @@ def main() -> None:
     """Print one JSON object: the seconds of each part, in order, and bytes of memory."""
     watch = Stopwatch({*PREPARING, *PLANNING, *PASSES})
     options = parse_options()
-    with watching(watch):
+    with watching(watch), garbage_collection_paused():  # as launches do
         reshards = run(options)
     seconds = {part: taken for part, taken in watch.seconds.items() if part != _OTHER}
     print(json.dumps({"seconds": seconds, "peak_bytes": peak_process_bytes(), "reshards": reshards}))
