@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 import torch._dynamo
 from torch import Tensor, fx, nn
+from torch._dynamo.funcname_cache import get_funcname
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -61,6 +62,7 @@ __all__ = [
     "leave_out_of_state_dict",
     "make_fx",
     "mark_static",
+    "name_functions_for_logs_alone",
     "never_compiled",
     "reading_numbers",
     "recompile_limit",
@@ -110,6 +112,19 @@ def ignore_logging_calls() -> None:
     torch._dynamo.config.ignore_logging_functions.update([*methods, warnings.warn])
     if torch.__version__ < "2.12":  # which would write these functions into its own log, and prints that it cannot
         torch._dynamo.utils._get_dynamo_config_for_logging = lambda: None
+
+
+def name_functions_for_logs_alone() -> None:
+    """Let Dynamo find out which function a line is in only for a log that was asked for, and not for every op.
+
+    It reads all of a file for that, which takes a tenth of the first trace in a process.
+    """
+    vars(torch._dynamo.symbolic_convert)["get_funcname"] = _function_if_logged
+
+
+def _function_if_logged(filename: str, lineno: int) -> str | None:
+    is_logged: Callable[[str], bool] = torch._logging._internal.log_state.is_artifact_enabled
+    return get_funcname(filename, lineno) if is_logged("trace_call") or is_logged("trace_source") else None
 
 
 @contextmanager

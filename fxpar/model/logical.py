@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import (
     ignore_logging_calls,
+    name_functions_for_logs_alone,
     never_compiled,
     recompile_limit,
     skip_frame,
@@ -57,6 +58,7 @@ def install(distribution: Distribution) -> None:
     hinted_forward, in_dtype = cache(_hinted_forward), cache(converting_forward)
     dtypes = {} if distribution.precision is None else compute_dtypes(distribution.parameters)
     ignore_logging_calls()
+    name_functions_for_logs_alone()
     note_reads_of_grad_mode()
     trace_sets_in_one_order()
     correct_strides_of_group_norm()

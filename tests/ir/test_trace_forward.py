@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import funcname_cache
 from torch._dynamo.callback import callback_handler, on_compile_start
 
 import fxpar
@@ -38,6 +40,20 @@ def test_dynamo_does_not_compile_the_functions_that_begin_a_trace(mesh: fxpar.Me
     finally:
         callback_handler.remove_start_callback(note)
     assert not compiled
+
+
+def test_dynamo_reads_sources_for_its_logs_alone(mesh: fxpar.Mesh) -> None:
+    def files_read() -> list[str]:
+        funcname_cache.clearcache()
+        fxpar.distribute(Net(), mesh, example_inputs=batch(4))
+        return list(funcname_cache.cache)
+
+    assert not files_read()
+    torch._logging.set_logs(trace_call=True)
+    try:
+        assert inspect.getfile(Net) in files_read()
+    finally:
+        torch._logging.set_logs()
 
 
 def test_meta_example_inputs_serve_as_well(mesh: fxpar.Mesh) -> None:
