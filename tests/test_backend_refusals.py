@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 import fxpar
 from fxpar.errors import (
     BlockMaskError,
+    ForwardRaisesError,
     GraphBreakError,
     InvalidOptionError,
     InvalidScheduleError,
@@ -56,6 +57,24 @@ def test_a_graph_break_is_an_error_with_its_reason_and_line(mesh: fxpar.Mesh) ->
     step = torch.compile(distributed(mesh, trouble="graph break"), backend="fxpar", options=ATEN)
     with pytest.raises(GraphBreakError, match=r"graph_break.*User-inserted.*\n.*one_process.py:\d+ in forward"):
         step(*batch(4))
+
+
+def test_what_the_forward_raises_is_told_with_its_line_and_later_steps_are_not_touched(mesh: fxpar.Mesh) -> None:
+    told = r"raises ValueError\('an even batch is needed, not 3'\) for these arguments\n.*one_process.py:\d+"
+    with pytest.raises(ForwardRaisesError, match=told):
+        fxpar.distribute(Net("odd batch"), mesh, example_inputs=batch(3))
+    model = distributed(mesh, trouble="odd batch")
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    for _ in range(2):
+        with pytest.raises(ForwardRaisesError, match=told):
+            step(*batch(3))
+    with torch.no_grad(), pytest.raises(ForwardRaisesError, match=told):
+        step(*batch(3))
+    assert step(*batch(4))["loss"].isfinite()
+    model.trouble = ""
+    assert step(*batch(3))["loss"].isfinite(), "of shapes with which the forward raised before"
+    with torch.no_grad():
+        assert step(*batch(3))["loss"].isfinite()
 
 
 def test_an_output_that_hides_its_tensors_is_an_error(mesh: fxpar.Mesh) -> None:

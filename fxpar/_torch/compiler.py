@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, fx, nn
 from torch._dynamo.funcname_cache import get_funcname
+from torch._dynamo.utils import get_compilation_metrics
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -51,6 +53,7 @@ __all__ = [
     "bare_traces",
     "compile_options",
     "compile_single_device",
+    "failed_trace",
     "fake_tensor",
     "graph_arguments",
     "ignore_logging_calls",
@@ -158,6 +161,17 @@ def never_compiled(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, and everything that it calls, always runs as plain Python."""
     disabled: Callable[P, T] = torch._dynamo.disable(function)
     return disabled
+
+
+def failed_trace(function: FunctionType) -> tuple[str, str] | None:
+    """Why Dynamo gave up on tracing `function`, in its own words, and at which line; None if it did not of late.
+
+    It is told by the function's name.
+    """
+    for metrics in reversed(get_compilation_metrics()):
+        if metrics.co_name == function.__code__.co_name and metrics.fail_reason is not None:
+            return metrics.fail_reason, f"{metrics.fail_user_frame_filename}:{metrics.fail_user_frame_lineno}"
+    return None
 
 
 def recompile_limit() -> int:

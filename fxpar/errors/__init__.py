@@ -3,6 +3,7 @@
 from fxpar.errors.base import FxparError
 from fxpar.errors.capturing import (
     BlockMaskError,
+    ForwardRaisesError,
     GraphBreakError,
     MicrobatchError,
     NoLossError,
@@ -95,6 +96,7 @@ __all__ = [
     "ExplainingError",
     "FailedOnOtherRankError",
     "ForwardOnlyLoweringError",
+    "ForwardRaisesError",
     "FxparError",
     "GraphBreakError",
     "HintNotFoundError",

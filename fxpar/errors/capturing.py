@@ -15,6 +15,17 @@ class GraphBreakError(FxparError):
         )
 
 
+class ForwardRaisesError(FxparError):
+    """The model's forward raises an exception of its own for the arguments that it was given."""
+
+    def __init__(self, exception: str, where: str) -> None:
+        super().__init__(
+            f"the model's forward raises {exception} for these arguments\n"
+            f"  at {where}\n  the plain model does so, too, before fxpar.distribute; if it does not, torch's compiler "
+            "misreads the code there, and torch.compile(..., fullgraph=True) fails alike"
+        )
+
+
 class RandomGeneratorError(FxparError):
     """The model's forward draws random numbers from a `torch.Generator`, whose state is one process's own."""
 

@@ -15,6 +15,7 @@ from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
 from fxpar.errors import FxparError, GraphBreakError, RandomGeneratorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.canonical_names import with_canonical_names
+from fxpar.ir.failed_trace import first_paragraph
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.markers import PLAIN
@@ -289,5 +290,4 @@ def _graph_break(module: fx.GraphModule) -> FxparError:
     where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
     if "UserDefinedObjectVariable(Generator)" in reason.reason:
         return RandomGeneratorError(where)
-    explanation, _, _ = reason.reason.partition("\n\n")  # after it come Dynamo's own debugging hints
-    return GraphBreakError(" ".join(explanation.split()), where)
+    return GraphBreakError(first_paragraph(reason.reason), where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable
 from functools import cache
+from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -23,7 +24,8 @@ from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
 from fxpar._torch.dynamo.traced_property import TracedProperty
 from fxpar._torch.group_norm import correct_strides_of_group_norm
-from fxpar.errors import NotCompiledError, RecompileLimitError
+from fxpar.errors import FxparError, NotCompiledError, RecompileLimitError
+from fxpar.ir.failed_trace import error_of_failed_trace
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import TraceApartError
 from fxpar.model.arguments import prepare_arguments, split_dim
@@ -145,25 +147,39 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
 
     Dynamo keeps traces by code object, and gives up on one that it has traced some times: so shapes never end a
     training. What has to be traced without grad has copies of its own, too: Dynamo also gives up on one that it failed
-    to trace.
+    to trace. So a copy whose trace failed is not used again, but its error tells why.
     """
     traced, tracer = _logical_forward(inner, distribution), distribution.tracer
     copies: dict[Hashable, FunctionType] = {}
+    numbers = count()
+    traced_apart: set[Hashable] = set()
 
     @never_compiled
     def copy_for(key: Hashable) -> FunctionType:
         if key not in copies:
-            copies[key] = _with_own_code(traced, f"forward_{distribution.handle}_{len(copies)}")
+            copies[key] = _with_own_code(traced, f"forward_{distribution.handle}_{next(numbers)}")
         return copies[key]
+
+    @never_compiled
+    def failure_of(key: Hashable) -> FxparError | None:
+        failure = error_of_failed_trace(copies[key])
+        if failure is not None:
+            del copies[key]
+        return failure
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         shapes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if tracer.is_called and not torch.is_grad_enabled():
+        if tracer.is_called and not torch.is_grad_enabled() and shapes not in traced_apart:
             try:
                 return tracer.evaluate(copy_for((shapes, True)), self, *args, **kwargs)
-            except TraceApartError:
-                pass  # the call below is not made here, so that its error does not tell of this one
-        return copy_for((shapes, torch.is_grad_enabled()))(self, *args, **kwargs)
+            except TraceApartError:  # the call below is not made here, so that its error does not tell of this one
+                if failure_of((shapes, True)) is not None:
+                    traced_apart.add(shapes)
+        key = shapes, torch.is_grad_enabled()
+        try:
+            return copy_for(key)(self, *args, **kwargs)
+        except NotCompiledError as error:
+            raise failure_of(key) or error from None
 
     # Trainers look up which arguments the model takes.
     forward.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]

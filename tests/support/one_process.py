@@ -28,6 +28,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, target: Tensor, scale: float = 1.0) -> Any:
         h = self.norm(self.first(x)).relu()
+        if self.trouble == "odd batch" and x.shape[0] % 2:
+            raise ValueError(f"an even batch is needed, not {x.shape[0]}")
         if self.trouble == "graph break":
             torch._dynamo.graph_break()
         predicted = self.second(h) * scale
