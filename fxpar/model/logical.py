@@ -24,7 +24,7 @@ from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
 from fxpar._torch.dynamo.traced_property import TracedProperty
 from fxpar._torch.group_norm import correct_strides_of_group_norm
-from fxpar.errors import FxparError, NotCompiledError, RecompileLimitError
+from fxpar.errors import ForwardRaisesError, FxparError, GraphBreakError, NotCompiledError, RecompileLimitError
 from fxpar.ir.failed_trace import error_of_failed_trace
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import TraceApartError
@@ -35,6 +35,7 @@ from fxpar.model.mixed_precision import compute_dtypes, converting_forward
 from fxpar.model.named_loss import named_loss
 from fxpar.model.one_process_methods import refused_methods
 from fxpar.model.outputs import map_tensors
+from fxpar.model.recording_hooks import install_recording_hooks
 from fxpar.model.sync_batch_norm import synchronized_forward
 from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
@@ -161,8 +162,9 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
         return copies[key]
 
     @never_compiled
-    def failure_of(key: Hashable) -> FxparError | None:
-        failure = error_of_failed_trace(copies[key])
+    def drop_failed(key: Hashable, error: BaseException | None) -> FxparError | None:
+        """Why the copy was traced in vain; None if it was not."""
+        failure = error if isinstance(error, GraphBreakError) else error_of_failed_trace(copies[key])
         if failure is not None:
             del copies[key]
         return failure
@@ -172,14 +174,14 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
         if tracer.is_called and not torch.is_grad_enabled() and shapes not in traced_apart:
             try:
                 return tracer.evaluate(copy_for((shapes, True)), self, *args, **kwargs)
-            except TraceApartError:  # the call below is not made here, so that its error does not tell of this one
-                if failure_of((shapes, True)) is not None:
+            except TraceApartError as error:  # the call below is not made here, so that its error does not tell of this
+                if drop_failed((shapes, True), error.__cause__) is not None:
                     traced_apart.add(shapes)
         key = shapes, torch.is_grad_enabled()
         try:
             return copy_for(key)(self, *args, **kwargs)
-        except NotCompiledError as error:
-            raise failure_of(key) or error from None
+        except (GraphBreakError, NotCompiledError) as error:
+            raise drop_failed(key, error) or error from None
 
     # Trainers look up which arguments the model takes.
     forward.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
@@ -196,7 +198,7 @@ def _checked_call(distribution: Distribution) -> Callable[..., Any]:
     """A `__call__` that runs in plain Python, before Dynamo sees the arguments.
 
     Under `torch.compile(backend="fxpar")` it hands them to the model's own tracer, from which it is called once more;
-    then it checks and localises them.
+    then it checks and localises them. If the forward does not trace, it may for want of hooks of transformers.
     """
     base = type(distribution.model).__call__
 
@@ -205,6 +207,11 @@ def _checked_call(distribution: Distribution) -> Callable[..., Any]:
             return distribution.tracer.run(options, args, kwargs)
         check_loaded(distribution)
         args, kwargs = prepare_arguments(args, kwargs, distribution)
+        try:
+            return base(self, *args, **kwargs)
+        except (ForwardRaisesError, GraphBreakError):
+            if not install_recording_hooks(self):
+                raise
         return base(self, *args, **kwargs)
 
     return skip_frame(call)

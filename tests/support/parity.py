@@ -32,7 +32,7 @@ from fxpar.schedule import SCHEDULE_NAMES
 from tests.support.adapters import gpt2_with_adapters, llama_with_adapters
 from tests.support.cycled_chain import CycledChain, cycled_batch
 from tests.support.frozen_chain import FrozenChain, class_batch
-from tests.support.small_models import hf_gpt2, hf_llama
+from tests.support.small_models import hf_gpt2, hf_llama, hf_mixtral
 from tests.support.uneven_chain import SharedEmbedder, UnevenChain, chain_batch
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -126,6 +126,13 @@ SUBJECTS = {
         lambda stages: hf_llama(layers=num_layers(stages)),
         LLAMA_HINTS,
         functools.partial(stage_openers, "model.layers"),
+        functools.partial(token_batch, ("input_ids", "labels")),
+    ),
+    # The loss of an uneven load is that of a microbatch: of no sum over microbatches.
+    "mixtral": Subject(
+        lambda stages: hf_mixtral(router_loss=0.5),
+        {},
+        {1: [], 2: ["model.layers.1"]}.__getitem__,
         functools.partial(token_batch, ("input_ids", "labels")),
     ),
     "chain": Subject(lambda stages: UnevenChain(), {}, CHAIN_OPENERS.__getitem__, chain_batch),

@@ -140,8 +140,13 @@ def labelled() -> dict[str, Tensor]:
     return {"input_ids": tokens(), "labels": tokens()}
 
 
-def hf_mixtral(*, vocabulary: int = 96, width: int = 24, experts: int = 4, length: int = 12) -> nn.Module:
-    """transformers' Mixtral, randomly initialised; its tokens go to two experts each."""
+def hf_mixtral(
+    *, vocabulary: int = 96, width: int = 24, experts: int = 4, length: int = 12, router_loss: float = 0.0
+) -> nn.Module:
+    """transformers' Mixtral, randomly initialised; its tokens go to two experts each.
+
+    router_loss: the weight of the loss of an uneven load of the experts; without it, that is not computed.
+    """
     config = transformers.MixtralConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -151,6 +156,8 @@ def hf_mixtral(*, vocabulary: int = 96, width: int = 24, experts: int = 4, lengt
         num_key_value_heads=2,
         num_local_experts=experts,
         num_experts_per_tok=2,
+        output_router_logits=router_loss > 0,
+        router_aux_loss_coef=router_loss,
         max_position_embeddings=length,
         use_cache=False,
         bos_token_id=None,
