@@ -1,7 +1,7 @@
 """A call of a layer that Dynamo is about to trace, and what its trace depends on."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,8 @@ from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVaria
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
 from torch._guards import Source
 
+from fxpar._torch.dynamo.stored_values import UnknownContentsError, contents
+
 
 class NotEqualError(Exception):
     """A call is not known to be equal to one that was traced, or cannot be copied."""
@@ -24,11 +26,11 @@ class LayerCall:
     """The arguments of `UnspecializedNNModuleVariable.call_function`.
 
     arguments: what a trace depends on of the call's arguments; inputs: the nodes of the tensors among them.
-    effects: what the trace has stored so far in objects that existed before it.
+    effects: what the trace has stored so far in objects that existed before it; `kept` has all that they refer to.
 
     Raises:
         NotEqualError: there are other arguments than tensors, constants and tuples of these, or effects that belong to
-            the layer or are not just attributes.
+            the layer, are not just attributes, or cannot be described.
     """
 
     layer: UnspecializedNNModuleVariable
@@ -37,7 +39,8 @@ class LayerCall:
     kwargs: Any
     inputs: list[fx.Node] = field(init=False, default_factory=list)
     arguments: Any = field(init=False)
-    effects: frozenset[tuple[int, str, int]] = field(init=False)
+    effects: frozenset[tuple[int, str, Hashable]] = field(init=False)
+    kept: dict[int, VariableTracker] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.effects = self.effects_so_far()
@@ -75,7 +78,7 @@ class LayerCall:
         """The global and local variables at which sources start."""
         return {"G": self.tx.output.root_tx.f_globals, "L": self.tx.output.root_tx.f_locals}
 
-    def effects_so_far(self) -> frozenset[tuple[int, str, int]]:
+    def effects_so_far(self) -> frozenset[tuple[int, str, Hashable]]:
         """See `effects`."""
         effects: SideEffects = self.tx.output.side_effects
         if effects.tensor_hooks or effects.save_for_backward or any(map(self.owns, effects.mutated_sources)):
@@ -83,12 +86,18 @@ class LayerCall:
         for each in effects.id_to_variable.values():
             if isinstance(each.mutation_type, ValueMutationExisting) and each.mutation_type.is_modified:
                 raise NotEqualError
-        return frozenset(
-            (id(item), name, id(value))
-            for item, stored in effects.store_attr_mutations.items()
-            if isinstance(item.mutation_type, AttributeMutationExisting)
-            for name, value in stored.items()
-        )
+        met: dict[int, VariableTracker] = {}
+        try:
+            found = frozenset(
+                (id(item), name, contents(value, met))
+                for item, stored in effects.store_attr_mutations.items()
+                if isinstance(item.mutation_type, AttributeMutationExisting)
+                for name, value in stored.items()
+            )
+        except UnknownContentsError as unknown:
+            raise NotEqualError from unknown
+        self.kept |= met
+        return found
 
 
 def _describe(arguments: Any, tensors: list[fx.Node]) -> Any:

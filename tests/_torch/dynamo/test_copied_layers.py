@@ -77,8 +77,32 @@ class Reading(Layer):
         return x + self.linear(x) * STATE.value
 
 
+class Appending(Layer):
+    """Appends to a list that the model makes anew for each forward, and keeps where all may find it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.linear(x)
+        STATE.made["sums"].append(x.sum())
+        return x
+
+
+class ReadingOfMade(Layer):
+    """Reads what the model keeps in a dict that it makes anew for each forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) * STATE.made["number"]
+
+
+class ReadingOfOther(Layer):
+    """Reads what the model keeps in an object that it makes anew for each forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) * STATE.made["other"].value
+
+
 class State:
     value = 1.0
+    made: Any = None
 
 
 STATE = State()
@@ -100,6 +124,25 @@ class Chain(nn.Module):
             x, other = returned if isinstance(returned, tuple) else (returned, returned)
             total = total + other.sum()
         return total + x.square().mean()
+
+
+class Keeping(Chain):
+    """Keeps in a dict that it makes: the number of the layer that it calls, and what layers add."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        STATE.made = made = {"sums": [], "number": 0, "other": State()} if self.stores else {"sums": [], "number": 0}
+        for number, layer in enumerate(self.layers):
+            made["number"] = number if isinstance(layer, ReadingOfMade) else 0
+            if self.stores:
+                made["other"].value = float(number)
+            x = layer(x)
+        total = torch.stack([x.sum(), *made["sums"]]).sum()
+        STATE.made = None
+        return total
+
+
+def keeping(layer: type[Layer], *, stores: bool = False) -> Callable[[], nn.Module]:
+    return lambda: Keeping(layer, stores=stores)
 
 
 def chain(change: Callable[[Chain], Any] = lambda model: None, **options: Any) -> Chain:
@@ -144,6 +187,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "counting": (lambda: chain(layer=Counting), rows, 0),
     "counting itself": (lambda: chain(layer=CountingItself), rows, 0),
     "stored between": (lambda: chain(layer=Reading, stores=True), rows, 0),
+    "kept, not read": (keeping(Layer), rows, LAYERS - 2),
+    "appended to a new list": (keeping(Appending), rows, 0),
+    "kept in a new dict": (keeping(ReadingOfMade), rows, 0),
+    "kept in a new object": (keeping(ReadingOfOther, stores=True), rows, 0),
 }
 """Each with its inputs, and the number of layers that are copies."""
 
