@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.guards import extract_tensor_metadata
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import is_from_source
@@ -26,6 +27,7 @@ class LayerCall:
     """The arguments of `UnspecializedNNModuleVariable.call_function`.
 
     arguments: what a trace depends on of the call's arguments; inputs: the nodes of the tensors among them.
+    modes: whether gradients are wanted, autocast, and so on, before the call; `modes.check()` compares with those now.
     effects: what the trace has stored so far in objects that existed before it; `kept` has all that they refer to.
 
     Raises:
@@ -39,6 +41,7 @@ class LayerCall:
     kwargs: Any
     inputs: list[fx.Node] = field(init=False, default_factory=list)
     arguments: Any = field(init=False)
+    modes: Any = field(init=False, default_factory=GlobalStateGuard)
     effects: frozenset[tuple[int, str, Hashable]] = field(init=False)
     kept: dict[int, VariableTracker] = field(init=False, default_factory=dict)
 

@@ -27,7 +27,8 @@ class LayerCopy:
 
     def __init__(self, traced: TracedLayer, call: LayerCall) -> None:
         self._traced, self._call, self._tx = traced, call, call.tx
-        if (call.arguments, call.effects) != (traced.call.arguments, traced.call.effects):
+        are_equal = (call.arguments, call.effects) == (traced.call.arguments, traced.call.effects)
+        if not (are_equal and traced.call.modes.check()):
             raise NotEqualError
         self._sources: dict[Source, Source] = {traced.call.source: call.source}
         self._values: dict[Source, Any] = {}

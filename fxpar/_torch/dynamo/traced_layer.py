@@ -55,7 +55,7 @@ def describe_trace(
         NotEqualError: no other call may be taken for this one: it had effects, calls subgraphs, uses values that it was
             not given, or depends on something whose equality cannot be checked.
     """
-    if call.effects_so_far() != call.effects:
+    if call.effects_so_far() != call.effects or not call.modes.check():
         raise NotEqualError
     known = {*nodes, *call.inputs}
     for node in nodes:

@@ -100,6 +100,14 @@ class ReadingOfOther(Layer):
         return x + self.linear(x) * STATE.made["other"].value
 
 
+class Leaving(Layer):
+    """Turns gradients off for those behind it, if they are on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        return x + self.linear(x)
+
+
 class State:
     value = 1.0
     made: Any = None
@@ -139,6 +147,25 @@ class Keeping(Chain):
         total = torch.stack([x.sum(), *made["sums"]]).sum()
         STATE.made = None
         return total
+
+
+class InModes(Chain):
+    """Calls its last layers in another mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            last = number > 1
+            if self.stores:
+                with torch.autocast("cpu", torch.bfloat16, enabled=last):
+                    x = layer(x).float()
+            else:
+                with torch.set_grad_enabled(last):
+                    x = layer(x)
+        return x.square().mean()
+
+
+def in_modes(*, stores: bool = False) -> Callable[[], nn.Module]:
+    return lambda: InModes(stores=stores)
 
 
 def keeping(layer: type[Layer], *, stores: bool = False) -> Callable[[], nn.Module]:
@@ -187,6 +214,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "counting": (lambda: chain(layer=Counting), rows, 0),
     "counting itself": (lambda: chain(layer=CountingItself), rows, 0),
     "stored between": (lambda: chain(layer=Reading, stores=True), rows, 0),
+    "without grad, then with it": (in_modes(), rows, LAYERS - 3),
+    "autocast off, then on": (in_modes(stores=True), rows, LAYERS - 3),
+    "modes that layers change": (lambda: chain(layer=Leaving), rows, 0),
     "kept, not read": (keeping(Layer), rows, LAYERS - 2),
     "appended to a new list": (keeping(Appending), rows, 0),
     "kept in a new dict": (keeping(ReadingOfMade), rows, 0),
