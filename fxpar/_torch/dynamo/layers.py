@@ -1,9 +1,9 @@
 """Dynamo traces equal layers of a model once: the calls of the others become copies of what it traced.
 
-Dynamo guards all that it reads of a layer. Another one of which the same guards hold, called with equal arguments,
-would be traced to the same operations, so these are copied, and the guards are installed for it as well. (torch's
-`nested_compile_region` does the same for regions that users mark, which stay calls of subgraphs.) What changed objects
-that existed before the trace is never copied.
+Dynamo guards all that it reads of a layer. Another one of which the same guards hold, called with equal arguments in
+equal modes, would be traced to the same operations, so these are copied, and the guards are installed for it as well.
+(torch's `nested_compile_region` does the same for regions that users mark, which stay calls of subgraphs.) What changed
+objects that existed before the trace, or that it made and keeps where layers may find them, is never copied.
 """
 
 from collections.abc import Iterator
