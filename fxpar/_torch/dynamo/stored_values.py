@@ -21,7 +21,7 @@ def contents(value: VariableTracker, met: dict[int, VariableTracker]) -> Hashabl
         met: filled with all that was met by its id, which tells objects apart as long as they live.
 
     Raises:
-        UnknownContentsError: it holds an object that the trace made, but no list, tuple or dict.
+        UnknownContentsError: it holds something that the trace made other than a tensor, constant, list, tuple or dict.
     """
     if isinstance(value, LazyVariableTracker) and value.is_realized():
         value = value.realize()
@@ -38,6 +38,6 @@ def contents(value: VariableTracker, met: dict[int, VariableTracker]) -> Hashabl
     if isinstance(value, ConstDictVariable):
         held: dict[Any, VariableTracker] = value.items
         return id(value), tuple((contents(key.vt, met), contents(item, met)) for key, item in held.items())
-    if isinstance(value.mutation_type, ValueMutationNew | AttributeMutationNew):
+    if value.source is None or isinstance(value.mutation_type, ValueMutationNew | AttributeMutationNew):
         raise UnknownContentsError
     return id(value)

@@ -108,6 +108,24 @@ class Leaving(Layer):
         return x + self.linear(x)
 
 
+class Asking(Layer):
+    """Asks a function that the model makes anew for each forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) * STATE.made()
+
+
+class Activated(Layer):
+    """Has a function of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.activation = lambda hidden: hidden * number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.activation(self.linear(x))
+
+
 class State:
     value = 1.0
     made: Any = None
@@ -149,6 +167,25 @@ class Keeping(Chain):
         return total
 
 
+class Counted(Chain):
+    """Counts calls of its layers by a function or an iterator that it makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = 0
+
+        def count() -> int:
+            nonlocal number
+            number += 1
+            return number
+
+        numbers = iter([1.0, 2.0, 3.0, 4.0, 5.0])
+        STATE.made = numbers.__next__ if self.stores else count
+        for layer in self.layers:
+            x = layer(x)
+        STATE.made = None
+        return x.square().mean()
+
+
 class InModes(Chain):
     """Calls its last layers in another mode."""
 
@@ -186,6 +223,14 @@ def hook(model: Chain) -> None:
     model.layers[2].register_forward_hook(lambda module, args, output: output * 3)
 
 
+def hook_by_number(model: Chain) -> None:
+    def scale_by(number: int) -> Callable[..., Any]:
+        return lambda module, args, output: output * number
+
+    for number, layer in enumerate(model.layers):
+        layer.register_forward_hook(scale_by(number))
+
+
 def rescale(model: Chain) -> None:
     model.layers[2].scale = 5.0
 
@@ -209,6 +254,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "in place": (lambda: chain(layer=InPlace), rows, LAYERS - 2),
     "half frozen": (lambda: chain(freeze), rows, 2),
     "one has a hook": (lambda: chain(hook), rows, LAYERS - 3),
+    "hooks with numbers of their own": (lambda: chain(hook_by_number), rows, 0),
+    "functions of their own": (lambda: chain(layer=Activated), rows, 0),
+    "a function that counts": (lambda: Counted(Asking), rows, 0),
+    "an iterator": (lambda: Counted(Asking, stores=True), rows, 0),
     "one differs": (lambda: chain(rescale), rows, LAYERS - 3),
     "numbered": (lambda: chain(layer=Numbered), rows, 0),
     "counting": (lambda: chain(layer=Counting), rows, 0),
