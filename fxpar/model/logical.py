@@ -21,6 +21,7 @@ from fxpar._torch.compiler import (
     skip_frame,
 )
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
+from fxpar._torch.dynamo.requires_grad import let_values_require_grad
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
 from fxpar._torch.dynamo.traced_property import TracedProperty
 from fxpar._torch.group_norm import correct_strides_of_group_norm
@@ -63,6 +64,7 @@ def install(distribution: Distribution) -> None:
     ignore_logging_calls()
     name_functions_for_logs_alone()
     note_reads_of_grad_mode()
+    let_values_require_grad()
     trace_sets_in_one_order()
     correct_strides_of_group_norm()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}

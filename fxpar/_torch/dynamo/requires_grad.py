@@ -1,0 +1,49 @@
+"""Dynamo traces forwards that set `requires_grad` of a value, as some do before they checkpoint what follows."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from torch._dynamo.variables import ConstantVariable, TensorVariable, builtin
+from torch._dynamo.variables.base import VariableTracker
+
+# Since release 2.13; before, such forwards are graph breaks.
+SetAttribute: Any = vars(builtin).get("SetAttrBuiltinVariable")
+
+
+@cache
+def let_values_require_grad() -> None:
+    """Let Dynamo trace `value.requires_grad = True` where the forward has computed the value.
+
+    Parameters have the same gradients without it: it adds that of the value, which nobody can ask for after the
+    forward. So no operation is traced; what asks for the flag is told that it is set.
+    """
+    if SetAttribute is None:
+        return
+    trace = SetAttribute.call_function
+
+    def call_function(
+        self: Any, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        if len(args) == 3 and not kwargs and _sets_requires_grad(*args):
+            computed: Any = args[0].realize()
+            computed.requires_grad = True
+            return ConstantVariable.create(None)
+        traced: VariableTracker = trace(self, tx, args, kwargs)
+        return traced
+
+    SetAttribute.call_function = call_function
+
+
+def _sets_requires_grad(target: VariableTracker, name: VariableTracker, value: VariableTracker) -> bool:
+    """Whether this is `target.requires_grad = True`, of a tensor that was computed."""
+    names_it = name.is_python_constant() and name.as_python_constant() == "requires_grad"
+    sets_it = value.is_python_constant() and value.as_python_constant() is True
+    return names_it and sets_it and _is_computed(target.realize())
+
+
+def _is_computed(variable: VariableTracker) -> bool:
+    """Whether it is neither an input nor a parameter, which fxpar's markers return: users may look for its gradient."""
+    if type(variable) is not TensorVariable or variable.source is not None:
+        return False
+    return not str(variable.as_proxy().node.target).startswith("fxpar.")
