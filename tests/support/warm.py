@@ -1,7 +1,7 @@
 """Imported by the servers that ranks are forked from: what each of them would set up first, it sets up once for all.
 
-PyTorch's compiler makes tables and imports modules when it is first used; that takes as long as training
-a small model. Nothing here may start a thread, which would not survive the fork.
+PyTorch's compiler makes tables and imports modules when it is first used; that takes as long as training a small model.
+Nothing here may start a thread, which would not survive the fork.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
 """A call of a layer that Dynamo is about to trace, and what its trace depends on."""
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo.guards import extract_tensor_metadata
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import is_from_source
-from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable, UnspecializedNNModuleVariable
+from torch._dynamo.variables import TensorVariable, TupleVariable, UnspecializedNNModuleVariable
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
 from torch._guards import Source
 
-from fxpar._torch.dynamo.stored_values import UnknownContentsError, contents
-
-
-class NotEqualError(Exception):
-    """A call is not known to be equal to one that was traced, or cannot be copied."""
+from fxpar._torch.dynamo.descriptions import NotEqualError, contents, describe
 
 
 @dataclass
@@ -47,7 +42,7 @@ class LayerCall:
 
     def __post_init__(self) -> None:
         self.effects = self.effects_so_far()
-        self.arguments = _describe((*self.args, self.kwargs), self.inputs)
+        self.arguments = describe((*self.args, self.kwargs), self.inputs)
 
     @property
     def module(self) -> nn.Module:
@@ -90,36 +85,14 @@ class LayerCall:
             if isinstance(each.mutation_type, ValueMutationExisting) and each.mutation_type.is_modified:
                 raise NotEqualError
         met: dict[int, VariableTracker] = {}
-        try:
-            found = frozenset(
-                (id(item), name, contents(value, met))
-                for item, stored in effects.store_attr_mutations.items()
-                if isinstance(item.mutation_type, AttributeMutationExisting)
-                for name, value in stored.items()
-            )
-        except UnknownContentsError as unknown:
-            raise NotEqualError from unknown
+        found = frozenset(
+            (id(item), name, contents(value, met))
+            for item, stored in effects.store_attr_mutations.items()
+            if isinstance(item.mutation_type, AttributeMutationExisting)
+            for name, value in stored.items()
+        )
         self.kept |= met
         return found
-
-
-def _describe(arguments: Any, tensors: list[fx.Node]) -> Any:
-    """What a trace depends on of arguments: constants, and types of tensors, whose nodes are appended to `tensors`."""
-    if isinstance(arguments, Mapping):
-        return tuple((name, _describe(each, tensors)) for name, each in arguments.items())
-    if isinstance(arguments, tuple | list):
-        return tuple(_describe(each, tensors) for each in arguments)
-    variable = arguments.realize() if isinstance(arguments, VariableTracker) else arguments
-    if type(variable) is TensorVariable:
-        node = variable.as_proxy().node
-        position = tensors.index(node) if node in tensors else len(tensors)
-        tensors.append(node)
-        return "tensor", position, extract_tensor_metadata(node.meta["example_value"])
-    if type(variable) is ConstantVariable:
-        return "constant", type(variable.value), variable.value
-    if type(variable) is TupleVariable:
-        return "tuple", _describe(variable.items, tensors)
-    raise NotEqualError
 
 
 def returned_nodes(result: VariableTracker, new: set[fx.Node]) -> tuple[list[fx.Node], bool]:

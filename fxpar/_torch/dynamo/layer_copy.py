@@ -13,7 +13,8 @@ from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._guards import ChainedSource, Guard, Source
 
-from fxpar._torch.dynamo.layer_call import LayerCall, NotEqualError
+from fxpar._torch.dynamo.descriptions import NotEqualError
+from fxpar._torch.dynamo.layer_call import LayerCall
 from fxpar._torch.dynamo.traced_layer import TracedLayer, other_place
 from fxpar._torch.dynamo.traced_property import TracedProperty, are_equal_classes
 

@@ -20,7 +20,8 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.functions import PropertyVariable
 
-from fxpar._torch.dynamo.layer_call import LayerCall, NotEqualError
+from fxpar._torch.dynamo.descriptions import NotEqualError
+from fxpar._torch.dynamo.layer_call import LayerCall
 from fxpar._torch.dynamo.layer_copy import LayerCopy
 from fxpar._torch.dynamo.traced_layer import TracedLayer, describe_trace
 from fxpar._torch.dynamo.traced_property import TracedProperty

@@ -9,7 +9,8 @@ from torch import fx
 from torch._dynamo.guards import GUARD_VALUE_DISPATCH, GuardCheckSpec
 from torch._guards import Guard, Source
 
-from fxpar._torch.dynamo.layer_call import LayerCall, NotEqualError, is_plain, returned_nodes
+from fxpar._torch.dynamo.descriptions import NotEqualError
+from fxpar._torch.dynamo.layer_call import LayerCall, is_plain, returned_nodes
 from fxpar._torch.dynamo.traced_property import TracedProperty, are_equal_classes, name_of
 
 

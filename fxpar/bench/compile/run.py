@@ -128,10 +128,8 @@ def _rows(launches: Mapping[tuple[str, str], Sequence[Launch]]) -> Iterator[Row]
 
 def _bars(launches: Mapping[tuple[str, str], Sequence[Launch]]) -> Iterator[Bar]:
     ours, theirs, deep, dumping = PROGRAMS
-    ratio = statistics.median(
-        mine.seconds / other.seconds
-        for mine, other in zip(launches[ours, "cold"], launches[theirs, "cold"], strict=True)
-    )
+    cold = {name: launches[name, "cold"] for name in PROGRAMS}
+    ratio = _ratio([each.seconds for each in cold[ours]], [each.seconds for each in cold[theirs]])
     disturbed = all(each.others > MOST_OTHERS for found in launches.values() for each in found)
     what = "cold launch to second step on 4 ranks / torch.compile's in one process"
     yield at_most(what, ratio, COLD_GOAL, disturbed=disturbed)
@@ -142,11 +140,13 @@ def _bars(launches: Mapping[tuple[str, str], Sequence[Launch]]) -> Iterator[Bar]
         yield at_most(f"{caches} first evaluation, seconds", evaluation, EVALUATION_GOAL_S, disturbed=disturbed)
         depth = _median(launches[deep, caches]) / _median(launches[ours, caches])
         yield at_most(f"{caches} launch with 48 layers / with 12", depth, DEPTH_GOAL, disturbed=disturbed)
-    ratio = statistics.median(
-        mine.compiling_s / other.compiling_s
-        for mine, other in zip(launches[dumping, "cold"], launches[ours, "cold"], strict=True)
-    )
+    ratio = _ratio([each.compiling_s for each in cold[dumping]], [each.compiling_s for each in cold[ours]])
     yield at_most("cold compilation with a dump / without", ratio, DUMP_GOAL, disturbed=disturbed)
+
+
+def _ratio(seconds: Sequence[float], of_others: Sequence[float]) -> float:
+    """The median of the ratios of all rounds."""
+    return statistics.median(mine / other for mine, other in zip(seconds, of_others, strict=True))
 
 
 def _median(launches: Sequence[Launch]) -> float:
