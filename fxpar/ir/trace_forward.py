@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import bare_traces, compile_options, never_compiled, reading_numbers, skip_frame
-from fxpar._torch.dynamo import layers_traced_once
+from fxpar._torch.dynamo import change_tracing, layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
 from fxpar.ir.flex_attention import flex_attention_in_one_graph
@@ -45,6 +45,7 @@ class ForwardTracer:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        change_tracing()
         self._model = model
         self._layers_traced_once = layers_traced_once(model)
         self._backend: Callable[..., Any] | None = None

@@ -13,18 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import (
-    ignore_logging_calls,
-    name_functions_for_logs_alone,
-    never_compiled,
-    recompile_limit,
-    skip_frame,
-)
-from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
-from fxpar._torch.dynamo.requires_grad import let_values_require_grad
-from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
+from fxpar._torch.compiler import never_compiled, recompile_limit, skip_frame
 from fxpar._torch.dynamo.traced_property import TracedProperty
-from fxpar._torch.group_norm import correct_strides_of_group_norm
 from fxpar.errors import ForwardRaisesError, FxparError, GraphBreakError, NotCompiledError, RecompileLimitError
 from fxpar.ir.failed_trace import error_of_failed_trace
 from fxpar.ir.markers import PLAIN, shard
@@ -61,12 +51,6 @@ def install(distribution: Distribution) -> None:
     # One function for equal layers, which Dynamo then knows to be equal.
     hinted_forward, in_dtype = cache(_hinted_forward), cache(converting_forward)
     dtypes = {} if distribution.precision is None else compute_dtypes(distribution.parameters)
-    ignore_logging_calls()
-    name_functions_for_logs_alone()
-    note_reads_of_grad_mode()
-    let_values_require_grad()
-    trace_sets_in_one_order()
-    correct_strides_of_group_norm()
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
     for parameter in distribution.parameters.values():
         for module, attribute in parameter.homes:

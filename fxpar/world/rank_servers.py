@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -121,6 +122,7 @@ def serve(work: Callable[[Connection], None]) -> None:
     owner.connect(owner_address)
     for module in preload:
         importlib.import_module(module)
+    _check_single_thread(preload)
     signal.signal(signal.SIGCHLD, lambda *_: _note_ends(Path(owner_address).parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles interrupts; the server ends with it
     while owner not in select.select([listener, owner], [], [])[0]:
@@ -130,6 +132,17 @@ def serve(work: Callable[[Connection], None]) -> None:
             owner.close()
             _work(line, work)
         line.close()
+
+
+def _check_single_thread(preload: Sequence[str]) -> None:
+    """Forked processes lack the other threads, but not the locks that these held: what takes one waits for ever."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        known = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+        raise RuntimeError(
+            f"a process that is forked needs to have one thread, but importing {', '.join(preload)} left {threads} "
+            f"(of Python, besides the main one: {', '.join(known) or 'none'}); do not preload what starts a thread"
+        )
 
 
 def _note_ends(folder: Path) -> None:

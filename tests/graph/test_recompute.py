@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.ir.node_meta import is_backward, region
 from fxpar.ir.remat import Remat
 from fxpar.ir.stage import JointGraph
@@ -151,7 +150,6 @@ def test_min_cut_repeats_no_product_and_keeps_less() -> None:
 
 def test_all_policies_on_a_transformer() -> None:
     ids = torch.randint(0, 10, (2, 8))
-    ignore_logging_calls()
     joint = joint_graph(hf_gpt2(layers=2), input_ids=ids, labels=ids)
     kept = {remat.policy: saved_bytes(joint, remat) for remat in (Remat(), MIN_CUT, FULL)}
     assert kept["full"] < kept["min_cut"] <= kept["none"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.costs.prices import Link, Prices
 from fxpar.ir.hints import Spec, resolve_hints
 from fxpar.ir.node_meta import is_backward
@@ -58,7 +57,6 @@ def decomposed(
     model: nn.Module, *args: Any, with_backward: bool = True, norm_policy: NormPolicy = ONE_RANK, **kwargs: Any
 ) -> JointGraph:
     """The joint graph of a model as it comes to `propagate_layouts`."""
-    ignore_logging_calls()
     joint = joint_graph(model, *args, with_backward=with_backward, **kwargs)
     return replace(joint, module=decompose_for_sharding(joint.module, norm_policy))
 

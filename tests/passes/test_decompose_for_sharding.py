@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.ir.node_meta import is_backward, module_path
 from fxpar.passes.decompose.decompositions import DECOMPOSITIONS
 from fxpar.passes.decompose.norm_decompositions import NORMS
@@ -241,7 +240,6 @@ MODELS = {"gpt": GPT, "hf_gpt2": hf_gpt2, "hf_llama": hf_llama}
 @pytest.fixture(scope="module", params=MODELS)
 def model_joint(request: pytest.FixtureRequest) -> fx.GraphModule:
     """A whole model's joint graph."""
-    ignore_logging_calls()
     tokens = torch.zeros(2, 12, dtype=torch.long)
     names = ("input_ids", "labels") if request.param.startswith("hf") else ("tokens", "targets")
     return joint_graph(MODELS[request.param](layers=1), **dict.fromkeys(names, tokens)).module

@@ -12,7 +12,6 @@ from op_calls import Call, calls_in, different
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fxpar._torch.compiler import ignore_logging_calls
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.rules import rule_for
 from fxpar.rules.prove import prove
@@ -40,7 +39,6 @@ MODES = {
 @cache
 def training_graph(name: str) -> fx.GraphModule:
     """The decomposed joint graph of a model."""
-    ignore_logging_calls()
     tokens = torch.zeros(2, LENGTH, dtype=torch.long)
     names = ("input_ids", "labels") if name.startswith("hf") else ("tokens", "targets")
     with MODES.get(name, nullcontext)():

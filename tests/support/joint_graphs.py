@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import fxpar.ir.markers  # noqa: F401  registers the ops that stage graphs may hold
+from fxpar._torch.dynamo import change_tracing
 from fxpar.ir.flex_attention import flex_attention_in_one_graph, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
@@ -28,6 +29,7 @@ def stage_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         captured.append((module, inputs))
         return module.forward
 
+    change_tracing()
     torch.compiler.reset()
     with flex_attention_in_one_graph():
         torch.compile(model, backend=capture, fullgraph=True, dynamic=False)(*args, **kwargs)

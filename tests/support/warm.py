@@ -7,6 +7,7 @@ Nothing here may start a thread, which would not survive the fork.
 from __future__ import annotations
 
 import torch
+import tqdm
 
 from fxpar.lowering import lower
 from tests.lowering.graphs import traced
@@ -32,6 +33,7 @@ def _train() -> None:
     torch.compiler.reset()
 
 
+tqdm.tqdm.monitor_interval = 0  # of Inductor's progress bar: the monitor is a thread
 _start_autograd()
 _train()
 collect_garbage_seldom()

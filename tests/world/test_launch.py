@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fxpar.world.launch import RankFailedError, run_ranks
+from fxpar.world.rank_servers import RankServers
 from tests.support.killed_process import kill_and_await_end_of_all, next_line, running
 
 
@@ -131,3 +132,17 @@ def test_ranks_end_when_their_caller_is_killed() -> None:
 
 def test_gradients_flow_in_ranks_after_they_flowed_in_the_caller() -> None:
     assert run_ranks(1, differentiate) == [differentiate()]
+
+
+def test_ranks_are_not_forked_from_a_process_of_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A lock that another thread holds at the fork is never released: a progress bar's monitor hung a rank."""
+    started = "import threading\nthreading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()\n"
+    (tmp_path / "starts_a_thread.py").write_text(started)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = RankServers.own().fork(0, ["starts_a_thread"])
+    with pytest.raises((EOFError, ConnectionError)):
+        line.recv()
+    printed = capfd.readouterr().err
+    assert "importing starts_a_thread left 2 (of Python, besides the main one: ticker)" in printed

@@ -6,6 +6,22 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from fxpar._torch.compiler import ignore_logging_calls, name_functions_for_logs_alone
+from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
+from fxpar._torch.dynamo.requires_grad import let_values_require_grad
+from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
+from fxpar._torch.group_norm import correct_strides_of_group_norm
+
+
+def change_tracing() -> None:
+    """Let Dynamo trace, in all of this process, what it would refuse, and as the kernels and other ranks do."""
+    ignore_logging_calls()
+    name_functions_for_logs_alone()
+    note_reads_of_grad_mode()
+    let_values_require_grad()
+    trace_sets_in_one_order()
+    correct_strides_of_group_norm()
+
 
 def layers_traced_once(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
     """A context in which Dynamo traces equal layers of `model` once; it may be entered many times.
