@@ -174,6 +174,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     define_attention_dropout(module)
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
+    _drop_unused_parameters(module)
     keep_numbers_as_tensors(module)
     assign_at_all_places(module)
     positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
@@ -220,6 +221,12 @@ def _reads_grad_mode(module: fx.GraphModule) -> bool:
     return any(node is None or not (is_marker(node, "param") or is_marker(node, "enter")) for node in reads) or any(
         node.target is torch.autograd.grad or not (_is_op(node) or _is_torchs_own(node)) for node in module.graph.nodes
     )
+
+
+def _drop_unused_parameters(module: fx.GraphModule) -> None:
+    """A forward that asks for the dtype of its first parameter lists others, which its first stage need not hold."""
+    for node in [node for node in module.graph.nodes if is_marker(node, "param") and not node.users]:
+        module.graph.erase_node(node)
 
 
 def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[fx.Node, Port]:

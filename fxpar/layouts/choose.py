@@ -80,7 +80,8 @@ def choose(
 ) -> list[int] | None:
     """The index of the cheapest strategy of each operation, or None if they cannot be combined.
 
-    Values in `immovable` are not redistributed; with `penalty_us` they may be, at that additional cost.
+    Values in `immovable` are neither gathered nor sliced, but partial sums of them may be reduced; with `penalty_us`
+    all may be redistributed, at that additional cost.
     """
     shared = share_layers(program, strategies, immovable, axis.solved, axis.done)
     for first in dict.fromkeys((shared, tuple(range(len(program))))):  # without sharing if that is infeasible
@@ -226,9 +227,9 @@ class _Chooser:
     def _matrix(
         self, value: Value, given: Mapping[Placement, list[int]], needed: Mapping[Placement, list[int]]
     ) -> dict[tuple[Placement, Placement], int]:
-        fixed = value in self._immovable
         entries = {}
         for p in given:
+            fixed = value in self._immovable and not isinstance(p, Partial)
             for q in needed:
                 if p == q:
                     entries[p, q] = self._ip.variable()

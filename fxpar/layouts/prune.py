@@ -15,7 +15,7 @@ def prune(
     """The strategies of each operation whose operands are all available and whose results can all be used; maybe none.
 
     No redistribution makes a value partial, so a partial operand must be made partial by its producer. Values in
-    `immovable` are not redistributed.
+    `immovable` are not redistributed, but where they are partial they may be reduced.
     """
     kept = [tuple(found) for found in strategies]
     while True:
@@ -40,7 +40,8 @@ def _can_be_had(
     operation: Operation, strategy: Strategy, given: dict[Value, set[Placement]], immovable: Set[Value]
 ) -> bool:
     return all(
-        placement in given[value] or not (isinstance(placement, Partial) or value in immovable)
+        placement in given[value]
+        or not (_is_partial(placement) or (value in immovable and not any(map(_is_partial, given[value]))))
         for value, placement in zip(operation.operands, strategy.inputs, strict=True)
     )
 
@@ -49,7 +50,11 @@ def _can_be_used(
     operation: Operation, strategy: Strategy, needed: dict[Value, set[Placement]], immovable: Set[Value]
 ) -> bool:
     return all(
-        placement in needed[value]
+        placement in needed[value] or _is_partial(placement)
         for value, placement in zip(operation.results, strategy.outputs, strict=True)
         if value is not None and value in immovable and value in needed
     )
+
+
+def _is_partial(placement: Placement) -> bool:
+    return isinstance(placement, Partial)

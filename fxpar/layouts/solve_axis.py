@@ -9,7 +9,7 @@ from torch import fx
 
 from fxpar.costs.dataflow import Border, Operation, Value, derived_from, small_constants
 from fxpar.errors import InfeasibleLayoutError
-from fxpar.ir.layout import Placement, Shard
+from fxpar.ir.layout import Partial, Placement, Shard
 from fxpar.ir.stage import Port
 from fxpar.layouts.candidates import Candidates
 from fxpar.layouts.choose import Axis, choose
@@ -62,7 +62,7 @@ class _AxisSolver:
             self._relax(strategies, immovable)
 
     def _narrowed(self) -> tuple[list[Sequence[Strategy]], set[fx.Node]]:
-        """The strategies of each operation, and the weights that must not be redistributed: those always sharded."""
+        """The strategies of each operation, and the weights to be neither gathered nor sliced: those always sharded."""
         fixed = {node for node, pin in self._pins.items() if pin.fixed_at_use}
         strategies: list[Sequence[Strategy]] = list(self._admitted)
         for number, operation in enumerate(self._program):
@@ -119,7 +119,7 @@ def _moved(
         _Moved(value, given[value], f"{placement} by {operation}")
         for operation, strategy in zip(program, picked, strict=True)
         for value, placement in zip(operation.operands, strategy.inputs, strict=True)
-        if value in immovable and given[value] != placement
+        if value in immovable and given[value] != placement and not isinstance(given[value], Partial)
     ]
 
 

@@ -80,10 +80,10 @@ def install(distribution: Distribution) -> None:
 def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution: Distribution) -> property:
     """The local `DTensor`; in a trace, the marker of the logical parameter."""
     fqn, requires_grad = parameter.fqn, parameter.requires_grad
-    described = list(parameter.shape), parameter.compute_dtype, distribution.mesh.device_type, fqn, distribution.handle
+    described = tuple(parameter.shape), parameter.compute_dtype, distribution.mesh.device_type, fqn, distribution.handle
 
     def read(module: nn.Module) -> Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():  # not where Dynamo itself reads it, to make a guard
             marked: Tensor = torch.ops.fxpar.param(TRAINED if requires_grad else FROZEN, *described)
             return marked
         held = module._parameters.get(attribute)

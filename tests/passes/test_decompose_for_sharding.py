@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,28 @@ def test_scaled_products_keep_their_factors(factors: dict[str, float]) -> None:
 def test_a_mean_is_a_sum_over_a_count(mean: Callable[[Tensor], Tensor]) -> None:
     decomposed = assert_same_function(joint_of(mean, torch.randn(3, 4, 5)))
     assert aten.sum.dim_IntList in ops(decomposed)
+
+
+@pytest.mark.parametrize("order", [2, 1, 3, 0.5, 0, math.inf, -math.inf])
+@pytest.mark.parametrize("dims", [{}, {"dim": -1}, {"dim": (0, 2), "keepdim": True}, {"dtype": torch.float64}], ids=str)
+def test_a_norm_is_a_root_of_a_sum_or_a_maximum(order: float, dims: dict[str, Any]) -> None:
+    decomposed = assert_same_function(
+        joint_of(lambda x: torch.linalg.vector_norm(x, order, **dims), torch.randn(3, 4, 5))
+    )
+    assert {aten.sum.dim_IntList, aten.amax.default, aten.amin.default} & set(ops(decomposed))
+
+
+@pytest.mark.parametrize("dims", [{"dim": -1}, {"dim": (0, 2), "keepdim": True}, {"dim": (0, 1, 2)}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logsumexp(dims: dict[str, Any], dtype: torch.dtype) -> None:
+    assert_same_function(joint_of(lambda x: torch.logsumexp(x, **dims), torch.randn(3, 4, 5, dtype=dtype)))
+
+
+def test_logsumexp_of_what_is_infinite() -> None:
+    excluded = torch.tensor([True, True, False, True])
+    for mask in (excluded, torch.ones_like(excluded)):
+        joint = joint_of(lambda x, mask=mask: x.masked_fill(mask, -math.inf).logsumexp(-1).exp(), torch.randn(3, 4))
+        assert_same_function(joint)
 
 
 def test_a_mean_in_half_precision_does_not_overflow() -> None:

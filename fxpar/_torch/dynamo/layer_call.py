@@ -15,6 +15,7 @@ from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutatio
 from torch._guards import Source
 
 from fxpar._torch.dynamo.descriptions import NotEqualError, contents, describe
+from fxpar._torch.dynamo.traced_parameters import parameters_read
 
 
 @dataclass
@@ -24,10 +25,11 @@ class LayerCall:
     arguments: what a trace depends on of the call's arguments; inputs: the nodes of the tensors among them.
     modes: whether gradients are wanted, autocast, and so on, before the call; `modes.check()` compares with those now.
     effects: what the trace has stored so far in objects that existed before it; `kept` has all that they refer to.
+    listings: how often it has asked for all parameters of a module.
 
     Raises:
-        NotEqualError: there are other arguments than tensors, constants and tuples of these, or effects that belong to
-            the layer, are not just attributes, or cannot be described.
+        NotEqualError: there are other arguments than tensors, constants and tuples of these, effects that belong to
+            the layer, are not just attributes, or cannot be described, or other tensors in the places of parameters.
     """
 
     layer: UnspecializedNNModuleVariable
@@ -39,8 +41,10 @@ class LayerCall:
     modes: Any = field(init=False, default_factory=GlobalStateGuard)
     effects: frozenset[tuple[int, str, Hashable]] = field(init=False)
     kept: dict[int, VariableTracker] = field(init=False, default_factory=dict)
+    listings: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.listings = parameters_read(self.tx.output).listings
         self.effects = self.effects_so_far()
         self.arguments = describe((*self.args, self.kwargs), self.inputs)
 
@@ -79,6 +83,8 @@ class LayerCall:
     def effects_so_far(self) -> frozenset[tuple[int, str, Hashable]]:
         """See `effects`."""
         effects: SideEffects = self.tx.output.side_effects
+        if parameters_read(self.tx.output).are_replaced:
+            raise NotEqualError
         if effects.tensor_hooks or effects.save_for_backward or any(map(self.owns, effects.mutated_sources)):
             raise NotEqualError
         for each in effects.id_to_variable.values():

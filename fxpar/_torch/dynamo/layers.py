@@ -14,17 +14,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import UnspecializedNNModuleVariable
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
-from torch._dynamo.variables.functions import PropertyVariable
 
 from fxpar._torch.dynamo.descriptions import NotEqualError
 from fxpar._torch.dynamo.layer_call import LayerCall
 from fxpar._torch.dynamo.layer_copy import LayerCopy
 from fxpar._torch.dynamo.traced_layer import TracedLayer, describe_trace
-from fxpar._torch.dynamo.traced_property import TracedProperty
+from fxpar._torch.dynamo.traced_parameters import trace_parameters
 
 
 class Layers:
@@ -50,7 +47,6 @@ class Layers:
         """Begin anew, for a trace with this `OutputGraph`."""
         self._output = output
         self._traced: dict[tuple[int, str], list[TracedLayer]] = {}
-        self._read: dict[fx.Node, tuple[nn.Module, TracedProperty]] = {}
 
     @cached_property
     def _kinds(self) -> dict[int, tuple[int, str]]:
@@ -64,10 +60,6 @@ class Layers:
                 if len(children) > 1:
                     found |= {id(child): (id(parent), name) for child in children if next(child.children(), None)}
         return found
-
-    def note_property(self, node: fx.Node, module: nn.Module, found: TracedProperty) -> None:
-        """Remember where the property was found whose value `node` is."""
-        self._read[node] = module, found
 
     def call(self, layer: UnspecializedNNModuleVariable, tx: Any, args: Any, kwargs: Any, trace: Any) -> Any:
         """The result of calling `layer`: a copy of what was traced for an equal one, or that of `trace`."""
@@ -102,7 +94,7 @@ class Layers:
             others.update(own)
             tracer.traced_sources = others
         with suppress(NotEqualError):
-            known.append(describe_trace(call, _behind(last, output.graph), self._read, own, result))
+            known.append(describe_trace(call, _behind(last, output.graph), own, result))
         return result
 
 
@@ -135,26 +127,5 @@ def _ask_layers() -> None:
     UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]
 
 
-def _call_ops_of_properties() -> None:
-    """Let Dynamo call the op of a `TracedProperty` in place of tracing its getter."""
-    get = PropertyVariable.tp_descr_get_impl
-
-    def tp_descr_get_impl(self: PropertyVariable, tx: Any, obj: VariableTracker | None, owner: Any) -> VariableTracker:
-        found = self.descriptor
-        if not isinstance(found, TracedProperty) or not isinstance(obj, UnspecializedNNModuleVariable):
-            return get(self, tx, obj, owner)
-        holder: Any = obj.value
-        module, name = found.tensor
-        source = AttrSource(tx.import_source(module), name)
-        tensor = VariableBuilder(tx, source)(source.get_value({"G": tx.output.root_tx.f_globals}, {}, {}))
-        proxy = tx.output.create_proxy("call_function", found.op, (tensor.as_proxy(), *found.constants), {})
-        if (layers := _layers.get()) is not None:
-            layers.note_property(proxy.node, holder, found)
-        variable: VariableTracker = wrap_fx_proxy(tx, proxy)
-        return variable
-
-    PropertyVariable.tp_descr_get_impl = tp_descr_get_impl  # type: ignore[method-assign]
-
-
 _ask_layers()
-_call_ops_of_properties()
+trace_parameters()

@@ -11,7 +11,8 @@ from torch._guards import Guard, Source
 
 from fxpar._torch.dynamo.descriptions import NotEqualError
 from fxpar._torch.dynamo.layer_call import LayerCall, is_plain, returned_nodes
-from fxpar._torch.dynamo.traced_property import TracedProperty, are_equal_classes, name_of
+from fxpar._torch.dynamo.traced_parameters import parameters_read
+from fxpar._torch.dynamo.traced_property import are_equal_classes, name_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class TracedLayer:
 def describe_trace(
     call: LayerCall,
     nodes: Sequence[fx.Node],
-    read: Mapping[fx.Node, tuple[Any, TracedProperty]],
     sources: Iterable[Source],
     result: Any,
 ) -> TracedLayer:
@@ -48,15 +48,15 @@ def describe_trace(
 
     Args:
         nodes: the operations.
-        read: for each node that is a `TracedProperty`, the module and the property.
         sources: where Dynamo found what it read.
         result: what the call returns.
 
     Raises:
         NotEqualError: no other call may be taken for this one: it had effects, calls subgraphs, uses values that it was
-            not given, or depends on something whose equality cannot be checked.
+            not given, lists parameters, or depends on something whose equality cannot be checked.
     """
-    if call.effects_so_far() != call.effects or not call.modes.check():
+    read = parameters_read(call.tx.output)
+    if call.effects_so_far() != call.effects or not call.modes.check() or read.listings != call.listings:
         raise NotEqualError
     known = {*nodes, *call.inputs}
     for node in nodes:
@@ -68,7 +68,7 @@ def describe_trace(
     guarded = {guard.originating_source.name for guard, _, _ in guards}  # modules have sources of two classes
     unguarded = [source for source in sources if call.owns(source) and source.name not in guarded]
     paths = {id(module): path for path, module in call.module.named_modules()}
-    found = {node: read[node] for node in nodes if node in read and id(read[node][0]) in paths}
+    found = {node: read.nodes[node] for node in nodes if node in read.nodes and id(read.nodes[node][0]) in paths}
     return TracedLayer(
         call,
         len(call.tx.nn_module_stack),

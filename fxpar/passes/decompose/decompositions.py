@@ -43,6 +43,34 @@ def precise(x: Tensor) -> Tensor:
     return x.float() if x.dtype in _ROUNDED else x
 
 
+def vector_norm(
+    x: Tensor,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The sum of powers, or the maximum, is a reduction: the root is taken of that of all ranks."""
+    dims = list(dim) if dim else list(range(x.dim()))
+    result_dtype = dtype or x.dtype
+    sizes = precise(x.to(result_dtype)).abs()
+    if math.isinf(order):
+        return (sizes.amax(dims, keepdim) if order > 0 else sizes.amin(dims, keepdim)).to(result_dtype)
+    if order == 0:
+        return (sizes != 0).sum(dims, keepdim).to(result_dtype)
+    return sizes.pow(order).sum(dims, keepdim).pow(1 / order).to(result_dtype)
+
+
+def logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """The maximum and the sum of exponentials are reductions."""
+    exact, dims = precise(x), list(dim) or list(range(x.dim()))
+    highest = exact.amax(dims, keepdim=True)
+    highest = torch.where(highest.isinf(), 0.0, highest)
+    logarithm = (exact - highest).exp().sum(dims, keepdim=True).log() + highest
+    return (logarithm if keepdim else logarithm.sum(dims)).to(x.dtype)  # a sum over single elements drops their dims
+
+
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """The maximum and the sum of exponentials are reductions."""
     exact = precise(x)
@@ -205,6 +233,8 @@ DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.baddbmm.default: add_product,
     aten.mean.default: mean,
     aten.mean.dim: mean,
+    aten.linalg_vector_norm.default: vector_norm,
+    aten.logsumexp.default: logsumexp,
     aten._log_softmax.default: log_softmax,
     aten._log_softmax_backward_data.default: log_softmax_backward,
     aten.nll_loss_forward.default: nll_loss,
