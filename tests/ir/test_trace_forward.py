@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo import funcname_cache
 from torch._dynamo.callback import callback_handler, on_compile_start
 
@@ -27,6 +28,18 @@ def _traces(work: Callable[[], Any]) -> int:
 def test_a_step_for_the_example_inputs_is_built_from_the_trace_of_distribute(mesh: fxpar.Mesh) -> None:
     model = Net()
     inputs = batch(4)
+    assert _traces(lambda: fxpar.distribute(model, mesh, example_inputs=inputs)) == 1
+    assert _traces(lambda: torch.compile(model, backend="fxpar", options=ATEN)(*inputs)) == 0
+
+
+def test_a_forward_that_asks_for_the_dtype_of_its_parameters_is_traced_once(mesh: fxpar.Mesh) -> None:
+    """Each layer of T5 does, and the U-Net of diffusers: they are others behind `distribute` than in its trace."""
+
+    class Asking(Net):
+        def forward(self, x: Tensor, target: Tensor, scale: float = 1.0) -> Any:
+            return super().forward(x.to(next(self.parameters()).dtype), target, scale)
+
+    model, inputs = Asking(), batch(4)
     assert _traces(lambda: fxpar.distribute(model, mesh, example_inputs=inputs)) == 1
     assert _traces(lambda: torch.compile(model, backend="fxpar", options=ATEN)(*inputs)) == 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from fxpar._torch.dynamo.layer_copy import LayerCopy
@@ -115,6 +116,18 @@ class Asking(Layer):
         return x + self.linear(x) * STATE.made()
 
 
+class Listing(Layer):
+    """Reads all its parameters, of which one layer has fewer."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        if number == 3:
+            self.linear.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.linear(x, self.linear.weight) * torch.stack([p.sum() for p in self.linear.parameters()]).sum()
+
+
 class Activated(Layer):
     """Has a function of its own."""
 
@@ -183,6 +196,19 @@ class Counted(Chain):
         for layer in self.layers:
             x = layer(x)
         STATE.made = None
+        return x.square().mean()
+
+
+class Replacing(Chain):
+    """Calls some layers with other tensors in the place of their parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            if number % 2 == 0:
+                x = layer(x)
+            else:
+                others = {name: parameter * number for name, parameter in layer.named_parameters()}
+                x = functional_call(layer, others, (x,))
         return x.square().mean()
 
 
@@ -266,6 +292,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "without grad, then with it": (in_modes(), rows, LAYERS - 3),
     "autocast off, then on": (in_modes(stores=True), rows, LAYERS - 3),
     "modes that layers change": (lambda: chain(layer=Leaving), rows, 0),
+    "listing": (lambda: chain(layer=Listing), rows, 0),
+    "some with others in place": (Replacing, rows, 1),
     "kept, not read": (keeping(Layer), rows, LAYERS - 2),
     "appended to a new list": (keeping(Appending), rows, 0),
     "kept in a new dict": (keeping(ReadingOfMade), rows, 0),
