@@ -59,6 +59,19 @@ def test_a_graph_break_is_an_error_with_its_reason_and_line(mesh: fxpar.Mesh) ->
         step(*batch(4))
 
 
+def test_a_trained_tensor_that_is_not_read_from_a_module_is_an_error(mesh: fxpar.Mesh) -> None:
+    class Keeping(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = [self.second.weight]
+
+        def forward(self, x: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> Any:
+            return super().forward(x, target)["loss"] + self.kept[0].square().sum()
+
+    with pytest.raises(UnsupportedGraphError, match=r"requires grad from L\['self'\]\.kept\[0\]: .*of the modules"):
+        fxpar.distribute(Keeping(), mesh, example_inputs=batch(4))
+
+
 def test_what_the_forward_raises_is_told_with_its_line_and_later_steps_are_not_touched(mesh: fxpar.Mesh) -> None:
     told = r"raises ValueError\('an even batch is needed, not 3'\) for these arguments\n.*one_process.py:\d+"
     with pytest.raises(ForwardRaisesError, match=told):

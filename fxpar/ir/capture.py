@@ -164,7 +164,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
         GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
         UnsupportedGraphError: an argument is a symbolic number, an object from outside keeps a tensor, what the forward
-            computes depends on a number in a tensor, or it returns no tensor that is found.
+            computes depends on a number in a tensor, it reads what requires grad from elsewhere than the modules, or it
+            returns no tensor that is found.
     """
     held = graph_arguments(module)
     reads_grad_mode = _reads_grad_mode(module)
@@ -245,6 +246,12 @@ def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[
                 "expected tensors and constants; pass it as a tensor or keep it fixed"
             )
         if any(user not in sources for user in node.users):
+            if example(node).requires_grad:
+                raise UnsupportedGraphError(
+                    f"the forward reads a tensor that requires grad from {node.meta['grapharg'].source.name}: expected "
+                    "parameters, read as attributes of the modules that they belong to; read it from its module, make "
+                    "it a parameter, or detach it"
+                )
             sources[node] = Port(PortKind.BUFFER, node.name)
     return sources
 
