@@ -22,6 +22,7 @@ from fxpar.ir.markers import PLAIN
 from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, source_line
 from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
+from fxpar.ir.out_of_place import write_out_of_place
 from fxpar.ir.stage import Port, PortKind
 
 
@@ -176,6 +177,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
     _drop_unused_parameters(module)
+    write_out_of_place(module)
     keep_numbers_as_tensors(module)
     assign_at_all_places(module)
     positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 import fxpar
 from fxpar.world.launch import run_ranks
@@ -66,6 +66,12 @@ def with_others_in_place(model: Reader) -> Tensor:
     return (other * model.second(x)).mean()
 
 
+def within_a_transform(model: Reader) -> Tensor:
+    """A penalty on the gradients of a layer, for each of several inputs."""
+    slopes = vmap(grad(lambda x: model.second(x).tanh().sum()))(torch.linspace(-1, 1, 48).view(3, 16))
+    return 0.1 * slopes.square().mean()
+
+
 READS = {
     each.__name__: each
     for each in (
@@ -76,6 +82,7 @@ READS = {
         by_path,
         size_type_and_count,
         with_others_in_place,
+        within_a_transform,
     )
 }
 

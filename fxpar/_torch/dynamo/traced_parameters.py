@@ -19,6 +19,7 @@ from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import PropertyVariable
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from fxpar._torch.dynamo.traced_property import TracedProperty, name_of
 
@@ -92,7 +93,10 @@ class ReadParameters:
         tensor = VariableBuilder(tx, source)(source.get_value({"G": tx.output.root_tx.f_globals}, {}, {}))
         proxy = tx.output.create_proxy("call_function", found.op, (tensor.as_proxy(), *found.constants), {})
         self.nodes[proxy.node] = module, found
-        variable: Any = wrap_fx_proxy(tx, proxy)
+        with (
+            temporarily_clear_interpreter_stack()
+        ):  # a transform of `torch.func` would wrap it, as it wraps no parameter
+            variable: Any = wrap_fx_proxy(tx, proxy)
         variable.class_type = nn.Parameter
         return variable  # type: ignore[no-any-return]
 

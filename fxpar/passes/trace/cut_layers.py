@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch.compiler import storage_of
+from fxpar._torch.compiler import FakeTensor, storage_of
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.repeats import count_crossings, find_repeats
 from fxpar.graph.shared_values import is_context, mutated
@@ -26,9 +26,9 @@ def cut_layers(module: fx.GraphModule, *, with_backward: bool) -> list[int]:
     """The positions among the operations of a torch-IR graph before which a layer begins or the last one has ended.
 
     If the same ops with the same constants, shapes and strides occur several times in a row, cuts are where fewest
-    values cross them. None is within a context (autocast, grad mode), between an op and the items of its result,
-    between a value and a change of it in place, or among the values that the graph returns. Without a backward, the
-    grad mode has no meaning.
+    values cross them. None is within a context (autocast, grad mode) or a transform of `torch.func`, between an op and
+    the items of its result, between a value and a change of it in place, or among the values that the graph returns.
+    Without a backward, the grad mode has no meaning.
 
     Before: embedding, [layer_norm, linear, ..., add], [layer_norm, linear, ..., add], layer_norm, linear
     After:  the positions of the two layers and of the last layer_norm
@@ -69,9 +69,9 @@ def _forbidden(module: fx.GraphModule, nodes: Sequence[fx.Node], with_backward: 
 
 
 def _items(nodes: Sequence[fx.Node], place: dict[fx.Node, int]) -> Iterator[tuple[int, int]]:
-    """From each op whose result is no tensor to the last use of it."""
+    """From each op whose result is no tensor, or one that a transform of `torch.func` wraps, to the last use of it."""
     for node in nodes:
-        if not isinstance(known_value(node), Tensor):
+        if not isinstance(known_value(node), FakeTensor):
             yield place[node], max((place.get(user, len(nodes)) for user in node.users), default=place[node])
 
 
