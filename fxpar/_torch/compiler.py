@@ -22,6 +22,7 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.eager_transforms import _set_tensor_requires_grad
 from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.effects import with_effects
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
@@ -35,6 +36,9 @@ T = TypeVar("T")
 
 assert_async = torch._assert_async
 """Raises if a tensor of one element is false, with a message; on a GPU without waiting for it."""
+
+set_tensor_requires_grad = _set_tensor_requires_grad
+"""What `torch.func.grad` calls for its argument in a trace; what follows reads the argument, not what it returns."""
 
 __all__ = [
     "FakeTensor",
@@ -71,6 +75,7 @@ __all__ = [
     "recompile_limit",
     "rename_placeholder",
     "schema",
+    "set_tensor_requires_grad",
     "skip_frame",
     "storage_of",
     "stored_outside",

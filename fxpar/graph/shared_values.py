@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch.compiler import storage_of
+from fxpar._torch.compiler import set_tensor_requires_grad, storage_of
 from fxpar.ir.op_predicates import is_random
 from fxpar.ir.stage import Port, PortKind
 
-_IN_PLACE_OPERATORS = {
+_IN_PLACE = {
+    set_tensor_requires_grad,
     operator.setitem,
     *(
         getattr(operator, name)
@@ -45,7 +46,7 @@ def mutated(node: fx.Node) -> fx.Node | None:
     out = node.kwargs.get("out")
     if isinstance(out, fx.Node):
         return out
-    if node.kwargs.get("inplace") or node.target in _IN_PLACE_OPERATORS:
+    if node.kwargs.get("inplace") or node.target in _IN_PLACE:
         return first
     if isinstance(node.target, torch._ops.OpOverload):
         return first if node.target._schema.is_mutable else None

@@ -84,7 +84,9 @@ class Net(nn.Module):
         second = self.layers[1](first, mask)
         third = self.layers[2](second, mask)
         if self.in_place:
+            view = second.view(-1)
             second.mul_(2.0)
+            third = third + view.view(third.shape)
         joined = third + torch.cat((halves[1], halves[0]), dim=1)
         return ((self.head(joined) + first - target) ** 2).mean()
 

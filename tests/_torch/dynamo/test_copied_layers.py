@@ -39,13 +39,14 @@ class Layer(nn.Module):
 
 
 class InPlace(Layer):
-    """Changes its own values, and returns a view of one that it also uses."""
+    """Changes its own values, of which it reads a view afterwards, and returns a view of one that it also uses."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.linear(x)
+        view = hidden.view(2, -1)
         hidden.add_(1.0)
         F.relu(hidden, inplace=True)
-        return hidden.view(2, -1).view(-1, 8), hidden * 2
+        return view.view(-1, 8), hidden * 2
 
 
 class Numbered(Layer):
