@@ -64,7 +64,7 @@ class Layers:
     def call(self, layer: UnspecializedNNModuleVariable, tx: Any, args: Any, kwargs: Any, trace: Any) -> Any:
         """The result of calling `layer`: a copy of what was traced for an equal one, or that of `trace`."""
         kind = self._kinds.get(id(layer.value))
-        if kind is None or self._is_tracing or layer.source is None or tx.output.current_tracer.parent is not None:
+        if kind is None or self._is_tracing or layer.source is None or _is_within_another(tx):
             return trace(layer, tx, args, kwargs)
         if tx.output is not self._output:  # another trace, or Dynamo has begun anew
             self._forget(tx.output)
@@ -99,6 +99,11 @@ class Layers:
 
 
 _layers: ContextVar[Layers | None] = ContextVar("the layers that Dynamo traces once", default=None)
+
+
+def _is_within_another(tx: Any) -> bool:
+    """Whether what is traced is a part of another graph, or of a transform of `torch.func`, which wraps all values."""
+    return tx.output.current_tracer.parent is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _behind(last: fx.Node | None, graph: fx.Graph) -> list[fx.Node]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fxpar._torch.dynamo.layer_copy import LayerCopy
@@ -213,6 +213,18 @@ class Replacing(Chain):
         return x.square().mean()
 
 
+class Mapped(Chain):
+    """Calls its layers in a transform of `torch.func`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def rows_of(x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+        return vmap(rows_of)(x[:, None]).square().mean()
+
+
 class InModes(Chain):
     """Calls its last layers in another mode."""
 
@@ -295,6 +307,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "modes that layers change": (lambda: chain(layer=Leaving), rows, 0),
     "listing": (lambda: chain(layer=Listing), rows, 0),
     "some with others in place": (Replacing, rows, 1),
+    "within a transform": (lambda: Mapped(Numbered), rows, 0),
     "kept, not read": (keeping(Layer), rows, LAYERS - 2),
     "appended to a new list": (keeping(Appending), rows, 0),
     "kept in a new dict": (keeping(ReadingOfMade), rows, 0),
