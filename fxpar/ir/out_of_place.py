@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor, storage_of
 from fxpar.ir.example_values import value_of_call
+from fxpar.ir.node_meta import known_value
 
 _OPERATORS: dict[Callable[..., Any] | str, Callable[..., Any]] = {
     operator.iadd: operator.add,
@@ -42,13 +43,13 @@ def write_out_of_place(module: fx.GraphModule) -> None:
         rewritten = _out_of_place(node) if with_grad else None
         if rewritten is not None:
             operand: Any = node.args[0]
-            others = [each for each in views[storage_of(_value(operand))] if each is not operand]
+            others = [each for each in views[storage_of(known_value(operand))] if each is not operand]
             read_later = any(places[user] > place for each in others for user in each.users)
             held = any(map(_is_held, [operand, *others]))
-            if not read_later and not held and _returns_the_same(node, *rewritten):
+            if not read_later and not held and _returns_the_same(node, operand, *rewritten):
                 node.op, node.target, node.kwargs = rewritten
                 operand.replace_all_uses_with(node, lambda user, place=place: places[user] > place)
-        if isinstance(value := _value(node), Tensor):
+        if isinstance(value := known_value(node), Tensor):
             views.setdefault(storage_of(value), []).append(node)
     module.recompile()
 
@@ -61,7 +62,9 @@ def _is_held(node: fx.Node) -> bool:
 def _out_of_place(node: fx.Node) -> tuple[str, Any, dict[str, Any]] | None:
     """The kind, the target and the keyword arguments of the operation that returns a new value, if there is one."""
     first = node.args[0] if node.args else None
-    if not isinstance(first, fx.Node) or not all(isinstance(_value(used), FakeTensor) for used in node.all_input_nodes):
+    if not isinstance(first, fx.Node) or not all(
+        isinstance(known_value(used), FakeTensor) for used in node.all_input_nodes
+    ):
         return None
     if node.op == "call_function" and node.target in _OPERATORS:
         return node.op, _OPERATORS[node.target], dict(node.kwargs)
@@ -72,20 +75,16 @@ def _out_of_place(node: fx.Node) -> tuple[str, Any, dict[str, Any]] | None:
     return None
 
 
-def _returns_the_same(node: fx.Node, op: str, target: Any, kwargs: dict[str, Any]) -> bool:
+def _returns_the_same(node: fx.Node, operand: fx.Node, op: str, target: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the other operation returns a value of the type and shape of the operand, which one in place keeps."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         function = getattr(args[0], target) if op == "call_method" else target
         return function(*args[op == "call_method" :], **kwargs)
 
-    found, expected = value_of_call(call, node.args, kwargs), _value(node.args[0])
+    found, expected = value_of_call(call, node.args, kwargs), known_value(operand)
     return _type(found) == _type(expected)
 
 
 def _type(value: Tensor) -> tuple[torch.dtype, Sequence[int], Sequence[int]]:
     return value.dtype, value.shape, value.stride()
-
-
-def _value(node: Any) -> Any:
-    return node.meta.get("example_value")

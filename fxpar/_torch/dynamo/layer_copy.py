@@ -12,7 +12,9 @@ from torch._dynamo.source import is_from_source
 from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._guards import ChainedSource, Guard, Source
+from torch.utils._pytree import tree_leaves
 
+from fxpar._torch.compiler import storage_of
 from fxpar._torch.dynamo.descriptions import NotEqualError
 from fxpar._torch.dynamo.layer_call import LayerCall
 from fxpar._torch.dynamo.traced_layer import TracedLayer, other_place
@@ -41,19 +43,22 @@ class LayerCopy:
         self._modules = {str(id(old)): call.module.get_submodule(path) for path, old in modules}
 
     def _storages_of_inputs(self) -> dict[int, Tensor]:
-        """The memory of this layer's inputs, flat, by that of the traced one's: views of these become views of them."""
-        found: dict[int, Tensor] = {}
-        values = [node.meta.get("example_value") for node in self._traced.nodes]
-        changed = {each.untyped_storage()._cdata for each in values if isinstance(each, Tensor) and _is_changed(each)}
+        """The memory of the inputs of which values are made anew that are views, flat, by that of the traced one's."""
+        made = [value for node in self._traced.nodes if self._is_made_anew(node) for value in _tensors(node)]
+        viewed, found = set(map(storage_of, made)), {}
         for old, new in zip(self._traced.call.inputs, self._call.inputs, strict=True):
             theirs, mine = old.meta["example_value"], new.meta["example_value"]
-            key = theirs.untyped_storage()._cdata
-            if _place(theirs) == _place(mine):
+            if storage_of(theirs) in viewed:
+                if _place(theirs) != _place(mine):
+                    raise NotEqualError
                 with torch.no_grad(), self._tx.fake_mode:
-                    found[key] = mine.as_strided((mine.untyped_storage().nbytes() // mine.dtype.itemsize,), (1,), 0)
-            elif key in changed:
-                raise NotEqualError
+                    size = mine.untyped_storage().nbytes() // mine.dtype.itemsize
+                    found[storage_of(theirs)] = mine.as_strided((size,), (1,), 0)
         return found
+
+    def _is_made_anew(self, node: fx.Node) -> bool:
+        """Whether the node's copy has a fake value of its own: of others only the type is read."""
+        return node in self._traced.result or any(value._version > 0 for value in _tensors(node))
 
     def _check(self) -> None:
         """Compare all that was read of the traced layer with its counterpart."""
@@ -128,7 +133,7 @@ class LayerCopy:
     def _meta(self, node: fx.Node) -> dict[str, Any]:
         """What Dynamo would have noted of the node's copy."""
         meta = dict(node.meta)
-        if node in self._traced.result or _is_changed(meta.get("example_value")):
+        if self._is_made_anew(node):
             with self._tx.fake_mode:
                 meta["example_value"] = self._like(meta["example_value"])
         stack = dict(self._tx.nn_module_stack)
@@ -147,7 +152,7 @@ class LayerCopy:
         """A fake value like another one; views of one memory become views of one memory."""
         if not isinstance(value, Tensor):
             return type(value)(map(self._like, value)) if isinstance(value, tuple | list) else value
-        key = value.untyped_storage()._cdata
+        key = storage_of(value)
         if key not in self._storages:
             size = value.untyped_storage().nbytes() // value.dtype.itemsize
             self._storages[key] = torch.empty(size, dtype=value.dtype, device=value.device)
@@ -181,10 +186,8 @@ def _place(value: Tensor) -> tuple[int, int]:
     return int(value.storage_offset()), value.untyped_storage().nbytes()
 
 
-def _is_changed(value: Any) -> bool:
-    """Whether an op has changed the fake value in place. Of others only the type is read: they need no copies."""
-    values = value if isinstance(value, tuple | list) else [value]
-    return any(isinstance(each, Tensor) and each._version > 0 for each in values)
+def _tensors(node: fx.Node) -> list[Tensor]:
+    return [value for value in tree_leaves(node.meta.get("example_value")) if isinstance(value, Tensor)]
 
 
 def _stem(node: fx.Node) -> str:

@@ -8,7 +8,6 @@ parameters for a while. Seen in torch 2.13.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 from torch import fx, nn
@@ -127,7 +126,6 @@ def parameters_read(output: Any) -> ReadParameters:
     return read
 
 
-@cache
 def trace_parameters() -> None:
     """Let Dynamo call the op of a `TracedProperty` in place of tracing its getter, and of reading `_parameters`."""
     get = PropertyVariable.tp_descr_get_impl

@@ -32,10 +32,15 @@ def mean(
     x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The sum over all ranks, divided by the number of elements in the whole tensor."""
-    dims = list(dim) if dim else list(range(x.dim()))
+    dims = _dims(x, dim)
     count = math.prod(x.shape[d] for d in dims)
     result_dtype = dtype or x.dtype
     return (precise(x.to(result_dtype)).sum(dims, keepdim) / count).to(result_dtype)
+
+
+def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
+    """The dims that are reduced: none given means all."""
+    return list(dim) if dim else list(range(x.dim()))
 
 
 def precise(x: Tensor) -> Tensor:
@@ -52,7 +57,7 @@ def vector_norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The sum of powers, or the maximum, is a reduction: the root is taken of that of all ranks."""
-    dims = list(dim) if dim else list(range(x.dim()))
+    dims = _dims(x, dim)
     result_dtype = dtype or x.dtype
     sizes = precise(x.to(result_dtype)).abs()
     if math.isinf(order):
@@ -64,11 +69,11 @@ def vector_norm(
 
 def logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
     """The maximum and the sum of exponentials are reductions."""
-    exact, dims = precise(x), list(dim) or list(range(x.dim()))
+    exact, dims = precise(x), _dims(x, dim)
     highest = exact.amax(dims, keepdim=True)
     highest = torch.where(highest.isinf(), 0.0, highest)
     logarithm = (exact - highest).exp().sum(dims, keepdim=True).log() + highest
-    return (logarithm if keepdim else logarithm.sum(dims)).to(x.dtype)  # a sum over single elements drops their dims
+    return (logarithm if keepdim else logarithm.squeeze(dims)).to(x.dtype)
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
