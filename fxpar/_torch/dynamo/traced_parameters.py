@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx, nn
 from torch._dynamo.exc import raise_observed_exception
 from torch._dynamo.source import AttrSource
-from torch._dynamo.variables import ConstantVariable, UnspecializedNNModuleVariable
+from torch._dynamo.variables import ConstantVariable, TensorVariable, UnspecializedNNModuleVariable
 from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.dicts import ConstDictVariable
@@ -95,9 +95,10 @@ class ReadParameters:
         with (
             temporarily_clear_interpreter_stack()
         ):  # a transform of `torch.func` would wrap it, as it wraps no parameter
-            variable: Any = wrap_fx_proxy(tx, proxy)
+            variable = wrap_fx_proxy(tx, proxy)
+        assert isinstance(variable, TensorVariable), f"a parameter is traced as {variable}"
         variable.class_type = nn.Parameter
-        return variable  # type: ignore[no-any-return]
+        return variable
 
 
 class _Listed:
