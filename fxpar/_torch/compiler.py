@@ -78,7 +78,6 @@ __all__ = [
     "set_tensor_requires_grad",
     "skip_frame",
     "storage_of",
-    "stored_outside",
     "tag_activation_checkpoint",
     "tracing",
     "uncompiled",
@@ -188,35 +187,6 @@ def recompile_limit() -> int:
 def mark_static(tensor: torch.Tensor) -> None:
     """Make Dynamo compile anew for another shape of this argument rather than trace symbolic sizes."""
     torch._dynamo.mark_static(tensor)
-
-
-def stored_outside() -> dict[fx.Node, str]:
-    """The values that objects outside of the graph will refer to after the call, with a description of the reference.
-
-    To be called while Dynamo calls the backend.
-    """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-    from torch._dynamo.variables import TensorVariable, VariableTracker
-    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
-
-    effects = InstructionTranslator.current_tx().output.side_effects
-    found: dict[fx.Node, str] = {}
-
-    def note(values: Any, how: str) -> None:
-        def note_tensor(variable: VariableTracker) -> None:
-            if isinstance(variable, TensorVariable):
-                found[variable.as_proxy().node] = how
-
-        VariableTracker.visit(note_tensor, values)
-
-    for changed, attributes in effects.store_attr_mutations.items():
-        if isinstance(changed.mutation_type, AttributeMutationExisting):
-            for name, stored in attributes.items():
-                note(stored, f"attribute {name!r}")
-    for changed in effects.id_to_variable.values():
-        if isinstance(changed.mutation_type, ValueMutationExisting) and effects.is_modified(changed):
-            note(getattr(changed, "items", ()), "an item")
-    return found
 
 
 def compile_options(backend: Callable[..., Any]) -> Mapping[str, Any] | None:

@@ -44,7 +44,7 @@ class UnavailableTensorError(FxparError):
         super().__init__(
             f"the model's forward keeps a tensor on an object at {where}: a distributed step has it in pieces, on the "
             "ranks of one stage and for one microbatch after another, and keeps none of them; return the tensor from "
-            "the forward, and read it in the output"
+            "the forward, and read it in the output; what the next forward is to read belongs into a registered buffer"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch.compiler import graph_arguments, stored_outside
+from fxpar._torch.compiler import graph_arguments
 from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
-from fxpar.errors import FxparError, GraphBreakError, RandomGeneratorError, UnsupportedGraphError
+from fxpar.errors import FxparError, GraphBreakError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.canonical_names import with_canonical_names
-from fxpar.ir.failed_trace import first_paragraph
+from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.markers import PLAIN
 from fxpar.ir.masked_assignment import assign_at_all_places
-from fxpar.ir.node_meta import kept_outside, module_path, set_kept_outside, source_line
+from fxpar.ir.node_meta import module_path, source_line
 from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
 from fxpar.ir.out_of_place import write_out_of_place
 from fxpar.ir.stage import Port, PortKind
@@ -37,8 +37,8 @@ class Capture:
     arguments: the position of each input and buffer among the compiled function's arguments.
     batch_dims: the dim along which each split input is cut into microbatches of `microbatch_size` rows.
     buffers: the tensors captured as buffers.
-    kept: the positions, among all that the compiled function returns, of tensors that the forward keeps on objects of
-        its own, with the source lines.
+    kept: the positions, among all that the compiled function returns, of tensors that the forward keeps on objects,
+        with the source lines.
     reads_grad_mode: whether the forward may compute something else in the other grad mode.
     """
 
@@ -164,13 +164,12 @@ def read_capture(module: fx.GraphModule) -> Capture:
     Raises:
         GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
-        UnsupportedGraphError: an argument is a symbolic number, an object from outside keeps a tensor, what the forward
-            computes depends on a number in a tensor, it reads what requires grad from elsewhere than the modules, or it
-            returns no tensor that is found.
+        UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object.
+        UnsupportedGraphError: an argument is a symbolic number, what the forward computes depends on a number in a
+            tensor, it reads what requires grad from elsewhere than the modules, or it returns no tensor that is found.
     """
     held = graph_arguments(module)
     reads_grad_mode = _reads_grad_mode(module)
-    _note_kept_outside()
     hold_flex_graphs(module)
     inline_checkpoints(module)
     define_attention_dropout(module)
@@ -192,7 +191,6 @@ def read_capture(module: fx.GraphModule) -> Capture:
     results = [node.all_input_nodes[0] for node in leaving]
     named_loss = next((position for position, node in enumerate(leaving) if node.args[1] is True), None)
     kept = {position: node for position, node in enumerate(outputs) if not is_marker(node, "exit")}
-    _check_kept(kept.values())
     entered = [node for node in nodes if is_marker(node, "enter") and node.args[2] != PLAIN]
     batch_dims = {sources[node]: int(str(node.args[2])) for node in entered}
     microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
@@ -274,23 +272,6 @@ def _output_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
     return [node for node in returned if isinstance(node, fx.Node)]
 
 
-def _note_kept_outside() -> None:
-    """Mark the values that objects from outside of the forward keep; known only while Dynamo calls a backend."""
-    for node, how in stored_outside().items():
-        set_kept_outside(node, how)
-
-
-def _check_kept(kept: Iterable[fx.Node]) -> None:
-    """Refuse tensors that objects from outside keep: users and later steps would read them."""
-    for node in kept:
-        if (how := kept_outside(node)) is not None:
-            raise UnsupportedGraphError(
-                f"the forward keeps the tensor {node.name} as {how} of an object from outside of it: "
-                f"{source_line(node)}\n  a tensor may leave a distributed forward only as a result: return it instead, "
-                "or register a buffer and change that in place"
-            )
-
-
 def _graph_break(module: fx.GraphModule) -> FxparError:
     """Why the graph has no `exit`."""
     reason = getattr(module, "compile_subgraph_reason", None)
@@ -304,6 +285,4 @@ def _graph_break(module: fx.GraphModule) -> FxparError:
         )
     frame = reason.user_stack[-1] if reason.user_stack else None
     where = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown line"
-    if "UserDefinedObjectVariable(Generator)" in reason.reason:
-        return RandomGeneratorError(where)
-    return GraphBreakError(first_paragraph(reason.reason), where)
+    return error_of_graph_break(reason.reason, where)

@@ -1,4 +1,4 @@
-"""What users are told when Dynamo gives up on a forward before there is any graph."""
+"""What users are told when Dynamo gives up on a forward."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import re
 from types import FunctionType
 
 from fxpar._torch.compiler import failed_trace
-from fxpar.errors import ForwardRaisesError, FxparError, GraphBreakError
+from fxpar._torch.dynamo.stand_ins import READS_STAND_IN
+from fxpar.errors import ForwardRaisesError, FxparError, GraphBreakError, RandomGeneratorError, UnavailableTensorError
 
 _RAISED = re.compile(r"raised exception (.+)")
 """In Dynamo's reason, if the code that it traced raises, and does not catch it."""
+
+_READS_KEPT = re.compile(rf"{READS_STAND_IN}\s+Explanation: (.+)")
 
 
 def error_of_failed_trace(function: FunctionType) -> FxparError | None:
@@ -20,10 +23,19 @@ def error_of_failed_trace(function: FunctionType) -> FxparError | None:
     reason, where = failure
     if raised := _RAISED.search(reason):
         return ForwardRaisesError(raised[1], where)
-    return GraphBreakError(first_paragraph(reason), where)
+    return error_of_graph_break(reason, where)
 
 
-def first_paragraph(reason: str) -> str:
+def error_of_graph_break(reason: str, where: str) -> FxparError:
+    """The error for Dynamo's reason to end a graph at a line."""
+    if "UserDefinedObjectVariable(Generator)" in reason:
+        return RandomGeneratorError(where)
+    if kept := _READS_KEPT.search(reason):
+        return UnavailableTensorError(kept[1])
+    return GraphBreakError(_first_paragraph(reason), where)
+
+
+def _first_paragraph(reason: str) -> str:
     """Dynamo's reason on one line, without what follows: its own debugging hints."""
     explanation, _, _ = reason.partition("\n\n")
     return " ".join(explanation.split())

@@ -19,7 +19,6 @@ _ORDER = "fxpar_program_order"
 _REGION = "fxpar_checkpointed_region"
 _SOURCE = "fxpar_source"
 _AWAITED = "fxpar_awaited"
-_KEPT_OUTSIDE = "fxpar_kept_outside"
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = tuple(f'File "{folder}' for folder in (Path(torch.__file__).parent, _PACKAGE))
@@ -213,17 +212,6 @@ def set_source(node: fx.Node, made_of: fx.Node) -> None:
 def source(node: fx.Node) -> str | None:
     """The name of the value that collectives over z computed `node` from; None where none did."""
     found: str | None = node.meta.get(_SOURCE)
-    return found
-
-
-def set_kept_outside(node: fx.Node, how: str) -> None:
-    """Record that an object from outside of the captured forward keeps the value of `node`, and how."""
-    node.meta[_KEPT_OUTSIDE] = how
-
-
-def kept_outside(node: fx.Node) -> str | None:
-    """How an object from outside of the captured forward keeps the value of `node`; None where none does."""
-    found: str | None = node.meta.get(_KEPT_OUTSIDE)
     return found
 
 

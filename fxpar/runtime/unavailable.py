@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from fxpar._torch.dynamo.stand_ins import StandIn
 from fxpar.errors import UnavailableTensorError
 
 
-class UnavailableTensor:
+class UnavailableTensor(StandIn):
     """A stand-in for a tensor that no rank has whole; any use raises UnavailableTensorError.
 
     Args:
@@ -16,13 +17,13 @@ class UnavailableTensor:
     """
 
     def __init__(self, where: str) -> None:
-        self._where = where
+        self.kept_at = where
 
     def __repr__(self) -> str:
-        return f"UnavailableTensor({self._where})"
+        return f"UnavailableTensor({self.kept_at})"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise UnavailableTensorError(self._where)
+        raise UnavailableTensorError(self.kept_at)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):  # copy, pickle and others look these up on every object

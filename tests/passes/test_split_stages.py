@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -193,37 +193,6 @@ def test_what_a_forward_keeps_on_objects_of_its_own_is_neither_sent_nor_returned
     assert all("frozen_chain.py" in line for line in capture.kept.values())
     first, second = split_stages(capture, ["layers.1"])
     assert len(first.outputs) == len(second.outputs) == 1
-
-
-class Remembering(nn.Module):
-    """Keeps a tensor where the next forward, or the user, would find it."""
-
-    def __init__(self, keep: Callable[[Remembering, Tensor], None]) -> None:
-        super().__init__()
-        self.linear, self.keep, self.seen = nn.Linear(4, 4), keep, list[Tensor]()
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.linear(x)
-        self.keep(self, h)
-        return h.sum()
-
-
-@pytest.mark.parametrize(
-    ("keep", "how"),
-    [
-        (lambda model, h: setattr(model, "last", h), "attribute 'last'"),
-        (lambda model, h: setattr(model, "mean", 0.9 * model.mean + h.mean()), "an item"),
-        (lambda model, h: model.seen.append(h), "an item"),
-    ],
-)
-def test_what_a_forward_keeps_on_objects_from_outside_is_an_error(
-    keep: Callable[[Remembering, Tensor], None], how: str
-) -> None:
-    with pytest.raises(
-        UnsupportedGraphError, match=rf"(?s)as {how} of an object from outside of it: File .*return it instead"
-    ):
-        captured(Remembering(keep), (torch.randn(2, 4),))
 
 
 def test_only_the_loss_is_differentiated() -> None:
