@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fxpar._torch.anomaly import detect_anomalies_in_dtensors
 from fxpar.backend import CapturedSteps, fxpar
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
 from fxpar.garbage_collection import garbage_collection_paused
@@ -15,6 +16,7 @@ from fxpar.ir.plan import Plan
 from fxpar.ir.precision import Precision
 from fxpar.make_plan import make_plan
 from fxpar.model.checkpoint import install_state_dict_hooks
+from fxpar.model.clip import let_torch_clip_over_stages
 from fxpar.model.distribution import Distribution, whole_parameters
 from fxpar.model.logical import install, is_distributed
 from fxpar.model.optimizer_state import watch_optimizers
@@ -107,8 +109,10 @@ def _checked(microbatches: int) -> int:
 def _shard(
     distribution: Distribution, on_meta: Mapping[str, nn.Module], init_weights: Callable[[nn.Module], None] | None
 ) -> None:
-    """Make shards of the parameters, as planned, and let state dicts and optimizers know of them."""
+    """Make shards of the parameters, as planned, and let PyTorch's parts that meet them know what they are."""
     refuse_stale_optimizers(whole_parameters(distribution))
     shard_parameters(distribution, on_meta, init_weights)
     install_state_dict_hooks(distribution)
     watch_optimizers()
+    let_torch_clip_over_stages()
+    detect_anomalies_in_dtensors()

@@ -131,6 +131,17 @@ class StaleOptimizerError(FxparError):
         )
 
 
+class OptimizerAcrossStagesError(FxparError):
+    """An optimizer whose step depends on all gradients at once was given those of a pipeline."""
+
+    def __init__(self, kind: str, num_stages: int) -> None:
+        super().__init__(
+            f"{kind} takes products over all parameters of a model, but this rank has those of one of {num_stages} "
+            "parts of a pipeline: expected an optimizer that treats each parameter by itself, such as AdamW, or a mesh "
+            "with pipe=1"
+        )
+
+
 class OptimizerStateError(FxparError):
     """An optimizer's state dict does not fit the optimizer that is to load it."""
 

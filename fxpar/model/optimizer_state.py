@@ -12,11 +12,11 @@ from weakref import WeakSet, ref
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxpar._torch.distributed import bypass_in_get_state_dict, load_empty_groups
-from fxpar.errors import OptimizerStateError
+from fxpar.errors import OptimizerAcrossStagesError, OptimizerStateError
 from fxpar.model.contiguous_shards import contiguous, placed_like
 from fxpar.model.distribution import Distribution, all_distributions
 
@@ -33,14 +33,26 @@ def watch_optimizers() -> None:
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer in known:
             return
-        known.add(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for distribution in all_distributions():
-            if distribution.holds_any_of(held):
-                _Adopted(optimizer, distribution)
+        stepped = [each for each in all_distributions() if each.holds_any_of(held)]
+        _check_treats_parameters_alone(optimizer, stepped)
+        known.add(optimizer)
+        for distribution in stepped:
+            _Adopted(optimizer, distribution)
 
     register_optimizer_step_pre_hook(before_step)
     load_empty_groups(lambda optimizer: isinstance(optimizer.state_dict, _StateDict))
+
+
+def _check_treats_parameters_alone(optimizer: Optimizer, stepped: Sequence[Distribution]) -> None:
+    """Of PyTorch's optimizers, only L-BFGS looks at all gradients at once; each stage would go another way.
+
+    Raises:
+        OptimizerAcrossStagesError: it is that one, and a model has parameters on other pipe ranks.
+    """
+    num_parts = max((each.mesh.pipe for each in stepped), default=1)
+    if isinstance(optimizer, LBFGS) and num_parts > 1:
+        raise OptimizerAcrossStagesError(type(optimizer).__name__, num_parts)
 
 
 class _Adopted:
