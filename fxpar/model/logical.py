@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from itertools import count
 from types import FunctionType
@@ -15,11 +15,19 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import never_compiled, recompile_limit, skip_frame
 from fxpar._torch.dynamo.traced_property import TracedProperty
-from fxpar.errors import ForwardRaisesError, FxparError, GraphBreakError, NotCompiledError, RecompileLimitError
+from fxpar.errors import (
+    ForwardRaisesError,
+    FxparError,
+    GraphBreakError,
+    NotCompiledError,
+    RecompileLimitError,
+    UnsupportedGraphError,
+)
 from fxpar.ir.failed_trace import error_of_failed_trace
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import TraceApartError
 from fxpar.model.arguments import prepare_arguments, split_dim
+from fxpar.model.changing_numbers import ChangingNumbers, Number
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.mixed_precision import compute_dtypes, converting_forward
@@ -114,13 +122,12 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
             raise RecompileLimitError(recompile_limit()) if distribution.tracer.is_called else NotCompiledError
         leaves, structure = pytree.tree_flatten((args, kwargs))
         dims = split_dim(args, kwargs, batch_dims)
-        entered = [
-            torch.ops.fxpar.enter(leaf, microbatches, PLAIN if dims[i] is None else dims[i], i, handle)
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for i, leaf in enumerate(leaves)
-        ]
-        args, kwargs = pytree.tree_unflatten(entered, structure)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaves[i] = torch.ops.fxpar.enter(leaf, microbatches, PLAIN if dims[i] is None else dims[i], i, handle)
+            elif isinstance(leaf, Number):
+                leaves[i] = torch.ops.fxpar.enter(leaf.tensor, microbatches, PLAIN, i, handle).item()
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
         output = inner(self, *args, **kwargs)
         loss = named_loss(output)
         return map_tensors(lambda result: torch.ops.fxpar.exit(result, result is loss, handle), output)
@@ -132,19 +139,21 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
 def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) -> Callable[..., Any]:
     """A forward with the signature of `inner` that calls a copy of the logical one for each combination of shapes.
 
+    Numbers that change from call to call are traced as tensors, where the forward does without their values.
+
     Dynamo keeps traces by code object, and gives up on one that it has traced some times: so shapes never end a
     training. What has to be traced without grad has copies of its own, too: Dynamo also gives up on one that it failed
     to trace. So a copy whose trace failed is not used again, but its error tells why.
     """
     traced, tracer = _logical_forward(inner, distribution), distribution.tracer
     copies: dict[Hashable, FunctionType] = {}
-    numbers = count()
+    changing, copy_numbers = ChangingNumbers(distribution.mesh.device_type), count()
     traced_apart: set[Hashable] = set()
 
     @never_compiled
     def copy_for(key: Hashable) -> FunctionType:
         if key not in copies:
-            copies[key] = _with_own_code(traced, f"forward_{distribution.handle}_{next(numbers)}")
+            copies[key] = _with_own_code(traced, f"forward_{distribution.handle}_{next(copy_numbers)}")
         return copies[key]
 
     @never_compiled
@@ -155,8 +164,10 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
             del copies[key]
         return failure
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        shapes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    @skip_frame
+    def call(self: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int]) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        shapes = *numbers, *(leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor))
         if tracer.is_called and not torch.is_grad_enabled() and shapes not in traced_apart:
             try:
                 return tracer.evaluate(copy_for((shapes, True)), self, *args, **kwargs)
@@ -168,6 +179,18 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
             return copy_for(key)(self, *args, **kwargs)
         except (GraphBreakError, NotCompiledError) as error:
             raise drop_failed(key, error) or error from None
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            given, named, numbers = changing.as_tensors(args, kwargs)
+            try:
+                output = call(self, given, named, numbers)
+            except (GraphBreakError, UnsupportedGraphError, ForwardRaisesError):
+                if not changing.give_up(numbers):
+                    raise
+            else:
+                changing.note_traced(numbers)
+                return output
 
     # Trainers look up which arguments the model takes.
     forward.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]

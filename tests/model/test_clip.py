@@ -71,9 +71,7 @@ def with_another_parameter(model: nn.Module) -> list[Tensor]:
     """One that is outside of the model: all ranks have it, with one gradient."""
     scale = torch.ones(3, requires_grad=True)
     scale.grad = torch.tensor([0.1, -0.2, 0.3])
-    norm = fxpar.clip_grad_norm_(
-        [*model.parameters(), scale], 0.1
-    )  # that of torch takes no plain tensors beside DTensors
+    norm = fxpar.clip_grad_norm_([*model.parameters(), scale], 0.1)  # PyTorch's takes no plain tensors with DTensors
     return [norm, scale.grad]
 
 
