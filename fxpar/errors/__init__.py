@@ -37,6 +37,7 @@ from fxpar.errors.distributing import (
 )
 from fxpar.errors.models import (
     AlreadyDistributedError,
+    ConvertedModelError,
     NotLoadedError,
     OneProcessMethodError,
     PlainModelError,
@@ -94,6 +95,7 @@ __all__ = [
     "BlockMaskError",
     "BrokenWorldError",
     "ClusterUnavailableError",
+    "ConvertedModelError",
     "CoreNotBuiltError",
     "ExplainingError",
     "FailedOnOtherRankError",

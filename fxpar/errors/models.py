@@ -54,3 +54,14 @@ class OneProcessMethodError(FxparError):
             f"{model}.{method} expected all parameters in this process, but the model is distributed: each rank holds "
             f"shards of its own stages alone; {remedy}"
         )
+
+
+class ConvertedModelError(FxparError):
+    """Parameters of a distributed model would be moved to another device, or converted to another type."""
+
+    def __init__(self, model: str, before: str, after: str) -> None:
+        super().__init__(
+            f"{model} is distributed with parameters of {before}, for which its step is planned: expected that they "
+            f"stay so, found a call that makes them {after}; convert the model before fxpar.distribute, or keep its "
+            "weights and compute in another type by distribute(..., precision=fxpar.Precision(compute=torch.bfloat16))"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -28,6 +28,7 @@ from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import TraceApartError
 from fxpar.model.arguments import prepare_arguments, split_dim
 from fxpar.model.changing_numbers import ChangingNumbers, Number
+from fxpar.model.checked_conversions import CHECKED_CONVERSIONS
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.model.mixed_precision import compute_dtypes, converting_forward
@@ -61,8 +62,10 @@ def install(distribution: Distribution) -> None:
     dtypes = {} if distribution.precision is None else compute_dtypes(distribution.parameters)
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
     for parameter in distribution.parameters.values():
+        elsewhere = cache(partial(_without_values, parameter))  # one for all homes
         for module, attribute in parameter.homes:
-            members[module][attribute] = _logical_parameter(parameter, attribute, distribution)
+            members[module][attribute] = _logical_parameter(parameter, attribute, elsewhere, distribution)
+            members[module] |= CHECKED_CONVERSIONS
     for path, module in distribution.model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             members[module]["forward"] = synchronized_forward(module, path, num_batch_shards(distribution.mesh))
@@ -85,8 +88,10 @@ def install(distribution: Distribution) -> None:
             module.__class__ = type(cls.__name__, (cls,), {**namespace, _MARK: True, "__module__": cls.__module__})
 
 
-def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution: Distribution) -> property:
-    """The local `DTensor`; in a trace, the marker of the logical parameter."""
+def _logical_parameter(
+    parameter: LogicalParameter, attribute: str, elsewhere: Callable[[], nn.Parameter], distribution: Distribution
+) -> property:
+    """The local `DTensor`, on other stages what `elsewhere` gives; in a trace, the marker of the logical parameter."""
     fqn, requires_grad = parameter.fqn, parameter.requires_grad
     described = tuple(parameter.shape), parameter.compute_dtype, distribution.mesh.device_type, fqn, distribution.handle
 
@@ -95,12 +100,20 @@ def _logical_parameter(parameter: LogicalParameter, attribute: str, distribution
             marked: Tensor = torch.ops.fxpar.param(TRAINED if requires_grad else FROZEN, *described)
             return marked
         held = module._parameters.get(attribute)
-        if held is None:
-            raise AttributeError(f"parameter {fqn!r} is held by the ranks of another stage")
-        return held
+        return elsewhere() if held is None else held
 
     stand_in = __name__, "TRAINED" if requires_grad else "FROZEN"
     return TracedProperty(read, torch.ops.fxpar.param, stand_in, described)
+
+
+def _without_values(parameter: LogicalParameter) -> nn.Parameter:
+    """What ranks of other stages see of a parameter: its shape, and a tensor that can be written to without effect.
+
+    So scripts may show a layer, whose biases are asked whether they are None, and set its parameters, on all ranks. Who
+    needs the values is told by PyTorch that a meta tensor has none.
+    """
+    whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return nn.Parameter(whole, parameter.requires_grad)
 
 
 def _hinted_forward(plain: Callable[..., Any], spec: tuple[Any, ...]) -> Callable[..., Any]:

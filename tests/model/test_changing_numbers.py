@@ -72,9 +72,7 @@ def test_a_number_whose_value_is_needed_stays_a_constant(mesh: fxpar.Mesh) -> No
     for number in range(6):
         given: dict[str, Any] = {"weights": {"penalty": 0.1 * number}, "layers": 2 - number % 2}
         torch.testing.assert_close(step(x, **given), alone(x, **given))
-    assert len(distribution_of_model(model, "test").compiled) == 3, (
-        "for the first weight, and by layers"
-    )
+    assert len(distribution_of_model(model, "test").compiled) == 3, "for the first weight, and by layers"
 
 
 @pytest.mark.parametrize("value", [2**70, math.inf])
