@@ -149,14 +149,19 @@ def test_another_backend_is_refused_with_the_right_one(mesh: fxpar.Mesh, backend
 
 
 def test_values_beyond_the_recompile_limit_are_an_error_that_names_it(mesh: fxpar.Mesh) -> None:
-    step = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)
-    inputs = batch(4)
+    model = distributed(mesh)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+
+    def step_with(trouble: str) -> None:
+        model.trouble = trouble
+        step(*batch(4))
+
     with torch._dynamo.config.patch(recompile_limit=2):
-        step(*inputs, scale=1.0)
-        step(*inputs, scale=2.0)
+        step_with("none")
+        step_with("little")
         with pytest.raises(RecompileLimitError, match=r"compiled 2 times.*_dynamo.config.recompile_limit"):
-            step(*inputs, scale=3.0)
-        step(*inputs, scale=2.0)
+            step_with("much")
+        step_with("little")
 
 
 def test_training_a_model_that_is_not_distributed_is_refused_where_a_mesh_divides_models() -> None:

@@ -12,23 +12,23 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import mark_static, never_compiled
-from fxpar.errors import BlockMaskError, InvalidOptionError, MicrobatchError
+from fxpar.errors import BlockMaskError, InputRequiresGradError, InvalidOptionError, MicrobatchError
 from fxpar.model.distribution import Distribution
-from fxpar.world.mesh import Mesh
+from fxpar.world.mesh import Mesh, num_batch_shards
 
 
 def split_dim(
-    args: Sequence[Any], kwargs: Mapping[str, Any], batch_dims: Mapping[str | int, int | None]
+    args: Sequence[Any], kwargs: Mapping[str, Any], batch_dims: Mapping[str | int, int | None], batch_shards: int = 1
 ) -> list[int | None]:
     """The batch dim of each leaf of (args, kwargs), in pytree order; None for leaves that all microbatches share.
 
     `batch_dims` overrides by position or keyword. Otherwise every tensor whose first dim has the size of the first
-    tensor's first dim is split along it.
+    tensor's first dim is split along it. A DTensor has the rows of all batch shards, any other tensor those of one.
     """
     named: dict[str | int, Any] = dict(enumerate(args))
     named.update(kwargs)
     keyed = [(key, leaf) for key, value in named.items() for leaf in pytree.tree_leaves(value)]
-    batch = _batch_size(keyed, batch_dims)
+    batch = _batch_size(keyed, batch_dims, batch_shards)
     dims: list[int | None] = []
     for key, leaf in keyed:
         if not isinstance(leaf, torch.Tensor):
@@ -36,17 +36,24 @@ def split_dim(
         elif key in batch_dims:
             dims.append(batch_dims[key])
         else:
-            dims.append(0 if leaf.dim() > 0 and leaf.shape[0] == batch else None)
+            dims.append(0 if leaf.dim() > 0 and _local_size(leaf, 0, batch_shards) == batch else None)
     return dims
 
 
-def _batch_size(keyed: Sequence[tuple[str | int, Any]], batch_dims: Mapping[str | int, int | None]) -> int | None:
+def _batch_size(
+    keyed: Sequence[tuple[str | int, Any]], batch_dims: Mapping[str | int, int | None], batch_shards: int
+) -> float | None:
     for key, leaf in keyed:
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
             dim = batch_dims.get(key, 0)
             if dim is not None:
-                return leaf.shape[dim]
+                return _local_size(leaf, dim, batch_shards)
     return None
+
+
+def _local_size(tensor: Tensor, dim: int, batch_shards: int) -> float:
+    """The size of a batch shard, if `dim` is the batch's."""
+    return tensor.shape[dim] / (batch_shards if isinstance(tensor, DTensor) else 1)
 
 
 @never_compiled  # it runs before what Dynamo is to capture
@@ -60,6 +67,7 @@ def prepare_arguments(
     Raises:
         MicrobatchError: the size of a batch is not divisible by the number of microbatches.
         BlockMaskError: a block mask was made for the rows of all microbatches.
+        InputRequiresGradError: a gradient of an argument would be expected.
         InvalidOptionError: `batch_dims` names an argument that does not exist.
     """
     for key in distribution.batch_dims:
@@ -67,12 +75,14 @@ def prepare_arguments(
             raise InvalidOptionError(
                 "batch_dims", key, f"positions below {len(args)} or keywords among {sorted(kwargs)}"
             )
-    dims = split_dim(args, kwargs, distribution.batch_dims)
+    dims = split_dim(args, kwargs, distribution.batch_dims, num_batch_shards(distribution.mesh))
     leaves, structure = pytree.tree_flatten((args, kwargs))
     distribution.arguments = structure
     leaves = [_localize(leaf, dim, distribution.mesh) for leaf, dim in zip(leaves, dims, strict=True)]
     for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
+            if leaf.requires_grad and torch.is_grad_enabled():
+                raise InputRequiresGradError(repr(distribution.argument_name(position)))
             mark_static(leaf)
         if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1 and distribution.microbatches > 1:
             raise BlockMaskError(repr(distribution.argument_name(position)), rows, distribution.microbatches)

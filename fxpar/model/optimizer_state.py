@@ -16,6 +16,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxpar._torch.distributed import bypass_in_get_state_dict, load_empty_groups
+from fxpar._torch.empty_optimizers import accept_empty_lists
 from fxpar.errors import OptimizerAcrossStagesError, OptimizerStateError
 from fxpar.model.contiguous_shards import contiguous, placed_like
 from fxpar.model.distribution import Distribution, all_distributions
@@ -34,7 +35,7 @@ def watch_optimizers() -> None:
         if optimizer in known:
             return
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        stepped = [each for each in all_distributions() if each.holds_any_of(held)]
+        stepped = [each for each in all_distributions() if each.holds_any_of(held)] if held else _latest_pipeline()
         _check_treats_parameters_alone(optimizer, stepped)
         known.add(optimizer)
         for distribution in stepped:
@@ -42,6 +43,15 @@ def watch_optimizers() -> None:
 
     register_optimizer_step_pre_hook(before_step)
     load_empty_groups(lambda optimizer: isinstance(optimizer.state_dict, _StateDict))
+    accept_empty_lists(lambda: bool(_latest_pipeline()))
+
+
+def _latest_pipeline() -> list[Distribution]:
+    """The model that an optimizer without parameters is for, as other stages have all that it trains; none without it.
+
+    Where it is for an older model, all that differs is the mesh over which groups are put together.
+    """
+    return [each for each in all_distributions() if each.mesh.pipe > 1][-1:]
 
 
 def _check_treats_parameters_alone(optimizer: Optimizer, stepped: Sequence[Distribution]) -> None:
