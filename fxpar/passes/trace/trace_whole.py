@@ -20,6 +20,7 @@ from fxpar._torch.compiler import (
     rename_placeholder,
     with_effects,
 )
+from fxpar._torch.linalg_checks import AS_ASSERTIONS, linalg_checks_in_any_order
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.capture import example
 from fxpar.ir.flex_attention import hold_flex_graphs
@@ -37,7 +38,9 @@ def trace_whole(stage: StageGraph, *, with_backward: bool) -> JointGraph:
     with contextlib.ExitStack() as stack:
         if not with_backward:
             stack.enter_context(torch.no_grad())
-        joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs))
+        stack.enter_context(linalg_checks_in_any_order())
+        decompositions = dict(AS_ASSERTIONS)
+        joint = aot_export_joint_with_descriptors(stack, stage.module, tuple(inputs), decompositions=decompositions)
         module = joint.graph_module
     _check_effects(module, stage)
     hold_flex_graphs(module)
