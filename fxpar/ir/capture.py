@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import graph_arguments
+from fxpar._torch.dynamo.assigned_tensors import carried_over
 from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
-from fxpar.errors import FxparError, GraphBreakError, UnsupportedGraphError
+from fxpar.errors import FxparError, GraphBreakError, UnavailableTensorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.canonical_names import with_canonical_names
 from fxpar.ir.failed_trace import error_of_graph_break
@@ -164,10 +165,13 @@ def read_capture(module: fx.GraphModule) -> Capture:
     Raises:
         GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
-        UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object.
+        UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object, or keeps another one
+            in the place of one that it has read.
         UnsupportedGraphError: an argument is a symbolic number, what the forward computes depends on a number in a
             tensor, it reads what requires grad from elsewhere than the modules, or it returns no tensor that is found.
     """
+    for node in carried_over():
+        raise UnavailableTensorError(source_line(node))
     held = graph_arguments(module)
     reads_grad_mode = _reads_grad_mode(module)
     hold_flex_graphs(module)

@@ -102,7 +102,10 @@ class Spectral(Chain):
 
 
 class Codebook(Chain):
-    """Vectors are quantised by a codebook, which follows them; buffers of both stages are assigned, also each other."""
+    """Vectors are quantised by a codebook, which follows them; buffers of both stages are assigned, also each other.
+
+    A tensor that is no buffer is added to in place.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +113,7 @@ class Codebook(Chain):
             layer.register_buffer("codes", torch.randn(5, 8))
             layer.register_buffer("before", torch.zeros(5, 8))
             layer.register_buffer("steps", torch.tensor(0))
+            layer.total = torch.zeros(())
 
     def after(self, number: int, x: Tensor) -> Tensor:
         layer: Any = self.layers[number]
@@ -120,7 +124,8 @@ class Codebook(Chain):
         near = nn.functional.one_hot(chosen, 5).to(x.dtype)
         codes = layer.codes
         layer.codes, layer.before = 0.9 * layer.before + 0.1 * near.T @ x.detach(), codes
-        layer.steps = layer.steps + 1
+        layer.steps += 1
+        layer.total += x.detach().mean()
         return x + (quantised - x).detach() + codes.mean() + layer.codes.mean()
 
 
@@ -129,7 +134,8 @@ class Remembering(Chain):
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.state, self.read = None, read
+        self.state: Tensor | None = None
+        self.read = read
 
     def after(self, number: int, x: Tensor) -> Tensor:
         if number == 2:
@@ -175,6 +181,9 @@ def check_kept(sizes: Mapping[str, int]) -> None:
         for path, buffer in alone.named_buffers():
             if path in state:
                 torch.testing.assert_close(state[path], buffer, msg=lambda text, of=(name, path): f"{of}: {text}")
+        if name == "Codebook":
+            totals = [(alone.layers[at].total, model.layers[at].total) for at in (1, 3)]  # of the layer of this stage
+            assert sum(bool(total.isclose(expected)) for expected, total in totals) == 2 // mesh.pipe, name
 
 
 @pytest.mark.parametrize("sizes", [{"x": 2}, {"pipe": 2}, {"z": 2}], ids=str)
@@ -200,6 +209,14 @@ def test_a_forward_that_reads_what_the_one_before_it_kept_is_an_error(
     step(x).backward()
     with pytest.raises(UnavailableTensorError, match=r"test_kept_tensors.py.*the next forward .* registered buffer"):
         step(x)
+
+
+def test_a_tensor_that_is_read_and_replaced_is_an_error_before_the_first_step(mesh: fxpar.Mesh) -> None:
+    model = Remembering(is_tensor)
+    model.state = torch.zeros(8)
+    with pytest.raises(UnavailableTensorError, match=r"test_kept_tensors.py.*registered buffer"):
+        fxpar.distribute(model, mesh, example_inputs=(torch.randn(4, 8),))
+    assert torch.equal(model.state, torch.zeros(8))
 
 
 class Returning(Chain):

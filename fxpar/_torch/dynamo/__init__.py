@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fxpar._torch.compiler import ignore_logging_calls, name_functions_for_logs_alone
-from fxpar._torch.dynamo.assigned_buffers import copy_assigned_buffers
+from fxpar._torch.dynamo.assigned_tensors import settle_assignments
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.requires_grad import let_values_require_grad
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
@@ -22,7 +22,7 @@ def change_tracing() -> None:
     note_reads_of_grad_mode()
     let_values_require_grad()
     trace_sets_in_one_order()
-    copy_assigned_buffers()
+    settle_assignments()
     refuse_reads_of_stand_ins()
     correct_strides_of_group_norm()
 

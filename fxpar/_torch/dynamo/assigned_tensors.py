@@ -1,4 +1,8 @@
-"""A forward that assigns a registered buffer changes it in place, as one that calls its `copy_` does."""
+"""What becomes of tensors that a forward assigns to attributes of modules and other objects.
+
+A registered buffer is changed in place, as by its `copy_`. An attribute that the forward has read before would be read
+by the next one, too, which no step can serve. Others have stand-ins after the forward.
+"""
 
 import functools
 from collections.abc import Iterator, Set
@@ -7,16 +11,19 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import UnspecializedParamBufferSource
+from torch._dynamo.source import AttrSource, UnspecializedParamBufferSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 
 from fxpar._torch.compiler import storage_of
 
+_CARRIED_OVER = "_fxpar_carried_over"
+
 
 @functools.cache
-def copy_assigned_buffers() -> None:
+def settle_assignments() -> None:
     """Let traces of distributed models end with copies, into registered buffers, of what was assigned to these.
 
     Dynamo would let the compiled function return what is assigned, for the module to hold from then on. But no function
@@ -27,23 +34,50 @@ def copy_assigned_buffers() -> None:
     def copy_and_compile(self: OutputGraph, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if any(map(_is_exit, self.graph.nodes)):
             _copy_assigned(self, tx)
+            vars(self)[_CARRIED_OVER] = list(_carried_over(self))
         return compile_subgraph(self, tx, *args, **kwargs)
 
     OutputGraph.compile_subgraph = copy_and_compile  # type: ignore[method-assign]
+
+
+def carried_over() -> list[fx.Node]:
+    """What a trace assigns to attributes that it has read before; to be called while Dynamo calls the backend."""
+    found: list[fx.Node] = vars(InstructionTranslator.current_tx().output).get(_CARRIED_OVER, [])
+    return found
+
+
+def _carried_over(output: OutputGraph) -> Iterator[fx.Node]:
+    """As `carried_over`. What an op has changed in place is the attribute's own tensor, and need not be assigned."""
+    read = {node.meta["grapharg"].source: node for node in output.graph.find_nodes(op="placeholder")}
+    for changed, attributes in output.side_effects.store_attr_mutations.items():
+        if changed.source is None:
+            continue
+        assigned = {name: each for name, each in attributes.items() if isinstance(each.realize(), TensorVariable)}
+        for name, value in assigned.items():
+            before, after = read.get(AttrSource(changed.source, name)), _node(value)
+            if before is not None and _is_same(before, after):
+                del attributes[name]
+            elif before is not None:
+                yield after
 
 
 def _copy_assigned(output: OutputGraph, tx: Any) -> None:
     effects = output.side_effects
     variables: list[Any] = list(effects.id_to_variable.values())
     changed = [each for each in variables if _are_buffers(each) and effects.is_modified(each)]
-    assigned = [(buffers, *each) for buffers in changed for each in _assigned(buffers)]
+    assigned = []
+    for buffers in changed:
+        for key, registered, value in _assigned(buffers):
+            if _is_same(_node(registered), _node(value)):
+                buffers.items[key] = registered
+            else:
+                assigned.append((buffers, key, registered, value))
     # Cloned, as one buffer may be assigned what another one holds.
     copies = [_copy(tx, value, _node(registered)) for _, _, registered, value in assigned]
-    for (buffers, key, registered, value), copy in zip(assigned, copies, strict=True):
+    for (buffers, key, registered, _), copy in zip(assigned, copies, strict=True):
         buffer = _node(registered)
-        if _node(value) is not buffer:  # the same where an op has written to `out=self.buffer`
-            _return_copies(buffer)
-            _call_behind(_readers(buffer), tx, registered, "copy_", copy)
+        _return_copies(buffer)
+        _call_behind(_readers(buffer), tx, registered, "copy_", copy)
         buffers.items[key] = registered
 
 
@@ -120,6 +154,13 @@ def _assigned(buffers: Any) -> Iterator[tuple[Any, TensorVariable, TensorVariabl
             before, value = before.realize(), value.realize()
             if _is_alike(before, value):
                 yield key, before, value
+
+
+def _is_same(before: fx.Node, after: fx.Node) -> bool:
+    """Whether a node returns the tensor of another one, changed in place: as `self.tensor += 1`, or by `out=`."""
+    old, new = _example(before), _example(after)
+    where = [(storage_of(each), each.storage_offset(), each.shape, each.stride(), each.dtype) for each in (old, new)]
+    return where[0] == where[1]
 
 
 def _is_alike(before: VariableTracker, after: VariableTracker) -> bool:
