@@ -9,6 +9,7 @@ from torch import nn
 from fxpar._torch.compiler import ignore_logging_calls, name_functions_for_logs_alone
 from fxpar._torch.dynamo.assigned_tensors import settle_assignments
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
+from fxpar._torch.dynamo.raising_branches import assert_what_branches_raise
 from fxpar._torch.dynamo.requires_grad import let_values_require_grad
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
 from fxpar._torch.dynamo.stand_ins import refuse_reads_of_stand_ins
@@ -24,6 +25,7 @@ def change_tracing() -> None:
     trace_sets_in_one_order()
     settle_assignments()
     refuse_reads_of_stand_ins()
+    assert_what_branches_raise()
     correct_strides_of_group_norm()
 
 

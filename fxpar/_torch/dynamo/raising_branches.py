@@ -1,0 +1,86 @@
+"""Branches on the values of tensors that only raise are traced as assertions, as those of `assert` are.
+
+Before: `if (x < 0).any(): raise ValueError(...)`, where Dynamo would end the graph
+After:  `torch._assert_async(~(x < 0).any(), ...)`
+"""
+
+import dis
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.bytecode_transformation import Instruction
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import LazyVariableTracker, TensorVariable
+from torch._dynamo.variables.base import VariableTracker
+
+_JUMPS_IF: dict[str, bool] = {
+    name: "IF_TRUE" in name
+    for name in dis.opmap
+    if name.startswith("POP_JUMP") and name.endswith(("IF_TRUE", "IF_FALSE")) and "BACKWARD" not in name
+}
+"""Instructions that take a condition from the stack, and whether they jump where it holds."""
+
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+
+
+@functools.cache
+def assert_what_branches_raise() -> None:
+    """Let Dynamo trace such branches, where it also traces numbers that are read from tensors."""
+    translators: list[Any] = [InstructionTranslatorBase, *_subclasses(InstructionTranslatorBase)]
+    for table in (translator.dispatch_table for translator in translators):
+        for name, jumps_if in _JUMPS_IF.items():
+            opcode = dis.opmap[name]
+            if table[opcode] is not None:
+                table[opcode] = _asserting(table[opcode], jumps_if)
+
+
+def _subclasses(cls: type) -> list[type]:
+    children: list[type] = cls.__subclasses__()
+    return [each for child in children for each in (child, *_subclasses(child))]
+
+
+def _asserting(jump: Callable[[Any, Instruction], None], jumps_if: bool) -> Callable[[Any, Instruction], None]:
+    """An instruction that jumps, but asserts that neither branch is taken that only raises."""
+
+    def run(self: Any, inst: Instruction) -> None:
+        condition = _truth_of_tensor(self.stack[-1])
+        if condition is None or not torch._dynamo.config.capture_scalar_outputs:
+            return jump(self, inst)
+        next_raises = _only_raises(self, self.instruction_pointer)
+        line = next_raises or _only_raises(self, self.indexof[inst.target])
+        if line is None:
+            return jump(self, inst)
+        self.pop()
+        must_jump = next_raises is not None
+        asserted = condition if must_jump is jumps_if else condition.call_method(self, "logical_not", [], {})
+        message = f"the forward raises at {line}, for values of tensors"
+        self.output.create_proxy("call_function", torch._assert_async, (asserted.as_proxy(), message), {})
+        if must_jump:
+            self.jump(inst)
+        return None
+
+    return run
+
+
+def _truth_of_tensor(condition: VariableTracker) -> VariableTracker | None:
+    """A condition that is a tensor of one element; None for any other, which is left as lazy as it is."""
+    if isinstance(condition, LazyVariableTracker):
+        if not isinstance(condition.peek_value(), torch.Tensor):
+            return None
+        condition = condition.realize()
+    if not isinstance(condition, TensorVariable):
+        return None
+    return condition if condition.as_proxy().node.meta["example_value"].numel() == 1 else None
+
+
+def _only_raises(self: Any, start: int) -> str | None:
+    """The line of the `raise` that the instructions from `start` lead to, without a jump or a handler on the way."""
+    for inst in self.instructions[start:]:
+        if inst.opcode in _JUMPS or inst.exn_tab_entry is not None or inst.opname.startswith("RETURN"):
+            return None
+        if inst.opname == "RAISE_VARARGS":
+            line = inst.positions.lineno if inst.positions else "an unknown line"
+            return f"{self.f_code.co_filename}:{line}"
+    return None

@@ -1,0 +1,88 @@
+"""Forwards that raise for values of their tensors are traced, and raise for the same values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxpar
+from fxpar.errors import GraphBreakError
+from tests.support.one_process import ATEN, mesh_of_one_process
+
+mesh = pytest.fixture(mesh_of_one_process)
+
+
+class Careful(nn.Module):
+    """A layer behind a check of its argument."""
+
+    def __init__(self, check: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.linear, self.check = nn.Linear(3, 3), check
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check(x)
+        return self.linear(x).square().mean()
+
+
+def large(x: Tensor) -> None:
+    if x is not None and x.max() >= 10:
+        raise ValueError(f"values must be below {10}, but the largest is {x.max()}")
+
+
+def not_finite(x: Tensor) -> None:
+    if not torch.isfinite(x).all():
+        raise FloatingPointError
+
+
+def out_of_range(x: Tensor) -> None:
+    if (x < -10).any() or (x > 10).any():
+        message = "out of range"
+        raise ValueError(message)
+
+
+def with_another_branch(x: Tensor) -> Tensor:
+    if x.abs().sum() == 0:
+        raise ZeroDivisionError("all are zero")
+    else:
+        y = x / x.abs().sum()
+    return y
+
+
+BAD = {large: 11.0, not_finite: float("nan"), out_of_range: -11.0, with_another_branch: 0.0}
+
+
+@pytest.mark.parametrize("check", BAD)
+def test_a_branch_that_only_raises_is_an_assertion(check: Callable[[Tensor], object], mesh: fxpar.Mesh) -> None:
+    step = torch.compile(fxpar.distribute(Careful(check), mesh), backend="fxpar", options=ATEN)
+    step(torch.ones(2, 3)).backward()
+    bad = torch.full((2, 3), BAD[check])
+    with pytest.raises((ValueError, ArithmeticError)):
+        check(bad)
+    first = inspect.getsourcelines(check)[1]
+    lines = "|".join(str(first + number) for number in range(5))
+    with pytest.raises(RuntimeError, match=rf"the forward raises at .*test_raising_branches.py:({lines})"):
+        step(bad)
+    step(2 * torch.ones(2, 3)).backward()
+
+
+def chooses(x: Tensor) -> Tensor:
+    return x + 1 if x.sum() > 0 else x
+
+
+def catches(x: Tensor) -> None:
+    try:
+        if x.sum() > 100:
+            raise ValueError
+    except ValueError:
+        x.add_(1)
+
+
+@pytest.mark.parametrize("check", [chooses, catches])
+def test_a_branch_that_does_more_stays_an_error(check: Callable[[Tensor], object], mesh: fxpar.Mesh) -> None:
+    step = torch.compile(fxpar.distribute(Careful(check), mesh), backend="fxpar", options=ATEN)
+    with pytest.raises(GraphBreakError, match="Data-dependent branching"):
+        step(torch.ones(2, 3))
