@@ -46,17 +46,6 @@ class NotTheLossError(FxparError):
         )
 
 
-class PartOfPipelineError(FxparError):
-    """`torch.nn.utils.clip_grad_norm_` was given some of the gradients of a rank's stages."""
-
-    def __init__(self, given: int, held: int) -> None:
-        super().__init__(
-            f"torch.nn.utils.clip_grad_norm_ was given {given} of the {held} gradients of this rank's stages: expected "
-            "all of them, or those of a module within one stage, as other stages may have more that belongs to their "
-            "norm; call fxpar.clip_grad_norm_ with the same part of the model on all ranks: its norm is over all stages"
-        )
-
-
 class RemoteResultError(FxparError):
     """The values of a result were used on a rank that does not hold them."""
 
