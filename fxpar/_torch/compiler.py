@@ -71,7 +71,6 @@ __all__ = [
     "mark_static",
     "name_functions_for_logs_alone",
     "never_compiled",
-    "reading_numbers",
     "recompile_limit",
     "rename_placeholder",
     "schema",
@@ -81,6 +80,7 @@ __all__ = [
     "tag_activation_checkpoint",
     "tracing",
     "uncompiled",
+    "wider_tracing",
     "with_effects",
 ]
 
@@ -149,9 +149,9 @@ def _not_timed(*_: Any) -> float:
     return 0.0
 
 
-def reading_numbers() -> AbstractContextManager[None]:
-    """Within, Dynamo traces `Tensor.item()`, as it does with `fullgraph=True`, instead of breaking the graph there."""
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(capture_scalar_outputs=True)
+def wider_tracing() -> AbstractContextManager[None]:
+    """Within, Dynamo traces `Tensor.item()`, as it does with `fullgraph=True`, and recurrent layers, step by step."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(capture_scalar_outputs=True, allow_rnn=True)
     return patched
 
 

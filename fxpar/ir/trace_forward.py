@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import bare_traces, compile_options, never_compiled, reading_numbers, skip_frame
+from fxpar._torch.compiler import bare_traces, compile_options, never_compiled, skip_frame, wider_tracing
 from fxpar._torch.dynamo import change_tracing, layers_traced_once
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
@@ -127,7 +127,7 @@ class ForwardTracer:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         """Within, Dynamo traces more, and faster, than it does by itself. Every step enters it: it has to be cheap."""
-        with self._layers_traced_once(), flex_attention_in_one_graph(), reading_numbers():
+        with self._layers_traced_once(), flex_attention_in_one_graph(), wider_tracing():
             yield
 
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:

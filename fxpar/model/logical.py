@@ -36,6 +36,7 @@ from fxpar.model.named_loss import named_loss
 from fxpar.model.one_process_methods import refused_methods
 from fxpar.model.outputs import map_tensors
 from fxpar.model.recording_hooks import install_recording_hooks
+from fxpar.model.recurrent import RECURRENT_MEMBERS
 from fxpar.model.sync_batch_norm import synchronized_forward
 from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
@@ -69,6 +70,9 @@ def install(distribution: Distribution) -> None:
     for path, module in distribution.model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             members[module]["forward"] = synchronized_forward(module, path, num_batch_shards(distribution.mesh))
+        if isinstance(module, nn.RNNBase):
+            members[module] |= RECURRENT_MEMBERS
+            vars(module).pop("_flat_weights")
         if path in distribution.hints.outputs:
             plain = members[module].get("forward", type(module).forward)
             members[module]["forward"] = hinted_forward(plain, tuple(distribution.hints.outputs[path]))
