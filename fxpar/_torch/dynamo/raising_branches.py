@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch._dynamo.bytecode_transformation import Instruction
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import LazyVariableTracker, TensorVariable
+from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 _JUMPS_IF: dict[str, bool] = {
     name: "IF_TRUE" in name
@@ -45,6 +47,8 @@ def _asserting(jump: Callable[[Any, Instruction], None], jumps_if: bool) -> Call
     """An instruction that jumps, but asserts that neither branch is taken that only raises."""
 
     def run(self: Any, inst: Instruction) -> None:
+        if isinstance(self.stack[-1], SymNodeVariable):
+            return _jump_by_number(jump, self, inst)
         condition = _truth_of_tensor(self.stack[-1])
         if condition is None or not torch._dynamo.config.capture_scalar_outputs:
             return jump(self, inst)
@@ -64,10 +68,18 @@ def _asserting(jump: Callable[[Any, Instruction], None], jumps_if: bool) -> Call
     return run
 
 
+def _jump_by_number(jump: Callable[[Any, Instruction], None], self: Any, inst: Instruction) -> None:
+    """Break the graph where a number from a tensor decides: Dynamo does so for comparisons, but not for the number."""
+    try:
+        jump(self, inst)
+    except GuardOnDataDependentSymNode as error:
+        unimplemented(gb_type="Data-dependent branching", context=str(error), explanation=str(error), hints=[])
+
+
 def _truth_of_tensor(condition: VariableTracker) -> VariableTracker | None:
     """A condition that is a tensor of one element; None for any other, which is left as lazy as it is."""
     if isinstance(condition, LazyVariableTracker):
-        if not isinstance(condition.peek_value(), torch.Tensor):
+        if not condition.is_realized() and not isinstance(condition.peek_value(), torch.Tensor):
             return None
         condition = condition.realize()
     if not isinstance(condition, TensorVariable):

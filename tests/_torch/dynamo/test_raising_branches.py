@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.errors import GraphBreakError
+from fxpar.errors import ForwardRaisesError, GraphBreakError
 from tests.support.one_process import ATEN, mesh_of_one_process
 
 mesh = pytest.fixture(mesh_of_one_process)
@@ -86,3 +86,30 @@ def test_a_branch_that_does_more_stays_an_error(check: Callable[[Tensor], object
     step = torch.compile(fxpar.distribute(Careful(check), mesh), backend="fxpar", options=ATEN)
     with pytest.raises(GraphBreakError, match="Data-dependent branching"):
         step(torch.ones(2, 3))
+
+
+class Switched(nn.Module):
+    """Decides by an argument that is a number, twice, and by one that may be a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, scale: object, flag: object) -> Tensor:
+        h = self.linear(x)
+        for _ in range(2):
+            if scale:
+                h = h * 2
+        if not flag:
+            raise ValueError("no flag")
+        return h.square().mean()
+
+
+def test_other_conditions_are_decided_in_the_trace(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(fxpar.distribute(Switched(), mesh), backend="fxpar", options=ATEN)
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(step(x, 1, True), 16 * step(x, 0, torch.tensor(True)))
+    with pytest.raises(RuntimeError, match="the forward raises at"):
+        step(x, 0, torch.tensor(False))
+    with pytest.raises(ForwardRaisesError, match="no flag"):
+        step(x, 0, False)
