@@ -13,8 +13,9 @@ import torch
 from torch._dynamo.bytecode_transformation import Instruction
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable, TensorVariable
+from torch._dynamo.variables import LazyVariableTracker, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 _JUMPS_IF: dict[str, bool] = {
