@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.effects import _get_effect, _register_effectful_op
 
+from fxpar._torch.compiler import assert_async
+
 _CHECK = torch.ops.aten._linalg_check_errors.default
 _NAME = "aten::_linalg_check_errors"
 
 
 def _assert_success(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
-    torch._assert_async((info == 0).all(), f"{api_name}: a matrix is singular, or not what the operation needs")
+    assert_async((info == 0).all(), f"{api_name}: a matrix is singular, or not what the operation needs")
 
 
 AS_ASSERTIONS: Mapping[Any, Callable[..., Any]] = {_CHECK: _assert_success}

@@ -17,17 +17,16 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
     Raises:
         ConvertedModelError: a parameter would have another type, or be on another device.
     """
-    for before in sorted({(str(p.dtype), p.device.type) for p in self.parameters(recurse)}):
-        _check(type(self).__name__, fn, *before)
+    for dtype, device_type in dict.fromkeys((p.dtype, p.device.type) for p in self.parameters(recurse)):
+        _check(type(self).__name__, fn, torch.empty(0, dtype=dtype, device=device_type))
     applied: nn.Module = type(self).__mro__[1]._apply(self, fn, recurse)  # type: ignore[attr-defined]
     return applied
 
 
-def _check(model: str, fn: Callable[[Tensor], Tensor], dtype: str, device_type: str) -> None:
-    before = torch.empty(0, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device_type)
+def _check(model: str, fn: Callable[[Tensor], Tensor], before: Tensor) -> None:
     after = fn(before)
     if (after.dtype, after.device) != (before.dtype, before.device):
-        raise ConvertedModelError(model, f"{dtype} on {device_type}", f"{after.dtype} on {after.device.type}")
+        raise ConvertedModelError(model, *(f"{each.dtype} on {each.device.type}" for each in (before, after)))
 
 
 CHECKED_CONVERSIONS: Mapping[str, Any] = {"_apply": _apply}

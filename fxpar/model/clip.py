@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from fxpar._torch.clip_grad import replace_clip_grad_norm
 from fxpar.ir.dtensor import layout_of
 from fxpar.ir.layout import Shard
-from fxpar.model.distribution import all_distributions
+from fxpar.model.distribution import pipelines
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import mesh_of_this_world
 
@@ -62,11 +62,10 @@ def _over_stages(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        pipelines = [each for each in all_distributions() if each.mesh.pipe > 1]
-        if pipelines and not isinstance(parameters, Tensor):
+        if (alive := pipelines()) and not isinstance(parameters, Tensor):
             parameters = list(parameters)
             identities = set(map(id, parameters))
-            if not parameters or any(each.holds_any_of(identities) for each in pipelines):
+            if not parameters or any(each.holds_any_of(identities) for each in alive):
                 return clip_grad_norm_(parameters, max_norm, float(norm_type), error_if_nonfinite)
         return plain(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 

@@ -174,6 +174,11 @@ def all_distributions() -> list[Distribution]:
     return [distribution for _, distribution in sorted(_by_handle.items())]
 
 
+def pipelines() -> list[Distribution]:
+    """Those of `all_distributions` of which a rank has a part of the stages alone."""
+    return [each for each in all_distributions() if each.mesh.pipe > 1]
+
+
 def common_seed() -> int:
     """Rank 0's seed, so that every rank draws the same numbers."""
     seeds = [torch.initial_seed() % 2**63]  # it must fit in an int64 tensor; unseeded, torch draws 64 bits

@@ -19,7 +19,7 @@ from fxpar._torch.distributed import bypass_in_get_state_dict, load_empty_groups
 from fxpar._torch.empty_optimizers import accept_empty_lists
 from fxpar.errors import OptimizerAcrossStagesError, OptimizerStateError
 from fxpar.model.contiguous_shards import contiguous, placed_like
-from fxpar.model.distribution import Distribution, all_distributions
+from fxpar.model.distribution import Distribution, all_distributions, pipelines
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def _latest_pipeline() -> list[Distribution]:
 
     Where it is for an older model, all that differs is the mesh over which groups are put together.
     """
-    return [each for each in all_distributions() if each.mesh.pipe > 1][-1:]
+    return pipelines()[-1:]
 
 
 def _check_treats_parameters_alone(optimizer: Optimizer, stepped: Sequence[Distribution]) -> None:

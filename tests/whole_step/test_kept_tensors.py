@@ -130,7 +130,7 @@ class Codebook(Chain):
 
 
 class Remembering(Chain):
-    """The next forward reads what `keep` has kept."""
+    """Each forward reads, by `read`, what the one before it has kept."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -18,6 +18,8 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxpar._torch.compiler import assert_async
+
 _JUMPS_IF: dict[str, bool] = {
     name: "IF_TRUE" in name
     for name in dis.opmap
@@ -61,7 +63,7 @@ def _asserting(jump: Callable[[Any, Instruction], None], jumps_if: bool) -> Call
         must_jump = next_raises is not None
         asserted = condition if must_jump is jumps_if else condition.call_method(self, "logical_not", [], {})
         message = f"the forward raises at {line}, for values of tensors"
-        self.output.create_proxy("call_function", torch._assert_async, (asserted.as_proxy(), message), {})
+        self.output.create_proxy("call_function", assert_async, (asserted.as_proxy(), message), {})
         if must_jump:
             self.jump(inst)
         return None
