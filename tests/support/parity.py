@@ -347,3 +347,29 @@ def compare(where: str, expected: Tensor, found: Tensor, alone: nn.Module, model
         assert isinstance(parameter.grad, DTensor), f"{where}: {name} got no gradient"
         error = (parameter.grad.full_tensor() - gradient).abs().max() / gradient.abs().max().clamp(min=least)
         assert error <= GRADIENT_TOLERANCE, f"{where}, gradient of {name}: relative error {error:.1e}"
+
+
+def compare_copy(
+    where: str,
+    alone: nn.Module,
+    whole: Mapping[str, Tensor],
+    mesh: fxpar.Mesh,
+    *,
+    opener: str,
+    layouts: Any = None,
+    steps: int = 1,
+) -> None:
+    """Distribute a copy of `alone` in two microbatches, over two stages on a pipeline, and compare its steps.
+
+    Args:
+        opener: the path of the module that opens the second stage.
+    """
+    model, part = copy.deepcopy(alone), batch_shard(whole, mesh)
+    stages = [opener][: mesh.pipe - 1]
+    fxpar.distribute(model, mesh, stages=stages, layouts=layouts, microbatches=2, example_inputs=part)
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
+    for _ in range(steps):
+        expected, found = alone(**whole), step(**part)
+        expected.backward()
+        found.backward()
+        compare(where, expected, found, alone, model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 import fxpar
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import ATEN, mesh_of_one_process
-from tests.support.parity import batch_shard, compare
+from tests.support.parity import compare_copy
 
 mesh = pytest.fixture(mesh_of_one_process)
 
@@ -44,15 +43,8 @@ def check_operations(sizes: Mapping[str, int]) -> None:
     mesh = fxpar.init_mesh(**sizes)
     for name, operation in OPERATIONS.items():
         torch.manual_seed(0)
-        alone = Factorising(operation)
-        model, whole = copy.deepcopy(alone), {"x": torch.randn(8, 8)}
-        part = batch_shard(whole, mesh)
-        stages = ["last"][: mesh.pipe - 1]
-        fxpar.distribute(model, mesh, stages=stages, microbatches=2, example_inputs=part)
-        expected, found = alone(**whole), torch.compile(model, backend="fxpar", options=ATEN)(**part)
-        expected.backward()
-        found.backward()
-        compare(f"{name} on {sizes}", expected, found, alone, model)
+        alone, whole = Factorising(operation), {"x": torch.randn(8, 8)}
+        compare_copy(f"{name} on {sizes}", alone, whole, mesh, opener="last")
 
 
 @pytest.mark.parametrize("sizes", [{"pipe": 2}, {"z": 2}, {"x": 2}], ids=str)

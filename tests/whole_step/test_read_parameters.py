@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 
@@ -13,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 import fxpar
 from fxpar.world.launch import run_ranks
-from tests.support.parity import batch_shard, compare
+from tests.support.parity import compare_copy
 
 
 class Reader(nn.Module):
@@ -92,19 +91,9 @@ def check_reads(sizes: Mapping[str, int]) -> None:
     mesh = fxpar.init_mesh(**sizes)
     for name, read in READS.items():
         torch.manual_seed(0)
-        alone = Reader(read)
-        model = copy.deepcopy(alone)
-        whole = {"x": torch.randn(8, 8), "target": torch.randn(8, 16)}
-        part = batch_shard(whole, mesh)
+        alone, whole = Reader(read), {"x": torch.randn(8, 8), "target": torch.randn(8, 16)}
         hints = {"first.weight": ("x", None), "second.weight": (None, "x")} if "x" in sizes else None
-        stages = ["second"][: mesh.pipe - 1]
-        fxpar.distribute(model, mesh, stages=stages, layouts=hints, microbatches=2, example_inputs=part)
-        step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
-        for _ in range(2):
-            expected, found = alone(**whole), step(**part)
-            expected.backward()
-            found.backward()
-            compare(f"{name} on {sizes}", expected, found, alone, model)
+        compare_copy(f"{name} on {sizes}", alone, whole, mesh, opener="second", layouts=hints, steps=2)
 
 
 @pytest.mark.parametrize("sizes", [{"x": 2}, {"pipe": 2}, {"z": 2}], ids=str)
