@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fxpar.ir.markers import shard
     from fxpar.ir.plan import Plan
     from fxpar.ir.precision import Precision
+    from fxpar.model.add_loss import add_loss
     from fxpar.model.clip import clip_grad_norm_
     from fxpar.model.pretrained.load import load_pretrained
     from fxpar.model.pretrained.save import save_pretrained
@@ -41,6 +42,7 @@ __all__ = [
     "Plan",
     "Precision",
     "__version__",
+    "add_loss",
     "batch_rank",
     "clip_grad_norm_",
     "distribute",
@@ -66,6 +68,7 @@ _MODULES = {
     "Network": "hardware.network",
     "Plan": "ir.plan",
     "Precision": "ir.precision",
+    "add_loss": "model.add_loss",
     "batch_rank": "world.mesh",
     "clip_grad_norm_": "model.clip",
     "distribute": "distribute_model",

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fxpar._torch.anomaly import detect_anomalies_in_dtensors
+from fxpar._torch.fused_optimizers import let_fused_optimizers_step
 from fxpar.backend import CapturedSteps, fxpar
 from fxpar.errors import AlreadyDistributedError, InvalidOptionError
 from fxpar.garbage_collection import garbage_collection_paused
@@ -50,7 +51,8 @@ def distribute(
 
     Args:
         model: any module whose forward returns a loss: of its scalar results that require grad, the one under the key
-            or in the field "loss", else the first. It may be built under `torch.device("meta")`, see `init_weights`.
+            or in the field "loss", else the first; `fxpar.add_loss` makes one of a module that returns predictions. It
+            may be built under `torch.device("meta")`, see `init_weights`.
         mesh: the mesh, from `init_mesh`.
         stages: paths of the modules that start the second and later stages; or the number of stages, which are then
             balanced by their estimated costs, for which `example_inputs` are needed (default: one for each rank of the
@@ -115,4 +117,5 @@ def _shard(
     install_state_dict_hooks(distribution)
     watch_optimizers()
     let_torch_clip_over_stages()
+    let_fused_optimizers_step()
     detect_anomalies_in_dtensors()

@@ -38,10 +38,12 @@ from fxpar.errors.distributing import (
 )
 from fxpar.errors.models import (
     AlreadyDistributedError,
+    AmbiguousTargetError,
     ConvertedModelError,
     NotLoadedError,
     OneProcessMethodError,
     PlainModelError,
+    TrainedLossError,
     UninitializedModuleError,
 )
 from fxpar.errors.options import (
@@ -92,6 +94,7 @@ from fxpar.errors.weights import (
 
 __all__ = [
     "AlreadyDistributedError",
+    "AmbiguousTargetError",
     "BlockMaskError",
     "BrokenWorldError",
     "ClusterUnavailableError",
@@ -152,6 +155,7 @@ __all__ = [
     "StageNotFoundError",
     "StaleOptimizerError",
     "TooFewQueuesError",
+    "TrainedLossError",
     "UnavailableTensorError",
     "UninitializedModuleError",
     "UnknownAlgorithmError",

@@ -58,7 +58,8 @@ class NoLossError(FxparError):
     def __init__(self, found: str) -> None:
         super().__init__(
             f"the forward must return a scalar loss that requires grad when grad is enabled; it returned {found}; "
-            "return the loss (alone or first among several outputs), or call the model under torch.no_grad()"
+            "return the loss (alone or first among several outputs); or call fxpar.add_loss(model, loss_function) "
+            "before distribute, and the compiled model with target=...; or call the model under torch.no_grad()"
         )
 
 

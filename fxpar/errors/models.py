@@ -14,6 +14,26 @@ class AlreadyDistributedError(FxparError):
         super().__init__(f"{model} is distributed already; build a fresh model to distribute it differently")
 
 
+class AmbiguousTargetError(FxparError):
+    """`add_loss` would give a forward an argument that it has."""
+
+    def __init__(self, model: str, target: str, signature: str) -> None:
+        super().__init__(
+            f"add_loss gives the forward of {model} the argument {target!r}, but expected one without it; found "
+            f"forward{signature}; compute the loss in the forward, or rename its argument"
+        )
+
+
+class TrainedLossError(FxparError):
+    """The loss given to `add_loss` has parameters of its own."""
+
+    def __init__(self, loss: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"add_loss expected a loss without parameters, but {loss} has {some_of(names)}, which the model would "
+            "lack; make it a submodule of the model, and compute the loss in its forward"
+        )
+
+
 class UninitializedModuleError(FxparError):
     """A module built on the meta device has buffers that neither it nor a checkpoint can give values."""
 

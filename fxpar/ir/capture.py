@@ -16,6 +16,7 @@ from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
 from fxpar.errors import FxparError, GraphBreakError, UnavailableTensorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.canonical_names import with_canonical_names
+from fxpar.ir.dense_gradients import make_gradients_dense
 from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
@@ -183,6 +184,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     write_out_of_place(module)
     keep_numbers_as_tensors(module)
     assign_at_all_places(module)
+    make_gradients_dense(module)
     positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     module = with_canonical_names(module)
     nodes = list(module.graph.nodes)

@@ -127,7 +127,7 @@ class ForwardTracer:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         """Within, Dynamo traces more, and faster, than it does by itself. Every step enters it: it has to be cheap."""
-        with self._layers_traced_once(), flex_attention_in_one_graph(), wider_tracing():
+        with self._layers_traced_once(), flex_attention_in_one_graph(), wider_tracing(), _layers_op_by_op():
             yield
 
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:
@@ -182,6 +182,20 @@ class _Steps:
     def drop(self) -> None:
         """Free what was built; the next call builds it anew."""
         self._built.clear()
+
+
+@contextmanager
+def _layers_op_by_op() -> Iterator[None]:
+    """Within, encoder layers and attention of PyTorch compute the same ops in evaluation as in training.
+
+    Without gradients they would be one op each, of which no rule could say how it shards.
+    """
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def capture_forward(model: nn.Module, device_type: str, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Capture:

@@ -1,17 +1,19 @@
-"""Clip gradients by their total norm over all stages and shards."""
+"""The total norm of gradients over all stages and shards, and clipping by it."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fxpar._torch.clip_grad import replace_clip_grad_norm
+from fxpar._torch.clip_grad import replace_norms
 from fxpar.ir.dtensor import layout_of
 from fxpar.ir.layout import Shard
 from fxpar.model.distribution import pipelines
@@ -34,9 +36,7 @@ def clip_grad_norm_(
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
     with torch.no_grad():
-        norm = _norm_over_ranks(gradients, norm_type, _device_of(held))
-        if error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"the norm of all gradients is {norm.item()}: expected a finite one")
+        norm = _checked_norm(gradients, norm_type, error_if_nonfinite)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in gradients:
             _local(gradient).mul_(scale.to(gradient.dtype))
@@ -49,12 +49,12 @@ def let_torch_clip_over_stages() -> None:
 
     PyTorch takes the norm of the gradients that a rank has, which on a pipeline are those of its stages: each stage
     would be clipped by another factor. A rank that has none of the parameters takes part with an empty list. A single
-    parameter, given without a list, is in one stage alone, and so is its norm.
+    parameter, given without a list, is in one stage alone, and so is its norm. The same holds for `get_total_norm`.
     """
-    replace_clip_grad_norm(_over_stages)
+    replace_norms(_clip_over_stages, _norm_over_stages)
 
 
-def _over_stages(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _clip_over_stages(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def clip(
         parameters: Iterable[Tensor] | Tensor,
         max_norm: float,
@@ -67,9 +67,47 @@ def _over_stages(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
             identities = set(map(id, parameters))
             if not parameters or any(each.holds_any_of(identities) for each in alive):
                 return clip_grad_norm_(parameters, max_norm, float(norm_type), error_if_nonfinite)
-        return plain(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        with _of_one_rank():
+            return plain(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
     return clip
+
+
+def _norm_over_stages(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def norm(
+        tensors: Iterable[Tensor] | Tensor,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        if (alive := pipelines()) and not isinstance(tensors, Tensor) and not _is_of_one_rank.get():
+            tensors = list(tensors)
+            meshes = {each.mesh.stage_mesh for each in alive}
+            if not tensors or any(isinstance(each, DTensor) and each.device_mesh in meshes for each in tensors):
+                return _checked_norm(tensors, float(norm_type), error_if_nonfinite)
+        return plain(tensors, norm_type, error_if_nonfinite, foreach)
+
+    return norm
+
+
+_is_of_one_rank = ContextVar("is_of_one_rank", default=False)
+
+
+@contextmanager
+def _of_one_rank() -> Iterator[None]:
+    """Within, PyTorch's own function asks for the norm of what is on no pipeline: not all ranks may have called it."""
+    token = _is_of_one_rank.set(True)
+    try:
+        yield
+    finally:
+        _is_of_one_rank.reset(token)
+
+
+def _checked_norm(tensors: Sequence[Tensor], norm_type: float, error_if_nonfinite: bool) -> Tensor:
+    norm = _norm_over_ranks(tensors, norm_type, _device_of(tensors))
+    if error_if_nonfinite and not norm.isfinite():
+        raise RuntimeError(f"the norm of all gradients is {norm.item()}: expected a finite one")
+    return norm
 
 
 def _norm_over_ranks(gradients: Sequence[Tensor], norm_type: float, device: torch.device) -> Tensor:

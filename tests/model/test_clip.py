@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 import fxpar
 from fxpar.errors import OptimizerAcrossStagesError
@@ -49,6 +49,16 @@ def by_largest(model: nn.Module) -> list[Tensor]:
     return [clip_grad_norm_(list(model.parameters()), 1e-3, norm_type=math.inf)]
 
 
+def by_total_norm(model: nn.Module) -> list[Tensor]:
+    norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    clip_grads_with_norm_(model.parameters(), 0.1, norm)
+    return [norm]
+
+
+def norms_of_weights(model: nn.Module) -> list[Tensor]:
+    return [get_total_norm(model.parameters(), norm_type) for norm_type in (2.0, math.inf)]
+
+
 def each_layer(model: nn.Module) -> list[Tensor]:
     return [clip_grad_norm_(layer.parameters(), 1e-3) for layer in model.get_submodule("layers").children()]
 
@@ -77,6 +87,8 @@ CLIPS: Mapping[str, Clip] = {
         all_at_once,
         by_ours,
         by_largest,
+        by_total_norm,
+        norms_of_weights,
         each_layer,
         each_parameter,
         groups,
@@ -133,6 +145,8 @@ def check_frozen_stage() -> None:
         torch.testing.assert_close(
             clip_grad_norm_(trained(model.parameters()), 10.0), clip_grad_norm_(trained(alone.parameters()), 10.0)
         )
+    norms = [get_total_norm([p.grad for p in m.parameters() if p.grad is not None]) for m in (model, alone)]
+    torch.testing.assert_close(*norms)
 
 
 def test_a_stage_without_gradients_takes_part() -> None:

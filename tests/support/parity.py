@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 import fxpar
 from fxpar.bench.models import (
@@ -237,10 +238,13 @@ def check_runs(runs: Sequence[Run]) -> None:
         check_run(run, mesh)
 
 
-def batch_shard(whole: Mapping[str, Tensor], mesh: fxpar.Mesh) -> dict[str, Tensor]:
-    """This rank's part of a batch."""
+def batch_shard(whole: Mapping[str, Any], mesh: fxpar.Mesh) -> dict[str, Any]:
+    """This rank's part of a batch, whose tensors may be nested."""
     shards = fxpar.num_batch_shards(mesh)
-    return {name: value.chunk(shards)[fxpar.batch_rank(mesh)] for name, value in whole.items()}
+    part: dict[str, Any] = tree_map_only(
+        torch.Tensor, lambda value: value.chunk(shards)[fxpar.batch_rank(mesh)], dict(whole)
+    )
+    return part
 
 
 def on_device(device_type: str, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -352,19 +356,21 @@ def compare(where: str, expected: Tensor, found: Tensor, alone: nn.Module, model
 def compare_copy(
     where: str,
     alone: nn.Module,
-    whole: Mapping[str, Tensor],
+    whole: Mapping[str, Any],
     mesh: fxpar.Mesh,
     *,
     opener: str,
     layouts: Any = None,
     steps: int = 1,
+    model: nn.Module | None = None,
 ) -> None:
     """Distribute a copy of `alone` in two microbatches, over two stages on a pipeline, and compare its steps.
 
     Args:
         opener: the path of the module that opens the second stage.
+        model: distributed in the place of a copy.
     """
-    model, part = copy.deepcopy(alone), batch_shard(whole, mesh)
+    model, part = model or copy.deepcopy(alone), batch_shard(whole, mesh)
     stages = [opener][: mesh.pipe - 1]
     fxpar.distribute(model, mesh, stages=stages, layouts=layouts, microbatches=2, example_inputs=part)
     step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})

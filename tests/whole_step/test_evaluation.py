@@ -181,3 +181,36 @@ def test_an_evaluation_that_cannot_fit_is_refused_though_the_training_step_fits(
     first, last = run_ranks(2, evaluate_in_little_memory, 40_000)
     assert first == last
     assert "made 0.1" in first
+
+
+class Encoder(nn.Module):
+    """PyTorch's own layers, which evaluate by one op for a whole layer where they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.head(self.encoder(x)).square().mean()
+        return loss
+
+
+def check_encoder(sizes: Mapping[str, int]) -> None:
+    """Training and evaluation mode. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(0)
+    alone, x = Encoder(), torch.randn(4, 3, 8)
+    model = copy.deepcopy(alone)
+    stages = ["encoder.layers.1"][: mesh.pipe - 1]
+    fxpar.distribute(model, mesh, stages=stages, microbatches=2, example_inputs=(x,))
+    step = torch.compile(model, backend="fxpar", options=OPTIONS)
+    torch.testing.assert_close(step(x), alone(x))
+    with torch.no_grad():
+        torch.testing.assert_close(step.eval()(x), alone.eval()(x))
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("sizes", [{"x": 2}, {"pipe": 2}], ids=str)
+def test_encoder_layers_evaluate_op_by_op(sizes: dict[str, int]) -> None:
+    run_ranks(2, check_encoder, sizes)
