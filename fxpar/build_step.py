@@ -95,7 +95,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
     """The step that `connected` runs; a collective of all ranks."""
     capture, options, distribution, mesh = task.capture, task.options, task.distribution, task.mesh
     batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0}
-    microbatches = distribution.final_plan.microbatches
+    microbatches = task.microbatches
     executor = Executor(
         mesh,
         connected.program,
@@ -215,8 +215,7 @@ def _dump_program(task: Task, plan: StepPlan) -> None:
     dump.text("program", plan.programs[task.mesh.coordinate["pipe"]])
     dump.text("memory", "\n".join(map(str, (MEMORY_HEADER, *plan.peaks))))
     if task.with_backward:  # or an evaluation would overwrite the costs of the training step
-        microbatches = task.distribution.final_plan.microbatches
-        dump.json("costs", replace(plan.costs, num_microbatches=microbatches).to_json())
+        dump.json("costs", replace(plan.costs, num_microbatches=task.microbatches).to_json())
 
 
 def _dump_facts(task: Task, plan: StepPlan, graphs: Sequence[StageGraphs], model: GraphModel) -> None:

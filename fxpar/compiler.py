@@ -88,7 +88,8 @@ def plan_stages(
     for number, stage in enumerate(stages, start=1):
         log.graph("split_stages", stage.module, None, stage.index)
         with phase(f"stage {stage.index} ({number} of {len(stages)})"):
-            planned.append(_plan_stage(stage, planned, known, distribution, with_backward, log))
+            microbatches = distribution.microbatches_of(capture)
+            planned.append(_plan_stage(stage, planned, known, distribution, microbatches, with_backward, log))
     return tuple(planned)
 
 
@@ -109,6 +110,7 @@ def _plan_stage(
     earlier: Sequence[PlannedStage],
     known: _Known,
     distribution: Distribution,
+    microbatches: int,
     with_backward: bool,
     log: PassLog,
 ) -> PlannedStage:
@@ -123,7 +125,7 @@ def _plan_stage(
     settled = [stage.border for stage in earlier]
     placement = distribution.placement
     pins = Pins({**pin_parameters(joint, distribution, settled), **pin_edges(joint, placement, settled)})
-    mesh, microbatches = distribution.mesh, distribution.microbatches
+    mesh = distribution.mesh
     # Before layouts are chosen, since a loss over a sharded vocabulary is only possible in decomposed form.
     norm_policy = choose_norm_policy(joint, mesh, pins)
     joint = replace(joint, module=decompose_for_sharding(joint.module, norm_policy, known.decomposed))

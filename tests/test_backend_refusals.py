@@ -96,12 +96,18 @@ def test_an_output_that_hides_its_tensors_is_an_error(mesh: fxpar.Mesh) -> None:
         step(*batch(4))
 
 
-def test_a_batch_that_microbatches_do_not_divide_is_an_error(mesh: fxpar.Mesh) -> None:
-    step = torch.compile(distributed(mesh, microbatches=4), backend="fxpar", options=ATEN)
+def test_example_inputs_that_microbatches_do_not_divide_are_an_error(mesh: fxpar.Mesh) -> None:
     with pytest.raises(
         MicrobatchError, match=r"argument 'x' has a batch of 6, which 4 microbatches do not divide.*multiple of 4"
     ):
-        step(*batch(6))
+        fxpar.distribute(Net(), mesh, microbatches=4, example_inputs=batch(6))
+
+
+def test_a_batch_that_a_schedule_of_ones_own_does_not_divide_is_an_error(mesh: fxpar.Mesh) -> None:
+    options = {**ATEN, "schedule": [["0F0", "0F1", "0B0", "0B1"]]}
+    step = torch.compile(distributed(mesh, microbatches=2), backend="fxpar", options=options)
+    with pytest.raises(InvalidScheduleError, match=r"and 2 microbatches: expected .* and 3 microbatches"):
+        step(*batch(9))
 
 
 def test_a_block_mask_of_all_rows_is_an_error_if_microbatches_split_them(mesh: fxpar.Mesh) -> None:

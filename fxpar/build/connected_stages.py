@@ -39,7 +39,7 @@ _of_training: WeakKeyDictionary[Step, tuple[Hashable, ConnectedStages]] = WeakKe
 @as_phase
 def connect_stages(task: Task, derived: RankProgram, stages: Sequence[CompiledStage]) -> ConnectedStages:
     """Open the transports between stages; a collective of all ranks."""
-    mesh, microbatches = task.mesh, task.distribution.final_plan.microbatches
+    mesh, microbatches = task.mesh, task.microbatches
     timeout = timedelta(seconds=task.options.transfer_timeout_s)
     connections = connect(derived.reshards, stages, mesh, microbatches, timeout, answered=task.loss is None)
     return ConnectedStages(derived.program, stages, connections, derived)

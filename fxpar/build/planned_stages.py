@@ -72,7 +72,7 @@ def plan_question(
         distribution.dtypes,
         distribution.plan,
         distribution.placement,
-        distribution.microbatches,
+        distribution.microbatches_of(capture),
         tuple(boundaries),
         with_backward,
         registered_rules(),

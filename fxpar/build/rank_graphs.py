@@ -48,8 +48,7 @@ def _divide(task: Task, plan: StepPlan) -> tuple[list[StageGraphs], StepPlan]:
     remat = Remat(options.remat, options.gathered_bytes)
     overlap, fuses = options.overlapping, options.lowering in (INDUCTOR, TENSORRT)
     graphs: list[StageGraphs] = []
-    microbatches = distribution.final_plan.microbatches
-    for storage in storage_choices(options.gather_weights, options.reduce_gradients, microbatches, mesh.z):
+    for storage in storage_choices(options.gather_weights, options.reduce_gradients, task.microbatches, mesh.z):
         graphs = [
             divide_stage(stage, graph, distribution, schedule, storage, remat, overlap, fuses=fuses)
             for stage, graph in zip(own, local, strict=True)

@@ -65,7 +65,7 @@ def step_facts(
         final.stages,
         plan.schedule.name,
         str(plan.schedule),
-        final.microbatches,
+        plan.schedule.num_microbatches,
         profiled,
         None if math.isinf(memory_budget) else memory_budget,
         None if timeline is None else str(timeline.absolute()),

@@ -77,11 +77,17 @@ def plan_step(task: Task) -> StepPlan:
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, task.log)
     costs = estimate_costs(stages, pipeline, task.mesh, distribution.placement)
     schedule = task.schedule(costs)
-    if task.with_backward and is_first_rank() and (warning := few_microbatches_warning(schedule, costs.edges)):
-        warnings.warn(warning, stacklevel=2)
+    is_as_wanted = task.microbatches == distribution.microbatches
+    if task.with_backward and is_as_wanted and is_first_rank():
+        _warn_of_few_microbatches(schedule, costs)
     plan = StepPlan(stages, pipeline, schedule, costs)
     check_agreement(_derived_facts(plan))
     return plan
+
+
+def _warn_of_few_microbatches(schedule: Schedule, costs: Costs) -> None:
+    if (warning := few_microbatches_warning(schedule, costs.edges)) is not None:
+        warnings.warn(warning, stacklevel=3)
 
 
 def _stages(task: Task) -> tuple[PlannedStage, ...]:

@@ -34,6 +34,10 @@ class Task:
         return self.distribution.mesh
 
     @property
+    def microbatches(self) -> int:
+        return self.distribution.microbatches_of(self.capture)
+
+    @property
     def loss(self) -> Loss | None:
         """Position and dtype of `Capture.loss`, or, in a step without a backward, of `Capture.reported`."""
         position = self.capture.loss if self.with_backward else self.capture.reported
@@ -51,7 +55,7 @@ class Task:
             InvalidScheduleError: the schedule does not fit this model, or has no backwards where they are needed.
         """
         plan, mesh = self.distribution.final_plan, self.mesh
-        schedule = choose_schedule(self.options.schedule or plan.schedule, costs, mesh.pipe, plan.microbatches)
+        schedule = choose_schedule(self.options.schedule or plan.schedule, costs, mesh.pipe, self.microbatches)
         check_placement(schedule, self.distribution.placement)
         if not self.with_backward:
             return forward_only(schedule)

@@ -64,7 +64,7 @@ class NoLossError(FxparError):
 
 
 class MicrobatchError(FxparError):
-    """The batch does not divide into the microbatches."""
+    """The batch that a plan is made for does not divide into the microbatches."""
 
     def __init__(self, argument: str, size: int, microbatches: int) -> None:
         super().__init__(

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from fxpar.integrations.accelerate import FxparAccelerator
 from fxpar.integrations.batch_shards import rows_of_shard
 from fxpar.integrations.checkpoints import load_shards, save_shards
+from fxpar.model.arguments import count_microbatches, split_dim
 from fxpar.model.distribution import Distribution, distribution_of_model
 from fxpar.model.pretrained.save import save_pretrained
 from fxpar.world.mesh import num_batch_shards
@@ -94,7 +95,9 @@ class FxparTrainer(Trainer):
         A model divides the sum over tokens by the number of those in the batch, so each microbatch is given its share.
         """
         if num_items_in_batch is not None:
-            num_items_in_batch = num_items_in_batch / self._distribution.microbatches
+            dims = split_dim((), inputs, self._distribution.batch_dims)
+            microbatches = count_microbatches(tree_leaves(inputs), dims, self._distribution.microbatches)
+            num_items_in_batch = num_items_in_batch / microbatches
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -38,6 +38,7 @@ class Capture:
     named_loss: the position of the result that the forward calls "loss".
     arguments: the position of each input and buffer among the compiled function's arguments.
     batch_dims: the dim along which each split input is cut into microbatches of `microbatch_size` rows.
+    microbatches: how many there are; None where no input is a tensor, and so as many as the user wants.
     buffers: the tensors captured as buffers.
     kept: the positions, among all that the compiled function returns, of tensors that the forward keeps on objects,
         with the source lines.
@@ -52,6 +53,7 @@ class Capture:
     arguments: Mapping[Port, int]
     batch_dims: Mapping[Port, int]
     microbatch_size: int | None
+    microbatches: int | None
     buffers: Mapping[Port, Tensor]
     kept: Mapping[int, str] = field(default_factory=dict)
     reads_grad_mode: bool = False
@@ -199,6 +201,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     kept = {position: node for position, node in enumerate(outputs) if not is_marker(node, "exit")}
     entered = [node for node in nodes if is_marker(node, "enter") and node.args[2] != PLAIN]
     batch_dims = {sources[node]: int(str(node.args[2])) for node in entered}
+    microbatches = next((int(str(node.args[1])) for node in nodes if is_marker(node, "enter")), None)
     microbatch_size = example(entered[0]).shape[batch_dims[sources[entered[0]]]] if entered else None
     handle = leaving[0].args[2]
     assert isinstance(handle, int), f"{leaving[0]} names no model"
@@ -213,6 +216,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
         arguments,
         batch_dims,
         microbatch_size,
+        microbatches,
         buffers,
         lines,
         reads_grad_mode,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,22 @@ def _local_size(tensor: Tensor, dim: int, batch_shards: int) -> float:
     return tensor.shape[dim] / (batch_shards if isinstance(tensor, DTensor) else 1)
 
 
+def count_microbatches(leaves: Sequence[Any], dims: Sequence[int | None], wanted: int) -> int:
+    """Into how many microbatches a batch of these leaves, with the dims of `split_dim`, is split.
+
+    As many as wanted, or as the next larger number that divides the batch, so that no microbatch takes more memory than
+    those of a whole batch; a batch of fewer rows is split into single ones. Dynamo traces this function.
+    """
+    rows = 0
+    for leaf, dim in zip(leaves, dims, strict=True):
+        if dim is not None:
+            rows = math.gcd(rows, leaf.shape[dim])
+    count = min(wanted, rows) if rows > 0 else wanted
+    while rows % count > 0:
+        count += 1
+    return count
+
+
 @never_compiled  # it runs before what Dynamo is to capture
 def prepare_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], distribution: Distribution
@@ -65,7 +82,7 @@ def prepare_arguments(
     Shapes are marked static: a new shape recompiles, since layouts and transfer plans are made for fixed sizes.
 
     Raises:
-        MicrobatchError: the size of a batch is not divisible by the number of microbatches.
+        MicrobatchError: the batch of the example inputs is not divisible by the number of microbatches.
         BlockMaskError: a block mask was made for the rows of all microbatches.
         InputRequiresGradError: a gradient of an argument would be expected.
         InvalidOptionError: `batch_dims` names an argument that does not exist.
@@ -79,14 +96,15 @@ def prepare_arguments(
     leaves, structure = pytree.tree_flatten((args, kwargs))
     distribution.arguments = structure
     leaves = [_localize(leaf, dim, distribution.mesh) for leaf, dim in zip(leaves, dims, strict=True)]
+    microbatches = count_microbatches(leaves, dims, distribution.microbatches)
     for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
             if leaf.requires_grad and torch.is_grad_enabled():
                 raise InputRequiresGradError(repr(distribution.argument_name(position)))
             mark_static(leaf)
-        if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1 and distribution.microbatches > 1:
-            raise BlockMaskError(repr(distribution.argument_name(position)), rows, distribution.microbatches)
-        if dim is not None and leaf.shape[dim] % distribution.microbatches:
+        if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1 and microbatches > 1:
+            raise BlockMaskError(repr(distribution.argument_name(position)), rows, microbatches)
+        if distribution.plan is None and dim is not None and leaf.shape[dim] % distribution.microbatches:
             raise MicrobatchError(
                 repr(distribution.argument_name(position)), leaf.shape[dim], distribution.microbatches
             )

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import uncompiled
 from fxpar.errors import PlainModelError
+from fxpar.ir.capture import Capture
 from fxpar.ir.hints import Hints
 from fxpar.ir.plan import Plan
 from fxpar.ir.precision import Precision
@@ -119,6 +120,10 @@ class Distribution:
     def dtypes(self) -> str:
         """Of each parameter, as text: those in which it is stored and used, and its gradient is summed."""
         return "\n".join(f"{p.fqn}: {p.dtype} {p.compute_dtype} {p.reduce_dtype}" for p in self.parameters.values())
+
+    def microbatches_of(self, capture: Capture) -> int:
+        """In how many microbatches a captured forward computes a batch: `microbatches`, if that divides the batch."""
+        return self.microbatches if capture.microbatches is None else capture.microbatches
 
     def argument_name(self, position: int) -> str:
         """The name in messages of the tensor at `position` among all leaves of the latest call's arguments."""

@@ -26,7 +26,7 @@ from fxpar.errors import (
 from fxpar.ir.failed_trace import error_of_failed_trace
 from fxpar.ir.markers import PLAIN, shard
 from fxpar.ir.trace_forward import TraceApartError
-from fxpar.model.arguments import prepare_arguments, split_dim
+from fxpar.model.arguments import count_microbatches, prepare_arguments, split_dim
 from fxpar.model.changing_numbers import ChangingNumbers, Number
 from fxpar.model.checked_conversions import CHECKED_CONVERSIONS
 from fxpar.model.distribution import Distribution
@@ -132,13 +132,14 @@ def _hinted_forward(plain: Callable[..., Any], spec: tuple[Any, ...]) -> Callabl
 
 def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> FunctionType:
     """The model's forward between markers: its inputs are those of a batch shard, and it computes one microbatch."""
-    microbatches, handle, batch_dims = distribution.microbatches, distribution.handle, distribution.batch_dims
+    wanted, handle, batch_dims = distribution.microbatches, distribution.handle, distribution.batch_dims
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             raise RecompileLimitError(recompile_limit()) if distribution.tracer.is_called else NotCompiledError
         leaves, structure = pytree.tree_flatten((args, kwargs))
         dims = split_dim(args, kwargs, batch_dims)
+        microbatches = count_microbatches(leaves, dims, wanted)
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 leaves[i] = torch.ops.fxpar.enter(leaf, microbatches, PLAIN if dims[i] is None else dims[i], i, handle)

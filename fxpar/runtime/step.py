@@ -46,6 +46,7 @@ class Step:
         report: ReportWriter | None = None,
     ) -> None:
         self._distribution = distribution
+        self._microbatches = distribution.microbatches_of(capture)
         self._executor = executor
         self._results = results
         self._timeline = timeline
@@ -117,16 +118,16 @@ class Step:
     def _draw(self) -> Tensor:
         """The random state of this step; it advances with every training step."""
         distribution = self._distribution
-        first = batch_rank(distribution.mesh) * distribution.microbatches
-        number, microbatches = distribution.num_steps, distribution.microbatches
-        state = random_state(distribution.seed, number, first, microbatches, distribution.mesh.device_type)
+        mesh, microbatches = distribution.mesh, self._microbatches
+        first = batch_rank(mesh) * microbatches
+        state = random_state(distribution.seed, distribution.num_steps, first, microbatches, mesh.device_type)
         distribution.num_steps += self._with_backward
         return state
 
     def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Tensor:
         """A result other than the loss; it cannot be differentiated."""
         held_by, on_all_stages = self._distribution.placement[-1], self._results_on_all_stages
-        spec, mesh, microbatches = self._results[position], self._distribution.mesh, self._distribution.microbatches
+        spec, mesh, microbatches = self._results[position], self._distribution.mesh, self._microbatches
         with torch.no_grad():
             result = gather_result(pieces, spec, mesh, microbatches, held_by, on_all_stages=on_all_stages)
         if not (self._with_backward and spec.requires_grad):

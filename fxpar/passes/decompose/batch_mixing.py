@@ -31,7 +31,7 @@ class Batched:
 
 def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distribution: Distribution) -> None:
     """Warn once, if the batch is divided, of an op that makes the loss depend on how it is."""
-    microbatches, num_shards = distribution.microbatches, num_batch_shards(distribution.mesh)
+    microbatches, num_shards = distribution.microbatches_of(capture), num_batch_shards(distribution.mesh)
     num_samples = capture.microbatch_size
     if (
         distribution.has_warned_of_mixing
