@@ -63,6 +63,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         LoweringDeviceError, MissingPackageError: the lowering cannot run here.
         SharedBufferError: a stage uses a buffer that another one changes.
         PlanMismatchError: the ranks derived different plans.
+        UnevenCallsError: other ranks run a step that they have compiled before.
         MemoryBudgetError: the predicted memory of a rank exceeds its budget.
         and what the passes raise.
     """
@@ -79,7 +80,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         log.dump.text("shipped_plan", distribution.layouts.describe_plan())
     task = Task(capture, options, distribution, log, with_backward)
     with announced(task) as announcement:
-        with warning_of_a_long_wait(_ALL_RANKS_COMPILE.format(task.arguments)):
+        waited_for = _ALL_RANKS_COMPILE.format(task.arguments)
+        with warning_of_a_long_wait(waited_for), distribution.calls.compiling(task.arguments):
             check_agreement(task.facts | {"the option timeline": str(options.timeline is not None)})
         connected = (None if with_backward else _of_training(task, announcement)) or _connected(task, announcement)
         step = _step(task, connected)
@@ -115,6 +117,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         distribution,
         executor,
         result_specs(capture, connected.derived.border),
+        task.arguments,
         options.timeline,
         with_backward=task.with_backward,
         results_on_all_stages=options.results == ALL_STAGES,

@@ -26,7 +26,7 @@ from fxpar.ir.layout import Layout, Shard
 from fxpar.ir.plan import Plan, PlannedParameter
 from fxpar.ir.random import random_state
 from fxpar.ir.trace_forward import capture_forward
-from fxpar.model.distribution import common_seed, distribution_of
+from fxpar.model.distribution import distribution_of, own_seed
 from fxpar.schedule import build_schedule, write_csv
 from tests.support.fake_mesh import fake_mesh
 
@@ -225,5 +225,5 @@ def test_running_the_distributed_model_uncompiled_is_an_error() -> None:
 
 def test_any_seed_of_torch_becomes_one_that_the_random_state_can_hold() -> None:
     torch.manual_seed(-1)  # the largest seed there is; unseeded, torch draws one of as many bits
-    seed = common_seed()
+    seed = own_seed()
     assert random_state(seed, step=0, first=0, microbatches=1)[0, 0] == seed

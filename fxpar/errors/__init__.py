@@ -71,6 +71,7 @@ from fxpar.errors.running import (
     RemoteResultError,
     ReshardError,
     SharedMemoryError,
+    UnevenCallsError,
 )
 from fxpar.errors.tools import (
     ClusterUnavailableError,
@@ -157,6 +158,7 @@ __all__ = [
     "TooFewQueuesError",
     "TrainedLossError",
     "UnavailableTensorError",
+    "UnevenCallsError",
     "UninitializedModuleError",
     "UnknownAlgorithmError",
     "UnknownClusterError",

@@ -11,6 +11,23 @@ class PlanMismatchError(FxparError):
     """Ranks derived different plans; raised before the first collective, so nothing hangs."""
 
 
+class UnevenCallsError(FxparError):
+    """Ranks were called with arguments of different shapes, for which some have a step and others have none."""
+
+    def __init__(self, compiled: str, running: int, run: str, compiling: int | None = None) -> None:
+        rank = "this rank" if compiling is None else f"rank {compiling}"
+        super().__init__(
+            f"{rank} is to compile a step for one microbatch of {_in_a_line(compiled)}, but rank {running} runs one "
+            f"for {_in_a_line(run)}: expected arguments of the same shapes on all ranks in every step; let the sampler "
+            "give every batch shard as many rows (DistributedSampler does), or leave out the last batch "
+            "(drop_last=True)"
+        )
+
+
+def _in_a_line(arguments: str) -> str:
+    return ", ".join(arguments.splitlines()).replace("torch.", "")
+
+
 class InputMismatchError(FxparError):
     """Ranks that work on the same batch shard were given different inputs."""
 

@@ -28,6 +28,7 @@ from fxpar.model.mixed_precision import in_precision
 from fxpar.model.resolve_layouts import Layouts, ResolvedLayouts, resolve_layouts
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh
+from fxpar.world.uneven_calls import CallWatch
 
 _handles = itertools.count()
 _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
@@ -53,6 +54,7 @@ class Distribution:
     seed, num_steps: decide which random numbers a step draws; `num_steps` counts the steps with grad.
     loss_scale: the factor on the loss while a step runs; None if `precision` has none.
     arguments: the pytree structure of the latest call's arguments.
+    calls: notices that ranks were called with different shapes.
     compiled: of each step that was compiled, whether with a backward, and its arguments.
     has_warned_of_mixing: whether `fxpar.passes.decompose.batch_mixing` has given its warning.
     """
@@ -83,12 +85,13 @@ class Distribution:
         self.buffer_stages: dict[str, int] = {}
         self.foreign_buffers: set[str] = set()
         self.unset: list[str] = []
-        self.seed = common_seed()
+        self.handle = next(_handles)
+        self.seed, name = _of_first_rank(own_seed(), self.handle)
+        self.calls = CallWatch(str(name))
         self.num_steps = 0
         self.arguments: pytree.TreeSpec | None = None
         self.compiled: list[tuple[bool, str]] = []
         self.has_warned_of_mixing = False
-        self.handle = next(_handles)
         _by_handle[self.handle] = self
 
     @classmethod
@@ -184,13 +187,18 @@ def pipelines() -> list[Distribution]:
     return [each for each in all_distributions() if each.mesh.pipe > 1]
 
 
-def common_seed() -> int:
-    """Rank 0's seed, so that every rank draws the same numbers."""
-    seeds = [torch.initial_seed() % 2**63]  # it must fit in an int64 tensor; unseeded, torch draws 64 bits
+def own_seed() -> int:
+    """The seed of torch on this rank; that of rank 0 decides which numbers all ranks draw."""
+    return torch.initial_seed() % 2**63  # it must fit in an int64 tensor; unseeded, torch draws 64 bits
+
+
+def _of_first_rank(*numbers: int) -> list[int]:
+    """These numbers of rank 0."""
+    common = list(numbers)
     if dist.is_initialized() and dist.get_world_size() > 1:
         with naming_lost_peers("the seed of random numbers"):
-            dist.broadcast_object_list(seeds, src=0)
-    return seeds[0]
+            dist.broadcast_object_list(common, src=0)
+    return common
 
 
 def distribution_of_model(model: nn.Module, call: str) -> Distribution:

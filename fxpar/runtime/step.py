@@ -37,6 +37,7 @@ class Step:
         distribution: Distribution,
         executor: Executor,
         results: Sequence[ResultSpec],
+        arguments: str,
         timeline: Path | None = None,
         *,
         with_backward: bool,
@@ -49,6 +50,7 @@ class Step:
         self._microbatches = distribution.microbatches_of(capture)
         self._executor = executor
         self._results = results
+        self._arguments = arguments
         self._timeline = timeline
         self._loss = None if loss is None else loss.position
         # The forward may return its loss at several places.
@@ -66,6 +68,10 @@ class Step:
 
     def __call__(self, *args: Tensor) -> tuple[Tensor | None, ...]:
         """Run a step on Dynamo's arguments; returns the results of the forward, in its order."""
+        with self._distribution.calls.running(self._arguments):
+            return self._run(args)
+
+    def _run(self, args: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         held = self._distribution.own_parameters()
         parameters = {name: self._in_compute_dtype(name, parameter) for name, parameter in held.items()}
         buffers = {name: args[position] for name, position in self._buffers.items()}

@@ -1,0 +1,73 @@
+"""Ranks that are called with different shapes, as by an uneven sampler, get errors, and do not wait."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxpar
+from fxpar.model.distribution import distribution_of_model
+from fxpar.world import uneven_calls
+from fxpar.world.launch import run_ranks
+from tests.support.mistakes import message_of
+from tests.support.one_process import ATEN
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu()).square().mean()
+
+
+def call_unevenly(sizes: dict[str, int], told: Path) -> list[str]:
+    """Two steps alike, then one in which rank 1 has fewer rows: what each says. For `run_ranks`."""
+    uneven_calls.LONG_S = uneven_calls.GRACE_S = 0.2
+    mesh = fxpar.init_mesh(**sizes)
+    stages = ["second"][: mesh.pipe - 1]
+    model = fxpar.distribute(Layers(), mesh, stages=stages, example_inputs=(torch.zeros(4, 8),))
+    step = torch.compile(model, backend="fxpar", options={**ATEN, "check_inputs": False})
+    if mesh.rank == 0:
+        sys.stderr = told.open("w")
+    rows = [4, 4, 3 if mesh.rank == 1 else 4]
+    return [message_of(lambda count=count: step(torch.ones(count, 8)).backward()) for count in rows]
+
+
+@pytest.mark.parametrize("sizes", [{"z": 2}, {"pipe": 2}], ids=str)
+def test_different_shapes_are_an_error_on_every_rank(sizes: dict[str, int], tmp_path: Path) -> None:
+    ((*fine, message),) = run_ranks(2, call_unevenly, sizes, tmp_path / "told", doomed=[0])
+    assert fine == ["", ""]
+    problem = (
+        "is to compile a step for one microbatch of x: float32 (3, 8), but rank 0 runs one for x: float32 (4, 8): "
+        "expected arguments of the same shapes on all ranks in every step; "
+    )
+    assert message.startswith(f"UnevenCallsError: this rank {problem}"), message
+    assert f"UnevenCallsError: rank 1 {problem}" in (tmp_path / "told").read_text()
+
+
+def compile_late() -> tuple[bool, bool]:
+    """Rank 1 is long in a step that rank 0 has left, and compiles the next one with it. For `run_ranks`."""
+    uneven_calls.LONG_S = uneven_calls.GRACE_S = 0.1
+    mesh = fxpar.init_mesh(z=2)
+    model = fxpar.distribute(Layers(), mesh)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    watch = distribution_of_model(model, "a test").calls
+    if mesh.rank == 1:
+        with watch.running("of before"):
+            first = step(torch.ones(4, 8))
+            time.sleep(1.0)
+    else:
+        with watch.running("of before"):
+            first = step(torch.ones(4, 8))
+    return bool(first.isfinite()), bool(step(torch.ones(2, 8)).isfinite())
+
+
+def test_a_rank_that_is_late_is_waited_for() -> None:
+    assert run_ranks(2, compile_late) == [(True, True)] * 2
