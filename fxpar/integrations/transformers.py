@@ -17,6 +17,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from fxpar.integrations.accelerate import FxparAccelerator
 from fxpar.integrations.batch_shards import rows_of_shard
 from fxpar.integrations.checkpoints import load_shards, save_shards
+from fxpar.integrations.common_lengths import pad_to_common_lengths
 from fxpar.model.arguments import count_microbatches, split_dim
 from fxpar.model.distribution import Distribution, distribution_of_model
 from fxpar.model.pretrained.save import save_pretrained
@@ -82,6 +83,21 @@ class FxparTrainer(Trainer):
         """Of all batch shards, rather than of all ranks."""
         total: int = self._train_batch_size * args.gradient_accumulation_steps
         return total * num_batch_shards(self._distribution.mesh)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs on the device, with sequences as long as on the other batch shards."""
+        prepared: dict[str, Any] = super()._prepare_inputs(inputs)
+        if num_batch_shards(self._distribution.mesh) == 1:
+            return prepared
+        return pad_to_common_lengths(prepared, self._pad_token)
+
+    @property
+    def _pad_token(self) -> int:
+        config = getattr(self.model, "config", None)
+        for holder in (self.processing_class, getattr(self.data_collator, "tokenizer", None), config):
+            if (found := getattr(holder, "pad_token_id", None)) is not None:
+                return int(found)
+        return 0
 
     def compute_loss(
         self,

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from fxpar.world.launch import run_ranks
 from tests.support.run_under_launcher import run_under_launcher
+from tests.support.train_by_trainer_on_lengths import train
 from tests.test_examples import EXAMPLES, TORCHRUN, run
 
 TRAINER = "train_by_trainer.py"
@@ -72,3 +73,10 @@ def test_a_trainer_in_bf16_logs_what_it_logs_in_one_process(tmp_path: Path) -> N
     assert mesh == pytest.approx(alone, rel=1e-3)
     assert alone != pytest.approx(precise, rel=1e-6)
     assert mesh != pytest.approx(precise, rel=1e-6)
+
+
+def test_batch_shards_are_padded_to_the_longest_of_them(tmp_path: Path) -> None:
+    (alone,) = run_ranks(1, train, {}, 4, tmp_path)
+    assert [sorted(entry) for entry in alone] == [["grad_norm", "loss"]] * 2 + [["eval_loss"]]
+    for logged in run_ranks(2, train, {"z": 2}, 2, tmp_path):
+        assert logged == [pytest.approx(entry, abs=1e-4) for entry in alone]
