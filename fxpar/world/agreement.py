@@ -16,27 +16,41 @@ from fxpar.world.lost_peers import naming_lost_peers
 
 T = TypeVar("T")
 
+_SHOWN = 200
+"""The characters of a line that a message shows, at most."""
+
 
 def check_agreement(facts: Mapping[str, str]) -> None:
     """Check that every rank has the same `facts` (name -> description).
 
     Raises:
-        PlanMismatchError: names the facts that differ, and the ranks that differ from rank 0.
+        PlanMismatchError: names the facts that differ, the ranks that differ from rank 0, and how the first of them
+            does.
     """
     if dist.get_world_size() == 1:
         return
     of_ranks = of_all_ranks({name: _digest(fact) for name, fact in facts.items()})
-    problems = []
+    differing = {}
     for name in sorted({name for found in of_ranks for name in found}):
         different = [rank for rank, found in enumerate(of_ranks) if found.get(name) != of_ranks[0].get(name)]
         if different:
-            problems.append(f"{name} (ranks {', '.join(map(str, different))})")
-    if problems:
+            differing[name] = different
+    if differing:
+        in_full = of_all_ranks({name: facts.get(name, "") for name in differing})
+        problems = [_difference(name, ranks, in_full) for name, ranks in differing.items()]
         raise PlanMismatchError(
             f"ranks derived different plans; these differ from rank 0: {'; '.join(problems)}. "
-            "Every rank must do this with the same arguments, and build the same model. If that depends on the order "
-            "of a set, which differs from process to process, set PYTHONHASHSEED=0 for all ranks"
+            "Every rank must do this with arguments of the same shapes, and build the same model. If that depends on "
+            "the order of a set, which differs from process to process, set PYTHONHASHSEED=0 for all ranks"
         )
+
+
+def _difference(name: str, ranks: Sequence[int], in_full: Sequence[Mapping[str, str]]) -> str:
+    """The fact with the ranks that have another than rank 0, and the first line in which the first of them differs."""
+    lines = zip_longest(*(in_full[rank][name].splitlines() for rank in (0, ranks[0])), fillvalue="nothing")
+    own, other = next((pair for pair in lines if len(set(pair)) > 1), ("nothing", "nothing"))
+    found = f"rank 0 has {own[:_SHOWN]!r}, rank {ranks[0]} has {other[:_SHOWN]!r}"
+    return f"{name} (ranks {', '.join(map(str, ranks))}; {found})"
 
 
 def check_collectives(started: Mapping[str, Sequence[str]]) -> None:

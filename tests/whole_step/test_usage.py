@@ -18,7 +18,7 @@ def test_wrong_inputs_and_uses_of_results_are_named_on_every_rank() -> None:
     assert "fxpar.batch_rank(mesh)" in different
     assert "argument 'x' of ranks 1 is not that of rank 0" in permuted
     assert shapes.startswith("PlanMismatchError")
-    assert "the arguments of the forward (ranks 1)" in shapes
+    assert "the arguments of the forward (ranks 1; rank 0 has 'x: torch.float32 (" in shapes
     assert unchecked == ""
     _check_uses_on_other_stages(first)
     right, shown, *uses, added, alone = last
