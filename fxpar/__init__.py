@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fxpar.model.clip import clip_grad_norm_
     from fxpar.model.pretrained.load import load_pretrained
     from fxpar.model.pretrained.save import save_pretrained
+    from fxpar.model.whole_state_dict import whole_state_dict
     from fxpar.planner.search import plan
     from fxpar.reshard_tensor import plan_reshard, reshard
     from fxpar.rules import register_rule
@@ -58,6 +59,7 @@ __all__ = [
     "save_pretrained",
     "shard",
     "step_stats",
+    "whole_state_dict",
 ]
 
 _MODULES = {
@@ -84,6 +86,7 @@ _MODULES = {
     "save_pretrained": "model.pretrained.save",
     "shard": "ir.markers",
     "step_stats": "runtime.step_stats",
+    "whole_state_dict": "model.whole_state_dict",
 }
 """Where each public name is. It is imported when it is first used: PyTorch's compiler and the solvers take seconds."""
 

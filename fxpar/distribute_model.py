@@ -25,6 +25,7 @@ from fxpar.model.parameters import shard_parameters
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.model.stale_optimizers import refuse_stale_optimizers
 from fxpar.model.unset import place_buffers
+from fxpar.model.whole_state_dict import warn_of_partial_files
 from fxpar.progress.display import showing, tell
 from fxpar.schedule import GivenSchedule, schedule_text
 from fxpar.world.mesh import Mesh, sizes_text
@@ -117,5 +118,6 @@ def _shard(
     install_state_dict_hooks(distribution)
     watch_optimizers()
     let_torch_clip_over_stages()
+    warn_of_partial_files()
     let_fused_optimizers_step()
     detect_anomalies_in_dtensors()

@@ -18,9 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fxpar.errors import InvalidOptionError, NoMeshError
 from fxpar.integrations.batch_shards import first_ranks
-from fxpar.integrations.checkpoints import load_shards, save_shards, whole_state_dict
+from fxpar.integrations.checkpoints import load_shards, save_shards
 from fxpar.model.clip import clip_grad_norm_
 from fxpar.model.distribution import Distribution, distribution_of_model
+from fxpar.model.whole_state_dict import whole_state_dict
 from fxpar.world.mesh import Mesh, batch_rank, mesh_of_this_world, num_batch_shards
 
 
@@ -131,7 +132,7 @@ class FxparAccelerator(Accelerator):
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         """The state dict as one process has it, on the main process; empty on the others. All ranks call it."""
-        return whole_state_dict(self._distribution(model))
+        return whole_state_dict(self._distribution(model).model)
 
     def save_state(self, output_dir: str, **others: Any) -> str:
         """Save everything that was prepared: models and their optimizers as shards, by all ranks."""
