@@ -81,7 +81,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     task = Task(capture, options, distribution, log, with_backward)
     with announced(task) as announcement:
         waited_for = _ALL_RANKS_COMPILE.format(task.arguments)
-        with warning_of_a_long_wait(waited_for), distribution.calls.compiling(task.arguments):
+        with warning_of_a_long_wait(waited_for), distribution.calls.compiling(task.call):
             check_agreement(task.facts | {"the option timeline": str(options.timeline is not None)})
         connected = (None if with_backward else _of_training(task, announcement)) or _connected(task, announcement)
         step = _step(task, connected)
@@ -117,7 +117,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         distribution,
         executor,
         result_specs(capture, connected.derived.border),
-        task.arguments,
+        task.call,
         options.timeline,
         with_backward=task.with_backward,
         results_on_all_stages=options.results == ALL_STAGES,

@@ -32,14 +32,12 @@ def announced(task: Task) -> Iterator[Announcement]:
     """Show on the first rank that a step is built within, then tell which, why, and how long that took."""
     compiled = task.distribution.compiled
     own = task.with_backward, task.arguments
-    kind = "the training step" if task.with_backward else "the evaluation"
     start, reason, announcement = time.perf_counter(), _reason(own, compiled), Announcement()
-    with showing(f"compile {kind}"):
+    with showing(f"compile {task.kind}"):
         yield announcement
     compiled.append(own)
-    what = announcement.origin.value.format(kind)
-    arguments = ", ".join(task.arguments.splitlines()).replace("torch.", "")
-    tell(f"{what} in {time.perf_counter() - start:.1f} s: {reason}, microbatches of {arguments}")
+    what = announcement.origin.value.format(task.kind)
+    tell(f"{what} in {time.perf_counter() - start:.1f} s: {reason}, {task.microbatch}")
 
 
 def _reason(own: tuple[bool, str], compiled: list[tuple[bool, str]]) -> str:

@@ -71,6 +71,20 @@ class Task:
             for port, node in entering
         )
 
+    @property
+    def kind(self) -> str:
+        return "the training step" if self.with_backward else "the evaluation"
+
+    @property
+    def microbatch(self) -> str:
+        """`arguments` in a line."""
+        return f"microbatches of {', '.join(self.arguments.splitlines()).replace('torch.', '')}"
+
+    @property
+    def call(self) -> str:
+        """What ranks have to call alike."""
+        return f"{self.kind} for {self.microbatch}"
+
     @cached_property
     def facts(self) -> dict[str, str]:
         """What every rank must be given alike, by the name under which an error reports it."""

@@ -12,20 +12,14 @@ class PlanMismatchError(FxparError):
 
 
 class UnevenCallsError(FxparError):
-    """Ranks were called with arguments of different shapes, for which some have a step and others have none."""
+    """Ranks make different calls: with arguments of different shapes, or one evaluates where another trains."""
 
-    def __init__(self, compiled: str, running: int, run: str, compiling: int | None = None) -> None:
-        rank = "this rank" if compiling is None else f"rank {compiling}"
+    def __init__(self, one_does: str, other: int, other_runs: str) -> None:
         super().__init__(
-            f"{rank} is to compile a step for one microbatch of {_in_a_line(compiled)}, but rank {running} runs one "
-            f"for {_in_a_line(run)}: expected arguments of the same shapes on all ranks in every step; let the sampler "
-            "give every batch shard as many rows (DistributedSampler does), or leave out the last batch "
-            "(drop_last=True)"
+            f"{one_does}, but rank {other} runs {other_runs}: expected the same calls on all ranks, with arguments of "
+            "the same shapes; evaluate on all ranks, and let the sampler give every batch shard as many rows "
+            "(DistributedSampler does), or leave out the last batch (drop_last=True)"
         )
-
-
-def _in_a_line(arguments: str) -> str:
-    return ", ".join(arguments.splitlines()).replace("torch.", "")
 
 
 class InputMismatchError(FxparError):

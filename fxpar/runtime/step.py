@@ -37,7 +37,7 @@ class Step:
         distribution: Distribution,
         executor: Executor,
         results: Sequence[ResultSpec],
-        arguments: str,
+        call: str,
         timeline: Path | None = None,
         *,
         with_backward: bool,
@@ -50,7 +50,7 @@ class Step:
         self._microbatches = distribution.microbatches_of(capture)
         self._executor = executor
         self._results = results
-        self._arguments = arguments
+        self._call = call
         self._timeline = timeline
         self._loss = None if loss is None else loss.position
         # The forward may return its loss at several places.
@@ -68,7 +68,7 @@ class Step:
 
     def __call__(self, *args: Tensor) -> tuple[Tensor | None, ...]:
         """Run a step on Dynamo's arguments; returns the results of the forward, in its order."""
-        with self._distribution.calls.running(self._arguments):
+        with self._distribution.calls.running(self._call):
             return self._run(args)
 
     def _run(self, args: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -1,10 +1,11 @@
-"""Notice that one rank compiles a step while another runs one: they were called with arguments of different shapes.
+"""Notice that ranks make different calls: with arguments of different shapes, or one evaluates where another trains.
 
-All ranks compile a step together. One whose last batch has fewer rows than those of the others would wait for them in
-vain, and they for it: no error comes before the timeout of a collective, half an hour by default. So a rank writes into
-the store of the world what it is about to compile, and where another rank is in a step for long, a thread of that one
-looks there. If the step is the same one, or a later one, neither can go on. Nothing can end the wait within a step over
-gloo, so the process ends with a message, and the rank that compiles, which misses it, raises an error.
+All ranks compile a step together, and run it together. One whose last batch has fewer rows than those of the others,
+or that evaluates alone, would wait for them in vain, and they for it: no error comes before the timeout of a
+collective, half an hour by default. So a rank writes into the store of the world what it is about to compile, and where another
+rank is in a step for long, a thread of that one looks there. If the step is the same one, or a later one, neither can
+go on. Nothing can end the wait within a step over gloo, so the process ends with a message, and the rank that compiles,
+which misses it, raises an error. Ranks that are both in a step for long compare what they run in the same way.
 
 Over NCCL the watch of peers ends waits, but it does not see this.
 """
@@ -34,17 +35,26 @@ GRACE_S = 20.0
 """How long that step may still take to end, since a rank may be that much behind another one."""
 
 _PERIOD_S = 2.0
-_ANNOUNCED = "announced"
+_ANNOUNCED, _RUNNING = "announced", "running"
 
 
 @dataclass(frozen=True, slots=True)
 class _Compile:
-    """What a rank announces: its number of compiles, this one included, and of steps, and the shapes of arguments."""
+    """What a rank is about to compile: its number of compiles, this one included, and of steps, and what it is."""
 
     number: int
     steps: int
     rank: int
-    arguments: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What a rank runs: its number of steps, this one included, and what it is."""
+
+    steps: int
+    rank: int
+    what: str
 
 
 class CallWatch:
@@ -54,22 +64,22 @@ class CallWatch:
         self._name = name
         self._steps = self._compiles = 0
         self._since: float | None = None
-        self._arguments = ""
+        self._what = ""
 
     @contextmanager
-    def running(self, arguments: str) -> Iterator[None]:
-        """The context of a step, for arguments of these shapes."""
+    def running(self, what: str) -> Iterator[None]:
+        """The context of a step; `what` says whether it trains, and for arguments of which shapes."""
         if self._steps == 0 and self._store() is not None:
             threading.Thread(target=_look_often, args=[weakref.ref(self)], name="uneven calls", daemon=True).start()
         self._steps += 1
-        self._arguments, self._since = arguments, time.monotonic()
+        self._what, self._since = what, time.monotonic()
         try:
             yield
         finally:
             self._since = None
 
     @contextmanager
-    def compiling(self, arguments: str) -> Iterator[None]:
+    def compiling(self, what: str) -> Iterator[None]:
         """The context in which a rank waits for all others to compile a step, too.
 
         Raises:
@@ -80,7 +90,7 @@ class CallWatch:
             yield
             return
         self._compiles += 1
-        own = _Compile(self._compiles, self._steps, dist.get_rank(), arguments)
+        own = _Compile(self._compiles, self._steps, dist.get_rank(), what)
         store.set(_ANNOUNCED, json.dumps(asdict(own)))
         try:
             yield
@@ -88,26 +98,40 @@ class CallWatch:
             with suppress(RuntimeError):  # the store may have been that rank's
                 if store.check([_refusal(own)]):
                     rank, theirs = json.loads(store.get(_refusal(own)))
-                    raise UnevenCallsError(arguments, rank, theirs) from None
+                    raise UnevenCallsError(f"this rank is to compile {what}", rank, theirs) from None
             raise
 
     def look(self) -> None:
-        """End this process if it runs a step that another rank, which compiles, does not run."""
-        since, number = self._since, self._steps
+        """End this process if it runs a step that another rank does not run: one that compiles, or runs another."""
+        since, steps = self._since, self._steps
         if since is None or time.monotonic() < since + LONG_S or (store := self._store()) is None:
             return
-        if not store.check([_ANNOUNCED]):
+        own = _Running(steps, dist.get_rank(), self._what)
+        other = self._call_of_another(store, own)
+        store.set(_RUNNING, json.dumps(asdict(own)))
+        if other is None or time.monotonic() < since + LONG_S + GRACE_S:
             return
-        other = _Compile(**json.loads(store.get(_ANNOUNCED)))
-        if other.number <= self._compiles or other.steps >= number or time.monotonic() < since + LONG_S + GRACE_S:
-            return
-        if self._since is not None and self._steps == number:
-            store.set(_refusal(other), json.dumps([dist.get_rank(), self._arguments]))
-            error = UnevenCallsError(other.arguments, dist.get_rank(), self._arguments, compiling=other.rank)
+        if self._since is not None and self._steps == steps:
+            if isinstance(other, _Compile):
+                store.set(_refusal(other), json.dumps([own.rank, own.what]))
+            does = "is to compile" if isinstance(other, _Compile) else "runs"
+            error = UnevenCallsError(f"rank {other.rank} {does} {other.what}", own.rank, own.what)
             print(
                 f"UnevenCallsError: {error}. This wait cannot be ended; the process ends", file=sys.stderr, flush=True
             )
             os._exit(1)
+
+    def _call_of_another(self, store: Store, own: _Running) -> _Compile | _Running | None:
+        """What another rank compiles or runs in the place of this step; None if nothing is known of one."""
+        if store.check([_ANNOUNCED]):
+            compiled = _Compile(**json.loads(store.get(_ANNOUNCED)))
+            if compiled.number > self._compiles and compiled.steps < own.steps:
+                return compiled
+        if store.check([_RUNNING]):
+            running = _Running(**json.loads(store.get(_RUNNING)))
+            if running.steps == own.steps and running.what != own.what:
+                return running
+        return None
 
     def _store(self) -> Store | None:
         store = world_store()

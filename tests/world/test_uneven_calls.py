@@ -27,29 +27,53 @@ class Layers(nn.Module):
         return self.second(self.first(x).relu()).square().mean()
 
 
-def call_unevenly(sizes: dict[str, int], told: Path) -> list[str]:
-    """Two steps alike, then one in which rank 1 has fewer rows: what each says. For `run_ranks`."""
+def call_unevenly(sizes: dict[str, int], alone: str, told: Path) -> list[str]:
+    """Two steps alike, then rank 1 makes another call, as `alone` says: its errors. For `run_ranks`."""
     uneven_calls.LONG_S = uneven_calls.GRACE_S = 0.2
     mesh = fxpar.init_mesh(**sizes)
     stages = ["second"][: mesh.pipe - 1]
     model = fxpar.distribute(Layers(), mesh, stages=stages, example_inputs=(torch.zeros(4, 8),))
     step = torch.compile(model, backend="fxpar", options={**ATEN, "check_inputs": False})
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            step(torch.ones(4, 8))
+
+    def train(rows: int = 4) -> None:
+        step(torch.ones(rows, 8)).backward()
+
+    if alone == "evaluates again":
+        evaluate()
     if mesh.rank == 0:
         sys.stderr = told.open("w")
-    rows = [4, 4, 3 if mesh.rank == 1 else 4]
-    return [message_of(lambda count=count: step(torch.ones(count, 8)).backward()) for count in rows]
+    else:
+        uneven_calls.GRACE_S = 60.0  # rank 0 is the one to end
+    other = (lambda: train(3)) if alone == "has fewer rows" else evaluate
+    return [message_of(call) for call in (train, train, other if mesh.rank == 1 else train)]
 
 
 @pytest.mark.parametrize("sizes", [{"z": 2}, {"pipe": 2}], ids=str)
-def test_different_shapes_are_an_error_on_every_rank(sizes: dict[str, int], tmp_path: Path) -> None:
-    ((*fine, message),) = run_ranks(2, call_unevenly, sizes, tmp_path / "told", doomed=[0])
+@pytest.mark.parametrize(
+    ("alone", "what"),
+    [("has fewer rows", "training step for microbatches of x: float32 (3, 8)"), ("evaluates", "evaluation")],
+)
+def test_different_calls_are_an_error_on_every_rank(
+    sizes: dict[str, int], alone: str, what: str, tmp_path: Path
+) -> None:
+    ((*fine, message),) = run_ranks(2, call_unevenly, sizes, alone, tmp_path / "told", doomed=[0])
     assert fine == ["", ""]
-    problem = (
-        "is to compile a step for one microbatch of x: float32 (3, 8), but rank 0 runs one for x: float32 (4, 8): "
-        "expected arguments of the same shapes on all ranks in every step; "
-    )
-    assert message.startswith(f"UnevenCallsError: this rank {problem}"), message
-    assert f"UnevenCallsError: rank 1 {problem}" in (tmp_path / "told").read_text()
+    runs = ", but rank 0 runs the training step for microbatches of x: float32 (4, 8): expected the same calls on all"
+    assert message.startswith(f"UnevenCallsError: this rank is to compile the {what}"), message
+    assert runs in message
+    said = (tmp_path / "told").read_text()
+    assert f"UnevenCallsError: rank 1 is to compile the {what}" in said
+    assert runs in said
+
+
+def test_of_ranks_that_run_different_steps_one_ends_with_a_message(tmp_path: Path) -> None:
+    ((*_, message),) = run_ranks(2, call_unevenly, {"pipe": 2}, "evaluates again", tmp_path / "told", doomed=[0])
+    assert message.startswith("PeerLostError: lost "), message
+    assert "UnevenCallsError: rank 1 runs the evaluation for" in (tmp_path / "told").read_text()
 
 
 def compile_late() -> tuple[bool, bool]:
