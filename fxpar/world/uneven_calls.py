@@ -2,10 +2,11 @@
 
 All ranks compile a step together, and run it together. One whose last batch has fewer rows than those of the others,
 or that evaluates alone, would wait for them in vain, and they for it: no error comes before the timeout of a
-collective, half an hour by default. So a rank writes into the store of the world what it is about to compile, and where another
-rank is in a step for long, a thread of that one looks there. If the step is the same one, or a later one, neither can
-go on. Nothing can end the wait within a step over gloo, so the process ends with a message, and the rank that compiles,
-which misses it, raises an error. Ranks that are both in a step for long compare what they run in the same way.
+collective, half an hour by default. So a rank writes into the store of the world what it is about to compile, and
+where another rank is in a step for long, a thread of that one looks there. If the step is the same one, or a later
+one, neither can go on. Nothing can end the wait within a step over gloo, so the process ends with a message, and the
+rank that compiles, which misses it, raises an error. Ranks that are both in a step for long compare what they run in
+the same way.
 
 Over NCCL the watch of peers ends waits, but it does not see this.
 """
