@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from torch import Tensor, nn
 import fxpar
 from fxpar.model.arguments import count_microbatches
 from fxpar.world.launch import run_ranks
-from tests.support.one_process import ATEN
+from tests.support.one_process import ATEN, mesh_of_one_process
 from tests.support.parity import batch_shard, compare
+
+mesh = pytest.fixture(mesh_of_one_process)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,15 @@ class Net(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         predicted = self.last(self.norm(self.first(x)).relu())
         return {"loss": nn.functional.mse_loss(predicted, y), "predicted": predicted}
+
+
+def test_a_dump_shows_whole_batches(mesh: fxpar.Mesh, tmp_path: Path) -> None:
+    model = fxpar.distribute(Net(), mesh, microbatches=2)
+    step = torch.compile(model, backend="fxpar", options={**ATEN, "dump": tmp_path})
+    for rows in (8, 3):
+        step(torch.randn(rows, 6), torch.randn(rows, 4))["loss"].backward()
+    (facts,) = tmp_path.glob("rank0/*_step_facts.json")
+    assert json.loads(facts.read_text())["microbatches"] == 2
 
 
 ROWS = (8, 5, 3, 1, 6)
