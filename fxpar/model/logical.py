@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import never_compiled, recompile_limit, skip_frame
-from fxpar._torch.dynamo.traced_property import TracedProperty
+from fxpar._torch.dynamo.traced_property import PARAMETER_NAMES, TracedProperty
 from fxpar.errors import (
     ForwardRaisesError,
     FxparError,
@@ -66,7 +66,7 @@ def install(distribution: Distribution) -> None:
         elsewhere = cache(partial(_without_values, parameter))  # one for all homes
         for module, attribute in parameter.homes:
             members[module][attribute] = _logical_parameter(parameter, attribute, elsewhere, distribution)
-            members[module] |= CHECKED_CONVERSIONS
+            members[module] |= {**CHECKED_CONVERSIONS, PARAMETER_NAMES: tuple(module._parameters)}
     for path, module in distribution.model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             members[module]["forward"] = synchronized_forward(module, path, num_batch_shards(distribution.mesh))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 
@@ -12,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 import fxpar
 from fxpar.world.launch import run_ranks
-from tests.support.parity import compare_copy
+from tests.support.parity import compare, compare_copy
 
 
 class Reader(nn.Module):
@@ -99,3 +100,39 @@ def check_reads(sizes: Mapping[str, int]) -> None:
 @pytest.mark.parametrize("sizes", [{"x": 2}, {"pipe": 2}, {"z": 2}], ids=str)
 def test_a_forward_that_reads_its_parameters_in_another_way_equals_one_process(sizes: dict[str, int]) -> None:
     run_ranks(math.prod(sizes.values()), check_reads, sizes)
+
+
+class OfTheirDtypes(nn.Module):
+    """Converts what each part is given to the dtype of its first parameter, and decays all parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.to(next(self.first.parameters()).dtype))
+        decay = sum(parameter.square().sum() for parameter in self.parameters())
+        loss: Tensor = self.last(h.to(next(self.last.parameters()).dtype)).square().mean() + 0.01 * decay
+        return loss
+
+
+def check_later_traces(sizes: Mapping[str, int]) -> None:
+    """Batches of three sizes, two of which are traced when parameters of other stages are gone. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(0)
+    alone = OfTheirDtypes()
+    model = fxpar.distribute(
+        copy.deepcopy(alone), mesh, stages=["last"][: mesh.pipe - 1], example_inputs=(torch.ones(4, 8),)
+    )
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
+    for rows in (4, 3, 2):
+        x = torch.ones(rows, 8)
+        expected, found = alone(x), step(x)
+        expected.backward()
+        found.backward()
+        compare(f"{rows} rows on {sizes}", expected, found, alone, model)
+
+
+@pytest.mark.parametrize("sizes", [{"pipe": 2}, {"x": 2}], ids=str)
+def test_later_traces_see_the_parameters_of_all_stages(sizes: dict[str, int]) -> None:
+    run_ranks(2, check_later_traces, sizes)

@@ -20,7 +20,7 @@ from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import PropertyVariable
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from fxpar._torch.dynamo.traced_property import TracedProperty, name_of
+from fxpar._torch.dynamo.traced_property import PARAMETER_NAMES, TracedProperty, name_of
 
 
 class ReadParameters:
@@ -64,7 +64,7 @@ class ReadParameters:
                 name: self._read_shared(tx, module, properties[name])
                 if name in properties
                 else ConstantVariable.create(None)
-                for name in module._parameters
+                for name in dict.fromkeys([*getattr(type(module), PARAMETER_NAMES, ()), *module._parameters])
             }
             listed = self._listed[tx.output.current_tracer, id(module)] = _Listed(variables)
         dictionary: VariableTracker = listed.dictionary

@@ -5,6 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+PARAMETER_NAMES = "_fxpar_parameter_names"
+"""The attribute of a class with the names of its module's parameters, in order, wherever the parameters are."""
+
 
 class TracedProperty(property):
     """A property of modules that is, while Dynamo traces, the result of an op; its getter need not be traced.
