@@ -73,8 +73,8 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     if options.lowering == TENSORRT:
         check_tensorrt(distribution.mesh.device_type, with_backward=with_backward)
     _warn_of_meaningless_results(options)
-    if distribution.microbatches_of(capture) != distribution.microbatches:
-        options = replace(options, dump=None)  # the last batch of an epoch, which would take the place of all others
+    if not distribution.is_of_whole_batch(capture):
+        options = replace(options, dump=None)  # it would take the place of the dump for all other batches
     if options.lowering == INDUCTOR and distribution.mesh.device_type == "cpu":
         find_vector_isa()  # while the passes run
     log = PassLog(Dump(options.dump, distribution.mesh.rank, traces=True))

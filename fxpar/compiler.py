@@ -83,12 +83,11 @@ def plan_stages(
     log = log or PassLog()
     log.graph("capture", capture.module, None)
     planned: list[PlannedStage] = []
-    known = _Known()
+    known, microbatches = _Known(), distribution.microbatches_of(capture)
     stages = split_stages(capture, boundaries)
     for number, stage in enumerate(stages, start=1):
         log.graph("split_stages", stage.module, None, stage.index)
         with phase(f"stage {stage.index} ({number} of {len(stages)})"):
-            microbatches = distribution.microbatches_of(capture)
             planned.append(_plan_stage(stage, planned, known, distribution, microbatches, with_backward, log))
     return tuple(planned)
 

@@ -15,5 +15,4 @@ def let_fused_optimizers_step() -> None:
     if register is not None:
         for op in _FUSED:
             for overload in op.overloads():
-                if overload != "out":
-                    register(getattr(op, overload))
+                register(getattr(op, overload))

@@ -77,8 +77,7 @@ def plan_step(task: Task) -> StepPlan:
     pipeline = join_stages(stages, distribution, options.strategy, options.algorithm, task.log)
     costs = estimate_costs(stages, pipeline, task.mesh, distribution.placement)
     schedule = task.schedule(costs)
-    is_as_wanted = task.microbatches == distribution.microbatches
-    if task.with_backward and is_as_wanted and is_first_rank():
+    if task.with_backward and distribution.is_of_whole_batch(capture) and is_first_rank():
         _warn_of_few_microbatches(schedule, costs)
     plan = StepPlan(stages, pipeline, schedule, costs)
     check_agreement(_derived_facts(plan))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import fx
 from torch.nn import functional
 
-_POSITION_OF_SPARSE = {functional.embedding: 6, functional.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
+_POSITION_OF_SPARSE: Mapping[Any, int] = {
+    functional.embedding: 6,
+    functional.embedding_bag: 7,
+    torch.embedding: 4,
+    torch.embedding_bag: 5,
+}
 
 
 def make_gradients_dense(module: fx.GraphModule) -> None:
@@ -15,9 +23,9 @@ def make_gradients_dense(module: fx.GraphModule) -> None:
     Before: `embedding(tokens, weight, ..., sparse=True)`
     After:  `embedding(tokens, weight, ..., sparse=False)`
     """
-    for function, position in _POSITION_OF_SPARSE.items():
-        for node in (node for node in module.graph.nodes if node.target is function):
-            if len(node.args) > position:
-                node.update_arg(position, False)
-            elif "sparse" in node.kwargs:
-                node.update_kwarg("sparse", False)
+    for node in module.graph.nodes:
+        position = _POSITION_OF_SPARSE.get(node.target)
+        if position is not None and len(node.args) > position:
+            node.update_arg(position, False)
+        elif position is not None and "sparse" in node.kwargs:
+            node.update_kwarg("sparse", False)

@@ -96,14 +96,15 @@ def prepare_arguments(
     leaves, structure = pytree.tree_flatten((args, kwargs))
     distribution.arguments = structure
     leaves = [_localize(leaf, dim, distribution.mesh) for leaf, dim in zip(leaves, dims, strict=True)]
-    microbatches = count_microbatches(leaves, dims, distribution.microbatches)
     for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
             if leaf.requires_grad and torch.is_grad_enabled():
                 raise InputRequiresGradError(repr(distribution.argument_name(position)))
             mark_static(leaf)
-        if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1 and microbatches > 1:
-            raise BlockMaskError(repr(distribution.argument_name(position)), rows, microbatches)
+        if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1:
+            microbatches = count_microbatches(leaves, dims, distribution.microbatches)
+            if microbatches > 1:
+                raise BlockMaskError(repr(distribution.argument_name(position)), rows, microbatches)
         if distribution.plan is None and dim is not None and leaf.shape[dim] % distribution.microbatches:
             raise MicrobatchError(
                 repr(distribution.argument_name(position)), leaf.shape[dim], distribution.microbatches

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar, copy_context
 
 import torch
 import torch.distributed as dist
@@ -43,6 +42,9 @@ def clip_grad_norm_(
     return norm
 
 
+_is_of_one_rank = ContextVar("whether PyTorch's own function clips, which not all ranks may have called", default=False)
+
+
 @functools.cache
 def let_torch_clip_over_stages() -> None:
     """From now on `torch.nn.utils.clip_grad_norm_` clips gradients of pipelines as `fxpar.clip_grad_norm_` does.
@@ -67,8 +69,9 @@ def _clip_over_stages(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
             identities = set(map(id, parameters))
             if not parameters or any(each.holds_any_of(identities) for each in alive):
                 return clip_grad_norm_(parameters, max_norm, float(norm_type), error_if_nonfinite)
-        with _of_one_rank():
-            return plain(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        context = copy_context()
+        context.run(_is_of_one_rank.set, True)
+        return context.run(plain, parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
     return clip
 
@@ -88,19 +91,6 @@ def _norm_over_stages(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return plain(tensors, norm_type, error_if_nonfinite, foreach)
 
     return norm
-
-
-_is_of_one_rank = ContextVar("is_of_one_rank", default=False)
-
-
-@contextmanager
-def _of_one_rank() -> Iterator[None]:
-    """Within, PyTorch's own function asks for the norm of what is on no pipeline: not all ranks may have called it."""
-    token = _is_of_one_rank.set(True)
-    try:
-        yield
-    finally:
-        _is_of_one_rank.reset(token)
 
 
 def _checked_norm(tensors: Sequence[Tensor], norm_type: float, error_if_nonfinite: bool) -> Tensor:

@@ -128,6 +128,10 @@ class Distribution:
         """In how many microbatches a captured forward computes a batch: `microbatches`, if that divides the batch."""
         return self.microbatches if capture.microbatches is None else capture.microbatches
 
+    def is_of_whole_batch(self, capture: Capture) -> bool:
+        """Whether a captured forward is of a batch that `microbatches` divides, unlike the last of an epoch."""
+        return self.microbatches_of(capture) == self.microbatches
+
     def argument_name(self, position: int) -> str:
         """The name in messages of the tensor at `position` among all leaves of the latest call's arguments."""
         if self.arguments is None:

@@ -52,17 +52,11 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
 @functools.cache
 def warn_of_partial_files() -> None:
     """From now on a warning tells, once, that `torch.save` stores this rank's part of a distributed model."""
-    call_before_pickling(_warn_if_partial)
+    call_before_pickling(lambda value: _warn_once() if _is_partial(value) else None)
 
 
-_has_warned = False
-
-
-def _warn_if_partial(value: DTensor) -> None:
-    global _has_warned
-    if _has_warned or not _is_partial(value):
-        return
-    _has_warned = True
+@functools.cache
+def _warn_once() -> None:
     warnings.warn(
         "what torch.save or pickle stores of a distributed model is the part that this rank has: the shards of its own "
         "stages. Nothing is lost if all ranks save files of their own, for the same mesh. For one file, call "

@@ -40,22 +40,19 @@ _ANNOUNCED, _RUNNING = "announced", "running"
 
 
 @dataclass(frozen=True, slots=True)
-class _Compile:
-    """What a rank is about to compile: its number of compiles, this one included, and of steps, and what it is."""
+class _Call:
+    """What a rank runs, or is about to compile, and how many steps it has begun."""
 
-    number: int
     steps: int
     rank: int
     what: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
-    """What a rank runs: its number of steps, this one included, and what it is."""
+class _Compile(_Call):
+    """What a rank is about to compile; `number` counts its compiles, this one included."""
 
-    steps: int
-    rank: int
-    what: str
+    number: int
 
 
 class CallWatch:
@@ -91,7 +88,7 @@ class CallWatch:
             yield
             return
         self._compiles += 1
-        own = _Compile(self._compiles, self._steps, dist.get_rank(), what)
+        own = _Compile(self._steps, dist.get_rank(), what, self._compiles)
         store.set(_ANNOUNCED, json.dumps(asdict(own)))
         try:
             yield
@@ -107,29 +104,29 @@ class CallWatch:
         since, steps = self._since, self._steps
         if since is None or time.monotonic() < since + LONG_S or (store := self._store()) is None:
             return
-        own = _Running(steps, dist.get_rank(), self._what)
+        own = _Call(steps, dist.get_rank(), self._what)
         other = self._call_of_another(store, own)
         store.set(_RUNNING, json.dumps(asdict(own)))
         if other is None or time.monotonic() < since + LONG_S + GRACE_S:
             return
         if self._since is not None and self._steps == steps:
+            does = "runs"
             if isinstance(other, _Compile):
+                does = "is to compile"
                 store.set(_refusal(other), json.dumps([own.rank, own.what]))
-            does = "is to compile" if isinstance(other, _Compile) else "runs"
             error = UnevenCallsError(f"rank {other.rank} {does} {other.what}", own.rank, own.what)
-            print(
-                f"UnevenCallsError: {error}. This wait cannot be ended; the process ends", file=sys.stderr, flush=True
-            )
+            message = f"UnevenCallsError: {error}. This wait cannot be ended; the process ends"
+            print(message, file=sys.stderr, flush=True)
             os._exit(1)
 
-    def _call_of_another(self, store: Store, own: _Running) -> _Compile | _Running | None:
+    def _call_of_another(self, store: Store, own: _Call) -> _Call | None:
         """What another rank compiles or runs in the place of this step; None if nothing is known of one."""
         if store.check([_ANNOUNCED]):
             compiled = _Compile(**json.loads(store.get(_ANNOUNCED)))
             if compiled.number > self._compiles and compiled.steps < own.steps:
                 return compiled
         if store.check([_RUNNING]):
-            running = _Running(**json.loads(store.get(_RUNNING)))
+            running = _Call(**json.loads(store.get(_RUNNING)))
             if running.steps == own.steps and running.what != own.what:
                 return running
         return None
@@ -139,8 +136,8 @@ class CallWatch:
         return None if store is None or peer_watch() is not None else PrefixStore(f"fxpar/calls/{self._name}", store)
 
 
-def _refusal(compile: _Compile) -> str:
-    return f"refused {compile.number}"
+def _refusal(refused: _Compile) -> str:
+    return f"refused {refused.number}"
 
 
 def _look_often(watch: weakref.ref[CallWatch]) -> None:

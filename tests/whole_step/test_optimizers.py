@@ -6,11 +6,12 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.distributed.tensor import DTensor
 
 import fxpar
 from fxpar.world.launch import run_ranks
@@ -67,7 +68,7 @@ def check_optimizers(sizes: Mapping[str, int]) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         for path, parameter in model.named_parameters():
-            updated = parameter.full_tensor()  # type: ignore[attr-defined]  # it is a DTensor
+            updated = cast(DTensor, parameter).full_tensor()
             torch.testing.assert_close(
                 updated, alone.get_parameter(path), rtol=1e-5, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}"
             )

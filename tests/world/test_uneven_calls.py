@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -77,20 +78,24 @@ def test_of_ranks_that_run_different_steps_one_ends_with_a_message(tmp_path: Pat
 
 
 def compile_late() -> tuple[bool, bool]:
-    """Rank 1 is long in a step that rank 0 has left, and compiles the next one with it. For `run_ranks`."""
-    uneven_calls.LONG_S = uneven_calls.GRACE_S = 0.1
+    """Rank 1 looks, in a step that rank 0 has left to compile the next one; then it compiles, too. For `run_ranks`."""
+    uneven_calls.LONG_S, uneven_calls.GRACE_S = 0.1, 0.0
     mesh = fxpar.init_mesh(z=2)
     model = fxpar.distribute(Layers(), mesh)
     step = torch.compile(model, backend="fxpar", options=ATEN)
-    watch = distribution_of_model(model, "a test").calls
-    if mesh.rank == 1:
-        with watch.running("of before"):
-            first = step(torch.ones(4, 8))
-            time.sleep(1.0)
-    else:
-        with watch.running("of before"):
-            first = step(torch.ones(4, 8))
+    first, watch = step(torch.ones(4, 8)), distribution_of_model(model, "a test").calls
+    with watch.running("a step of both"):
+        while mesh.rank == 1 and not is_compiled_on_rank_0(model):
+            time.sleep(uneven_calls.LONG_S)
+        watch.look()
     return bool(first.isfinite()), bool(step(torch.ones(2, 8)).isfinite())
+
+
+def is_compiled_on_rank_0(model: nn.Module) -> bool:
+    """Whether rank 0 has announced that it compiles a second time."""
+    store = distribution_of_model(model, "a test").calls._store()
+    assert store is not None
+    return int(json.loads(store.get(uneven_calls._ANNOUNCED))["number"]) == 2
 
 
 def test_a_rank_that_is_late_is_waited_for() -> None:

@@ -64,7 +64,7 @@ class ReadParameters:
                 name: self._read_shared(tx, module, properties[name])
                 if name in properties
                 else ConstantVariable.create(None)
-                for name in dict.fromkeys([*getattr(type(module), PARAMETER_NAMES, ()), *module._parameters])
+                for name in dict.fromkeys([*vars(type(module))[PARAMETER_NAMES], *module._parameters])
             }
             listed = self._listed[tx.output.current_tracer, id(module)] = _Listed(variables)
         dictionary: VariableTracker = listed.dictionary
