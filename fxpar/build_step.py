@@ -36,8 +36,10 @@ from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.distribution import distribution_of
 from fxpar.pass_log import PassLog
 from fxpar.passes.stage_graphs import RunGraphs, StageGraphs
+from fxpar.passes.total_over_batch import total_over_batch
 from fxpar.report.facts import RANK_FACTS, STEP_FACTS, to_json
 from fxpar.resharding.strategies import SIGNAL
+from fxpar.runtime.batch_totals import StepTotals
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.input_check import input_check
 from fxpar.runtime.profile import profile_stage
@@ -68,6 +70,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         and what the passes raise.
     """
     distribution = distribution_of(capture.model)
+    capture = total_over_batch(capture, distribution)
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     if options.lowering == TENSORRT:
@@ -124,9 +127,19 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         with_backward=task.with_backward,
         results_on_all_stages=options.results == ALL_STAGES,
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
+        totals=_totals(task, connected.stages),
         arithmetic=arithmetic.times(microbatches),
         report=ReportWriter(options.dump) if options.dump is not None and task.with_backward else None,
     )
+
+
+def _totals(task: Task, stages: Sequence[CompiledStage]) -> StepTotals | None:
+    """What sums over the batch before a step; None if no stage of this rank takes such sums."""
+    totals = task.capture.totals
+    if totals is None or not any(port in stage.inputs for port in totals.results for stage in stages):
+        return None
+    batch_dims = {port.name: dim for port, dim in task.capture.batch_dims.items()}
+    return StepTotals(totals, task.mesh, task.microbatches, batch_dims)
 
 
 def _of_training(task: Task, announcement: Announcement) -> ConnectedStages | None:

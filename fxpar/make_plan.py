@@ -24,6 +24,7 @@ from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
 from fxpar.passes.shard_storage import stored
 from fxpar.passes.stages.balance_stages import balance_stages
+from fxpar.passes.total_over_batch import total_over_batch
 from fxpar.schedule.choose_schedule import choose_placement, num_stages_of
 from fxpar.world.mesh import Mesh
 
@@ -48,7 +49,8 @@ def make_plan(
         parameters = _parameters_without_capture(distribution, boundaries)
         _warn_of_replicas(distribution, parameters)
     else:
-        capture = distribution.tracer.capture(distribution.mesh.device_type, example_inputs)
+        traced = distribution.tracer.capture(distribution.mesh.device_type, example_inputs)
+        capture = total_over_batch(traced, distribution)
         prices = prices_of(distribution.mesh)
         boundaries = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
         parameters = _parameters(capture, distribution, boundaries)

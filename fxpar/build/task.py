@@ -65,7 +65,8 @@ class Task:
     @property
     def arguments(self) -> str:
         """The tensor arguments of the forward, one per line: name, dtype, and shape of one microbatch."""
-        entering = [(port, node) for node, port in self.capture.sources.items() if port.kind is PortKind.INPUT]
+        given = {port for port in self.capture.arguments if port.kind is PortKind.INPUT}
+        entering = [(port, node) for node, port in self.capture.sources.items() if port in given]
         return "\n".join(
             f"{self.distribution.argument_name(int(port.name))}: {example(node).dtype} {tuple(example(node).shape)}"
             for port, node in entering

@@ -15,6 +15,7 @@ from fxpar._torch.dynamo.assigned_tensors import carried_over
 from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
 from fxpar.errors import FxparError, GraphBreakError, UnavailableTensorError, UnsupportedGraphError
 from fxpar.ir.attention_dropout import define_attention_dropout
+from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.canonical_names import with_canonical_names
 from fxpar.ir.dense_gradients import make_gradients_dense
 from fxpar.ir.failed_trace import error_of_graph_break
@@ -28,7 +29,7 @@ from fxpar.ir.out_of_place import write_out_of_place
 from fxpar.ir.stage import Port, PortKind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Capture:
     """A whole forward in torch IR, in logical shapes of one microbatch.
 
@@ -43,6 +44,7 @@ class Capture:
     kept: the positions, among all that the compiled function returns, of tensors that the forward keeps on objects,
         with the source lines.
     reads_grad_mode: whether the forward may compute something else in the other grad mode.
+    totals: how to compute those of the sources that are neither parameters nor among the arguments, if any.
     """
 
     module: fx.GraphModule
@@ -57,6 +59,7 @@ class Capture:
     buffers: Mapping[Port, Tensor]
     kept: Mapping[int, str] = field(default_factory=dict)
     reads_grad_mode: bool = False
+    totals: BatchTotals | None = None
 
     @property
     def loss(self) -> int | None:

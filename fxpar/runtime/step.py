@@ -16,6 +16,7 @@ from fxpar.ir.dtensor import from_local
 from fxpar.ir.random import RANDOM_STATE, random_state
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
+from fxpar.runtime.batch_totals import StepTotals
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.gathered_step import gather_step
 from fxpar.runtime.loss import Loss
@@ -43,6 +44,7 @@ class Step:
         with_backward: bool,
         results_on_all_stages: bool = False,
         check_inputs: Callable[[Mapping[str, Tensor]], None] | None = None,
+        totals: StepTotals | None = None,
         arithmetic: Arithmetic,
         report: ReportWriter | None = None,
     ) -> None:
@@ -57,6 +59,7 @@ class Step:
         self._is_loss = [loss is not None and node is capture.results[loss.position] for node in capture.results]
         self._results_on_all_stages = results_on_all_stages
         self._check_inputs = check_inputs
+        self._totals = totals
         self._arithmetic = arithmetic
         self._batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()}
         self._report = report
@@ -80,6 +83,8 @@ class Step:
             self._check_inputs(inputs)
         inputs[RANDOM_STATE.name] = self._draw()
         with torch.no_grad():
+            if self._totals is not None:
+                inputs |= self._totals(inputs, buffers)
             self._executor.rehearse(parameters, buffers, inputs)
             if self._timeline is not None or is_recording(self._distribution):
                 done = self._record((parameters, buffers, inputs))

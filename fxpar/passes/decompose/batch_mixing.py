@@ -66,7 +66,7 @@ def find_batch_mixing(
 
     Examples are a matrix product of samples with each other, a softmax over the batch, and the statistics of a norm
     over the batch. A loss may be the sum or the mean over samples, or a linear function of these, and may be divided by
-    a value that depends on no parameter, such as the number of tokens that are not ignored.
+    a value that depends on no parameter: `total_over_batch` makes it that of the whole batch.
 
     An op mixes no samples if it can run on each by itself: if its sharding rule lets the batch dim be cut into
     `num_samples` parts. An op without a rule is assumed to mix none. Where an index picks samples, their positions are

@@ -1,0 +1,240 @@
+"""Let losses be divided by numbers of the whole batch, such as its number of targets, instead of a microbatch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, fx
+
+from fxpar._torch.compiler import FakeTensor
+from fxpar._torch.concrete_graph import ConcreteGraph
+from fxpar._torch.lazy_graph_module import lazy_graph_module
+from fxpar.graph.extract import extract, returned
+from fxpar.graph.graph_writer import fake_mode_of
+from fxpar.graph.min_cut import closure, operands, users
+from fxpar.graph.shared_values import mutated, recomputable
+from fxpar.ir.batch_totals import BatchTotals, dtype_of_mean
+from fxpar.ir.capture import Capture, example, is_marker
+from fxpar.ir.example_values import add_call
+from fxpar.ir.mean_losses import divide_by_counts, has_counted_mean
+from fxpar.ir.node_meta import known_value, tensor
+from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
+from fxpar.model.distribution import Distribution
+from fxpar.passes.decompose.whole_values import WholeValues, find_whole_values
+from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.split_stages import operations
+from fxpar.passes.trace.segment import Segment
+from fxpar.passes.trace.trace_whole import trace_whole
+from fxpar.progress.phases import as_phase
+from fxpar.world.mesh import num_batch_shards
+
+aten = torch.ops.aten
+
+_GUARDS = (aten.clamp.default, aten.clamp_min.default, aten.maximum.default)
+"""What keeps a number that something is divided by from being zero."""
+
+_SAME_NUMBER = (aten._to_copy.default, aten.detach.default, aten.alias.default)
+
+
+@as_phase
+def total_over_batch(capture: Capture, distribution: Distribution) -> Capture:
+    """The capture with numbers that depend on sums over the whole batch as inputs, which each step computes first.
+
+    A batch is computed in parts, which are its microbatches on all batch shards, and the loss is the mean of theirs. So
+    what a forward divides by must not be the sum over one part. It becomes the mean over the parts, by which a loss of
+    the form `sum / number` is that of the whole batch: `mean(sum_i / mean(number_i)) = sum(sum_i) / sum(number_i)`.
+
+    This is done for sums over samples that depend on no parameter, and for what is computed from such sums alone, if it
+    is one number. A lower bound is that of the whole sum: `sum.clamp(min=1)` is one divided by the number of parts.
+
+    Before: `loss = cross_entropy(logits, target, ignore_index=-100)`
+    After:  `loss = _quotient(cross_entropy(logits, target, ignore_index=-100, reduction="sum"), batch_total_0)`
+    """
+    if capture not in _done:
+        num_parts = distribution.microbatches_of(capture) * num_batch_shards(distribution.mesh)
+        _done[capture] = _with_totals(capture, num_parts)
+    return _done[capture] or capture
+
+
+_done: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
+"""What became of captures, None for those that stay as they are: a plan and several steps are made from each."""
+
+
+def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
+    """The result of `total_over_batch`; None if nothing changes."""
+    if num_parts == 1 or capture.microbatch_size is None:
+        return None
+    known = _known_values(capture)
+    if not (_numbers(capture, known) or any(has_counted_mean(node, known) for node in operations(capture))):
+        return None
+    capture = _copied(capture)
+    divide_by_counts(capture.module, known={*_known_values(capture)})
+    search = _Search.of(capture, _numbers(capture, _known_values(capture)))
+    found = search.used_elsewhere()
+    totals = search.totals(found, num_parts) if found else None
+    if totals is None:
+        return None
+    sources = {**capture.sources, **_replace(capture.module, found, totals)}
+    return replace(capture, sources=sources, totals=totals)
+
+
+def _known_values(capture: Capture) -> set[fx.Node]:
+    """The values that depend on no parameter, and on no buffer that the forward changes."""
+    nodes = operations(capture)
+    changed = {mutated(node) for node in nodes}
+    data = (PortKind.INPUT, PortKind.BUFFER)
+    sources = {node for node, port in capture.sources.items() if port.kind in data and node not in changed}
+    return {*sources, *recomputable(nodes, capture.sources)}
+
+
+def _numbers(capture: Capture, known: Set[fx.Node]) -> list[fx.Node]:
+    """Those of the known values that are one number, and that depend on the samples of a batch."""
+    split = [node for node, port in capture.sources.items() if port in capture.batch_dims]
+    of_batch = closure(split, users)
+    return [node for node in operations(capture) if node in known and node in of_batch and _is_one_number(node)]
+
+
+def _is_one_number(node: fx.Node) -> bool:
+    value = known_value(node)
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _copied(capture: Capture) -> Capture:
+    graph, copies = ConcreteGraph(), dict[fx.Node, fx.Node]()
+    for node in capture.module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    sources = {copies[node]: port for node, port in capture.sources.items()}
+    results = [copies[node] for node in capture.results]
+    return replace(capture, module=lazy_graph_module(capture.module, graph), sources=sources, results=results)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What is known of `numbers` of a capture.
+
+    joint: the ATen graph that computes them from `inputs`, a port for each of its placeholders.
+    values: which of its nodes are sums over samples, and which are computed from such sums alone.
+    """
+
+    numbers: Sequence[fx.Node]
+    joint: JointGraph
+    inputs: Mapping[fx.Node, Port]
+    values: WholeValues
+
+    @classmethod
+    def of(cls, capture: Capture, numbers: Sequence[fx.Node]) -> _Search:
+        needed = closure(numbers, lambda node: () if node in capture.sources else node.all_input_nodes)
+        inputs = tuple(node for node in capture.sources if node in needed)
+        nodes = tuple(node for node in operations(capture) if node in needed)
+        segment = Segment(nodes, inputs, tuple(numbers), (), frozenset())
+        joint = trace_whole(segment.graph(StageGraph(0, capture.module, (), ())), with_backward=False)
+        joint = replace(joint, module=decompose_for_sharding(joint.module))
+        ports = [capture.sources[inputs[int(port.name)]] for port in joint.inputs]
+        placeholders = joint.module.graph.find_nodes(op="placeholder")
+        dims = {
+            own: capture.batch_dims[port]
+            for own, port in zip(joint.inputs, ports, strict=True)
+            if port in capture.batch_dims
+        }
+        assert capture.microbatch_size is not None
+        values = find_whole_values(joint, dims, capture.microbatch_size)
+        return cls(numbers, joint, dict(zip(placeholders, ports, strict=True)), values)
+
+    def used_elsewhere(self) -> dict[fx.Node, fx.Node]:
+        """The numbers of the whole batch of which others than such numbers are computed, with their ATen nodes."""
+        whole = {
+            n: aten
+            for n, aten in zip(self.numbers, returned(self.joint.module), strict=True)
+            if aten in self.values.derived
+        }
+        return {n: made for n, made in whole.items() if _users_but(n, whole)}
+
+    def totals(self, found: Mapping[fx.Node, fx.Node], num_parts: int) -> BatchTotals | None:
+        """How a step computes the numbers `found`; None if they cannot be computed from sums that are no integers."""
+        module, nodes = self.joint.module, list(self.joint.module.graph.nodes)
+        after = closure(found.values(), lambda node: () if node in self.values.sums else node.all_input_nodes)
+        sums = [node for node in self.values.sums if node in after]
+        before = closure(sums, operands)
+        inputs = [node for node in self.inputs if node in before]
+        constants = [node for node in self.inputs if node in after]
+        of_microbatch = extract(module, nodes, inputs, sums, ())
+        of_batch = extract(module, nodes, [*sums, *constants], [*found.values()], ())
+        _bound_whole_sums(of_batch, {node.name for node in sums}, num_parts)
+        if not _computes(of_batch, sums, constants):
+            return None
+        return BatchTotals(
+            of_microbatch,
+            tuple(map(self.inputs.__getitem__, inputs)),
+            of_batch,
+            tuple(map(self.inputs.__getitem__, constants)),
+            tuple(Port(PortKind.INPUT, f"batch_total_{position}") for position in range(len(found))),
+            tuple(_dtype_of_total(node) for node in found),
+        )
+
+
+def _users_but(node: fx.Node, numbers: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """What uses a number, but for others of the numbers, and for where it leaves the forward as it is."""
+    return [user for user in node.users if user not in numbers and user.op != "output" and not is_marker(user, "exit")]
+
+
+def _bound_whole_sums(of_batch: fx.GraphModule, sums: Set[str], num_parts: int) -> None:
+    """Let lower bounds be those of whole sums, where `of_batch` takes the means over parts that are named `sums`."""
+    graph = of_batch.graph
+    for node in list(graph.nodes):
+        if node.target in _GUARDS and _origin(node.args[0]).name in sums:
+            with graph.inserting_before(node):
+                node.update_arg(0, graph.call_function(aten.mul.Tensor, (node.args[0], num_parts)))
+            with graph.inserting_after(node):
+                mean = graph.call_function(aten.div.Tensor, (node, num_parts))
+            node.replace_all_uses_with(mean, delete_user_cb=lambda user, mean=mean: user is not mean)
+    of_batch.recompile()
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The node that `node` is a copy of, in another dtype at most, or `node` itself."""
+    return _origin(node.all_input_nodes[0]) if node.target in _SAME_NUMBER else node
+
+
+def _computes(of_batch: fx.GraphModule, sums: Sequence[fx.Node], constants: Sequence[fx.Node]) -> bool:
+    """Whether `of_batch` takes means of sums, which are no integers."""
+    with fake_mode_of(of_batch.graph):
+        means = [torch.empty_like(tensor(node), dtype=dtype_of_mean(tensor(node))) for node in sums]
+        try:
+            of_batch(*means, *map(tensor, constants))
+        except (RuntimeError, TypeError, ValueError):
+            return False
+    return True
+
+
+def _dtype_of_total(number: fx.Node) -> torch.dtype:
+    """Means of integers are no integers."""
+    dtype = example(number).dtype
+    return dtype if dtype.is_floating_point or dtype == torch.bool else torch.float32
+
+
+def _replace(module: fx.GraphModule, found: Mapping[fx.Node, fx.Node], totals: BatchTotals) -> dict[fx.Node, Port]:
+    """Let users of the numbers `found` take `totals` instead; returns the nodes where these enter."""
+    entering = {}
+    first = next(iter(module.graph.nodes))
+    for number, port, dtype in zip(found, totals.results, totals.dtypes, strict=True):
+        with module.graph.inserting_before(first):
+            total = module.graph.placeholder(port.name)
+        value = example(number)
+        assert isinstance(value, FakeTensor), "every example value is one"
+        with value.fake_mode:
+            total.meta["example_value"] = torch.empty(value.shape, dtype=dtype, device=value.device)
+        for user in _users_but(number, found):
+            user.replace_input_with(number, _like_integer(user, total) if dtype != value.dtype else total)
+        entering[total] = port
+    module.recompile()
+    return entering
+
+
+def _like_integer(user: fx.Node, total: fx.Node) -> fx.Node:
+    """A total for a user that took an integer, which does not change the dtype of what is computed with it."""
+    result = known_value(user)
+    keeps = not isinstance(result, Tensor) or not result.is_floating_point() or result.dtype == example(total).dtype
+    return total if keeps else add_call(user, Tensor.to, total, result.dtype)
