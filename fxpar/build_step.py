@@ -121,7 +121,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         task.loss,
         distribution,
         executor,
-        result_specs(capture, connected.derived.border),
+        connected.derived.results,
         task.call,
         options.timeline,
         with_backward=task.with_backward,
@@ -188,8 +188,11 @@ def _derive(task: Task) -> tuple[list[CompiledStage], RankProgram]:
         _dump_facts(task, plan, graphs, model)
     program, evaluation = plan.programs[task.mesh.coordinate["pipe"]], _evaluation(task, plan)
     buffers, reshards = task.distribution.buffer_stages, tuple(plan.pipeline.reshards)
-    border, arithmetic = plan.stages[-1].border, model_arithmetic(plan.stages, prices_of(task.mesh))
-    return own, RankProgram(stages, program, reshards, border, dict(buffers), arithmetic, evaluation)
+    results, arithmetic = (
+        result_specs(task.capture, plan.stages[-1]),
+        model_arithmetic(plan.stages, prices_of(task.mesh)),
+    )
+    return own, RankProgram(stages, program, reshards, results, dict(buffers), arithmetic, evaluation)
 
 
 def _evaluation(task: Task, plan: StepPlan) -> Program | None:

@@ -32,6 +32,7 @@ from fxpar.passes.bucket_collectives import bucket_collectives
 from fxpar.passes.cast_gradients import cast_gradients
 from fxpar.passes.decompose.norm_policy import choose_norm_policy
 from fxpar.passes.decompose_for_sharding import Decomposed, decompose_for_sharding
+from fxpar.passes.find_result_samples import find_result_samples
 from fxpar.passes.fuse_stages import GatherCosts, fuse_stages
 from fxpar.passes.hoist_storage import hoist_storage
 from fxpar.passes.insert_collectives import insert_collectives
@@ -89,6 +90,8 @@ def plan_stages(
         log.graph("split_stages", stage.module, None, stage.index)
         with phase(f"stage {stage.index} ({number} of {len(stages)})"):
             planned.append(_plan_stage(stage, planned, known, distribution, microbatches, with_backward, log))
+    samples = find_result_samples([stage.joint for stage in planned], capture, distribution)
+    planned[-1] = replace(planned[-1], samples=samples)
     return tuple(planned)
 
 

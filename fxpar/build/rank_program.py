@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fxpar.build.task import Task
 from fxpar.cache.derive_once import find, keep
 from fxpar.costs.model_arithmetic import Arithmetic
-from fxpar.ir.stage import StageBorder
 from fxpar.model.buffers import record_buffers
 from fxpar.passes.stage_graphs import RunGraphs
 from fxpar.resharding.pipeline import Reshard
+from fxpar.runtime.results import ResultSpec
 from fxpar.schedule import Program
 from fxpar.world.agreement import of_all_ranks
 
@@ -23,7 +23,7 @@ class RankProgram:
     stages: the graphs of this rank's stages.
     program: the instructions of its pipe rank.
     reshards: of all values that cross between stages, on all ranks.
-    border: of the last stage, for the results.
+    results: how to make the results of the step.
     buffer_stages: of buffers that the forward changes, by name.
     arithmetic: that of the forwards of all stages for one microbatch, and that of their backwards.
     evaluation: the instructions of a step that runs the forwards alone, if memory suffices; None without a backward.
@@ -33,7 +33,7 @@ class RankProgram:
     stages: tuple[RunGraphs, ...]
     program: Program
     reshards: tuple[Reshard, ...]
-    border: StageBorder
+    results: tuple[ResultSpec, ...]
     buffer_stages: Mapping[str, int]
     arithmetic: tuple[Arithmetic, Arithmetic]
     evaluation: Program | None = None

@@ -121,14 +121,19 @@ def operations(joint: JointGraph) -> list[Operation]:
             border, port = next(entering)
             found.append(Operation(node, (), (Value(node),), border=border, port=port))
         elif node.op == "call_function" and node.target is not operator.getitem:
-            call = op_call(node)
-            results = tuple(None if shape is None else Value(node, i) for i, shape in enumerate(call.outputs))
-            found.append(Operation(node, operands(node), results, call))
+            found.append(operation_of_call(node))
         elif node.op == "get_attr":
             found.append(Operation(node, (), (Value(node),)))
         elif node.op == "output":
             found += _leaving(joint, node)
     return found
+
+
+def operation_of_call(node: fx.Node) -> Operation:
+    """What a node that calls an op does."""
+    call = op_call(node)
+    results = tuple(None if shape is None else Value(node, i) for i, shape in enumerate(call.outputs))
+    return Operation(node, operands(node), results, call)
 
 
 def _leaving(joint: JointGraph, output: fx.Node) -> list[Operation]:

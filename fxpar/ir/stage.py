@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.ir.layout import Layout
+from fxpar.ir.samples import Samples
 
 
 class PortKind(Enum):
@@ -85,10 +86,15 @@ class StageBorder:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A stage with a layout on every value, still in logical shapes: what every rank derives for every stage."""
+    """A stage with a layout on every value, still in logical shapes: what every rank derives for every stage.
+
+    samples: where those of the batch are in the results, if it comes in several parts; none for a result that does not
+        depend on the batch.
+    """
 
     joint: JointGraph
     border: StageBorder
+    samples: Mapping[Port, Samples] = field(default_factory=dict)
 
 
 Callables: TypeAlias = Callable[..., Sequence[Tensor]]

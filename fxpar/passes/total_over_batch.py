@@ -72,10 +72,11 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
         return None
     capture = _copied(capture)
     divide_by_counts(capture.module, known={*_known_values(capture)})
-    search = _Search.of(capture, _numbers(capture, _known_values(capture)))
-    found = search.used_elsewhere()
-    totals = search.totals(found, num_parts) if found else None
-    if totals is None:
+    numbers = _numbers(capture, _known_values(capture))
+    search = _Search.of(capture, numbers) if numbers else None
+    found = search.used_elsewhere() if search else None
+    totals = search.totals(found, num_parts) if search and found else None
+    if found is None or totals is None:
         return None
     sources = {**capture.sources, **_replace(capture.module, found, totals)}
     return replace(capture, sources=sources, totals=totals)

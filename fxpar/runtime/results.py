@@ -15,7 +15,8 @@ from fxpar._torch.distributed import device_mesh_without_groups
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.dtensor import from_local
 from fxpar.ir.layout import Layout, Shard
-from fxpar.ir.stage import Port, PortKind, StageBorder
+from fxpar.ir.samples import Reduced, Samples
+from fxpar.ir.stage import PlannedStage, Port, PortKind
 from fxpar.runtime.remote_result import RemoteResult
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh, num_batch_shards
@@ -23,28 +24,28 @@ from fxpar.world.mesh import Mesh, num_batch_shards
 
 @dataclass(frozen=True, slots=True)
 class ResultSpec:
-    """A result of the forward: its layout for one microbatch, its dtype, and whether its dim 0 is the batch.
+    """A result of the forward: its layout for one microbatch, its dtype, and where the samples are in it.
 
-    `requires_grad` is that of the result in the single-device model. `name` is for messages.
+    `samples` is None for a result that does not depend on the batch. `requires_grad` is that of the result in the
+    single-device model. `name` is for messages.
     """
 
     layout: Layout
     dtype: torch.dtype
-    batched: bool
+    samples: Samples | None = None
     requires_grad: bool = False
     name: str = "the result"
 
 
-def result_specs(capture: Capture, border: StageBorder) -> list[ResultSpec]:
-    """The specs of the forward's results, in order; `border` is the last stage's."""
+def result_specs(capture: Capture, last: PlannedStage) -> tuple[ResultSpec, ...]:
+    """The specs of the forward's results, in order; `last` is the last stage."""
     specs = []
     for position, node in enumerate(capture.results):
-        layout = border.outputs[Port(PortKind.RESULT, str(position))]
-        batched = len(layout.shape) > 0 and layout.shape[0] == capture.microbatch_size
-        value = example(node)
+        port = Port(PortKind.RESULT, str(position))
+        layout, value = last.border.outputs[port], example(node)
         name = f"result {position} of the forward ({value.dtype}, shape {tuple(value.shape)} for each microbatch)"
-        specs.append(ResultSpec(layout, value.dtype, batched, value.requires_grad, name))
-    return specs
+        specs.append(ResultSpec(layout, value.dtype, last.samples.get(port), value.requires_grad, name))
+    return tuple(specs)
 
 
 def gather_result(
@@ -56,10 +57,11 @@ def gather_result(
     *,
     on_all_stages: bool = False,
 ) -> DTensor:
-    """The result of a step as a DTensor.
+    """The result of a step as a DTensor, over all microbatches and batch shards.
 
-    A result with a batch dim is concatenated along it, over microbatches and batch shards. A floating-point scalar is
-    averaged over both. Any other result without a batch dim is that of the last microbatch.
+    A result with a batch dim is concatenated along it; a sum over samples is added up, a mean is averaged, and of
+    maxima the largest is taken. Of any other result that depends on the batch, a floating-point scalar is averaged, and
+    what is no such scalar is that of the last microbatch.
 
     Args:
         pieces: this rank's pieces, one per microbatch; None on the ranks of other stages.
@@ -70,12 +72,12 @@ def gather_result(
     Raises:
         PeerLostError: another rank died.
     """
-    layout = spec.layout
-    if spec.batched and layout.is_ragged(0):  # pieces of microbatches would not make up a piece of the whole batch
-        pieces = pieces and [from_local(piece, layout, mesh.stage_mesh).full_tensor() for piece in pieces]
-        layout = Layout(layout.shape)
-    if spec.batched:
-        layout = _stacked(layout, mesh, microbatches * num_batch_shards(mesh))
+    layout, samples = spec.layout, spec.samples
+    if isinstance(samples, Shard):
+        if layout.is_ragged(samples.dim) or samples.outer > 1:  # pieces of parts would not make up a piece of the batch
+            pieces = pieces and [from_local(piece, layout, mesh.stage_mesh).full_tensor() for piece in pieces]
+            layout = Layout(layout.shape)
+        layout = _stacked(layout, samples, mesh, microbatches * num_batch_shards(mesh))
     local = torch.empty(0, dtype=spec.dtype, device=mesh.device_type) if pieces is None else _join(pieces, spec, mesh)
     if on_all_stages and mesh.pipe > 1:
         local = _broadcast(local, layout.local_shape(mesh.coordinate), pipe, spec.name, mesh)
@@ -95,33 +97,68 @@ def _broadcast(local: Tensor, shape: Sequence[int], pipe: int, name: str, mesh: 
     return local
 
 
-def _stacked(layout: Layout, mesh: Mesh, count: int) -> Layout:
-    """The layout of `count` such values concatenated along dim 0, which is sharded over the batch axes first."""
-    stacked = Layout((count * layout.shape[0], *layout.shape[1:]))
-    outer = 1
-    for axis in mesh.batch_axes:
+def _stacked(layout: Layout, samples: Shard, mesh: Mesh, count: int) -> Layout:
+    """The layout of `count` such values concatenated along their samples, which the batch axes shard first.
+
+    Samples in several parts of a dim are on all ranks: DTensor cannot join shards of shards of such parts.
+    """
+    dim, outer = samples.dim, 1
+    shape = list(layout.shape)
+    shape[dim] *= count
+    stacked = Layout(tuple(shape))
+    for axis in mesh.batch_axes if samples.outer == 1 else ():
         if mesh.sizes[axis] > 1:
-            stacked = stacked.with_placement(axis, Shard(0, mesh.sizes[axis], outer))
+            stacked = stacked.with_placement(axis, Shard(dim, mesh.sizes[axis], outer))
             outer *= mesh.sizes[axis]
     for axis, placement in layout.axes:
-        if isinstance(placement, Shard) and placement.dim == 0:
+        if isinstance(placement, Shard) and placement.dim == dim:
             placement = replace(placement, outer=count * placement.outer)
         stacked = stacked.with_placement(axis, placement)
     return stacked
 
 
 def _join(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh) -> Tensor:
-    if spec.batched:
-        return torch.cat(list(pieces))
-    if spec.layout.shape or not spec.dtype.is_floating_point:
-        return pieces[-1]
-    mean = torch.stack(list(pieces)).mean()
+    """What this rank's batch shard has of the result, or what is the same on all."""
+    samples = spec.samples
+    if isinstance(samples, Shard):
+        return _concatenated(pieces if samples.outer == 1 else _of_all_shards(pieces, spec, mesh), samples)
+    if samples is Reduced.SUM:
+        return _reduced(pieces, spec, mesh, dist.ReduceOp.SUM)
+    if samples is Reduced.MAX:
+        return _reduced(pieces, spec, mesh, dist.ReduceOp.MAX)
+    if samples is Reduced.MEAN or (samples is not None and not spec.layout.shape and spec.dtype.is_floating_point):
+        return _reduced(pieces, spec, mesh, dist.ReduceOp.SUM) / (len(pieces) * num_batch_shards(mesh))
+    return pieces[-1]
+
+
+def _concatenated(pieces: Sequence[Tensor], samples: Shard) -> Tensor:
+    """The samples of all pieces, one after another within each of the `samples.outer` parts of their dim."""
+    dim = samples.dim
+    parted = [piece.unflatten(dim, (samples.outer, -1)) for piece in pieces]
+    return torch.cat(parted, dim + 1).flatten(dim, dim + 1)
+
+
+def _of_all_shards(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh) -> list[Tensor]:
+    """The pieces of all batch shards, in order."""
+    gathered = torch.stack(list(pieces))
+    for axis in reversed(mesh.batch_axes):
+        if mesh.sizes[axis] > 1:
+            of_ranks = [torch.empty_like(gathered) for _ in range(mesh.sizes[axis])]
+            with naming_lost_peers(spec.name):
+                dist.all_gather(of_ranks, gathered, group=mesh.group(axis))
+            gathered = torch.cat(of_ranks)
+    return list(gathered)
+
+
+def _reduced(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh, op: dist.ReduceOp.RedOpType) -> Tensor:
+    """All pieces of all batch shards, reduced by `op`."""
+    stacked = torch.stack(list(pieces))
+    total = stacked.amax(0) if op == dist.ReduceOp.MAX else stacked.sum(0, dtype=spec.dtype)
     for axis in mesh.batch_axes:
         if mesh.sizes[axis] > 1:
             with naming_lost_peers(spec.name):
-                dist.all_reduce(mean, group=mesh.group(axis))
-            mean /= mesh.sizes[axis]
-    return mean
+                dist.all_reduce(total, op, group=mesh.group(axis))
+    return total
 
 
 def _mesh_at(pipe: int, mesh: Mesh) -> DeviceMesh:

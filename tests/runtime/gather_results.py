@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxpar.ir.layout import Layout
+from fxpar.ir.layout import Layout, Shard
 from fxpar.ir.tiles import shard_of
 from fxpar.runtime.results import ResultSpec, gather_result
 from fxpar.world.mesh import init_mesh
@@ -28,12 +28,13 @@ def gather_all(layouts: Sequence[tuple[ResultSpec, int]], sizes: dict[str, int])
     for spec, microbatches in layouts:
         pieces = None
         if at["pipe"] == mesh.pipe - 1:
-            whole = whole_pieces(spec, at["data"], microbatches)
+            whole = whole_pieces(spec, mesh.batch_shard(at), microbatches)
             pieces = [shard_of(piece, spec.layout, at).contiguous() for piece in whole]
         result = gather_result(pieces, spec, mesh, microbatches, mesh.pipe - 1)
         gathered.append((result.shape, torch.empty(0) if pieces is None else result.full_tensor()))
     return gathered
 
 
-def batched(layout: Layout) -> ResultSpec:
-    return ResultSpec(layout, torch.float32, True)
+def batched(layout: Layout, dim: int = 0, outer: int = 1) -> ResultSpec:
+    """A result that consists of samples along `dim`, within each of `outer` parts."""
+    return ResultSpec(layout, torch.float32, Shard(dim, layout.shape[dim] // outer, outer))

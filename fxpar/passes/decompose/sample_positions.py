@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from enum import Enum
-from typing import TypeAlias
 
 import torch
 from torch import fx
 
 from fxpar.costs.dataflow import Operation
-from fxpar.ir.layout import Partial, Shard
+from fxpar.ir.layout import Partial, Placement, Shard
+from fxpar.ir.samples import Reduced, Samples
 from fxpar.rules import rule_for
 from fxpar.rules.call import argument, has_parameter
 from fxpar.rules.einsum_rule import EinsumRule
@@ -20,27 +19,13 @@ from fxpar.rules.rule import OpCall, Operand, Rule
 aten = torch.ops.aten
 
 
-class Other(Enum):
-    """A value that depends on the batch, but has no known batch dim.
-
-    SUM is a sum over samples, or a linear function of one. UNKNOWN is any other.
-    """
-
-    SUM = "sum"
-    UNKNOWN = "unknown"
-
-
-Samples: TypeAlias = Shard | Other
-"""For a value that depends on the batch: its batch dim, or the part of a dim that counts samples; else an `Other`."""
-
-
 def samples_of_results(
     operation: Operation, call: OpCall, operands: Sequence[Samples | None]
 ) -> list[Samples | None] | None:
     """Where samples are in each result, None if it does not depend on the batch; None alone if the op mixes samples.
 
     An op mixes no samples if it can run on each by itself: its rule says whether the batch dim can be cut into single
-    samples, and which placements the other operands need then.
+    samples, and which placements the other operands need then. It may reduce them.
     """
     rule, given = rule_for(call.target), list(operands)
     _ignore_unread(rule, call, given)
@@ -48,11 +33,11 @@ def samples_of_results(
         return [None] * len(call.outputs)
     if _is_batch_statistic(call):
         return None
-    if Other.UNKNOWN in given:
-        return [Other.UNKNOWN] * len(call.outputs)
+    if Reduced.UNKNOWN in given:
+        return [Reduced.UNKNOWN] * len(call.outputs)
     if rule is None:
         return _of_leading_dims(call, given)
-    if Other.SUM in given:
+    if any(isinstance(samples, Reduced) for samples in given):
         return _of_sums(rule, call, given)
     found = _of_samples(rule, call, given)
     if found is None and (call.target in _PICKING or not _computes(operation)):
@@ -68,21 +53,39 @@ def _ignore_unread(rule: Rule | None, call: OpCall, given: list[Samples | None])
             given[index] = None
 
 
-_AFFINE = (aten.add.Tensor, aten.sub.Tensor, aten._to_copy.default)
-"""These may add a value that is no sum, or round: the mean of their results is still that of the whole batch."""
+_ADDING = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
+_COPYING = (aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default)
+_DIVIDING = (aten.div.Tensor, aten.div.Scalar)
 
 
 def _of_sums(rule: Rule, call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None] | None:
-    """A linear function of sums is a sum; an op on a sum and on samples combines each sample with all others."""
-    sums = {index for index, samples in enumerate(given) if samples is Other.SUM}
-    if any(isinstance(samples, Shard) for samples in given):
+    """A linear function of sums is one again; an op on a sum and on samples combines each sample with all others."""
+    if call.target in _COPYING:
+        return list(given)
+    reduced = {samples for samples in given if isinstance(samples, Reduced)}
+    if Reduced.MAX in reduced or any(isinstance(samples, Shard) for samples in given):
         return None
+    if call.target in _ADDING:
+        return [_of_terms(reduced, has_others=len(given) == 1 or None in given)]
+    sums = {index for index, samples in enumerate(given) if samples is not None}
     linear = [
         {index for index, placement in enumerate(strategy.inputs) if isinstance(placement, Partial)}
         for strategy in rule.linear(call)
     ]
-    is_linear = call.target in _AFFINE or any(sums <= operands for operands in linear)
-    return [Other.SUM] * len(call.outputs) if is_linear else None
+    if not any(sums <= operands for operands in linear):
+        return None
+    found = _of_terms(reduced, has_others=sums not in linear)
+    return [Reduced.MEAN if found is Reduced.SUM and call.target in _DIVIDING else found] * len(call.outputs)
+
+
+def _of_terms(reduced: set[Reduced], *, has_others: bool) -> Reduced:
+    """What a sum of such terms is, or their concatenation, if others do not depend on the batch.
+
+    These change a mean as they change that of a part. In a sum over parts they would count several times.
+    """
+    if reduced == {Reduced.SUM} and not has_others:
+        return Reduced.SUM
+    return Reduced.MEAN if reduced == {Reduced.MEAN} else Reduced.LINEAR
 
 
 def _of_samples(rule: Rule, call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None] | None:
@@ -93,14 +96,14 @@ def _of_samples(rule: Rule, call: OpCall, given: Sequence[Samples | None]) -> li
         return None
     if any(samples not in (None, need) for samples, need in zip(given, strategy.inputs, strict=True)):
         return None
-    found: list[Samples | None] = []
-    for placement in strategy.outputs:
-        if isinstance(placement, Partial) and placement.op != "sum":
-            return None
-        found.append(
-            Other.SUM if isinstance(placement, Partial) else placement if isinstance(placement, Shard) else None
-        )
-    return found
+    return [_samples_in(placement) for placement in strategy.outputs]
+
+
+def _samples_in(placement: Placement) -> Samples | None:
+    """The samples in a result, if `placement` is where single samples would be."""
+    if isinstance(placement, Partial):
+        return Reduced.SUM if placement.op == "sum" else Reduced.MAX
+    return placement if isinstance(placement, Shard) else None
 
 
 def _of_leading_dims(call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None]:
@@ -108,10 +111,10 @@ def _of_leading_dims(call: OpCall, given: Sequence[Samples | None]) -> list[Samp
     shards = {samples for samples in given if samples is not None}
     index, shard = next((index, samples) for index, samples in enumerate(given) if samples is not None)
     if len(shards) > 1 or not isinstance(shard, Shard):
-        return [Other.UNKNOWN] * len(call.outputs)
+        return [Reduced.UNKNOWN] * len(call.outputs)
     leading = call.inputs[index][: shard.dim + 1]
     return [
-        shard if shape is not None and shape[: shard.dim + 1] == leading else Other.UNKNOWN for shape in call.outputs
+        shard if shape is not None and shape[: shard.dim + 1] == leading else Reduced.UNKNOWN for shape in call.outputs
     ]
 
 
@@ -164,7 +167,7 @@ def _picked(call: OpCall, given: Sequence[Samples | None]) -> list[Samples | Non
             counts_samples = _counts_from_zero(picked) and result[at[0]] == call.inputs[0][samples.dim]
             if counts_samples and all(each in (None, shard, Shard(0, samples.parts)) for each in given[1:]):
                 return [shard]
-    return [Other.UNKNOWN] * len(call.outputs)
+    return [Reduced.UNKNOWN] * len(call.outputs)
 
 
 def _counts_from_zero(node: fx.Node) -> bool:

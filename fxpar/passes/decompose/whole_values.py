@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -11,9 +11,10 @@ from fxpar.costs.dataflow import Border, Operation, Value, operations
 from fxpar.ir.layout import Shard
 from fxpar.ir.node_meta import value
 from fxpar.ir.op_predicates import is_random
+from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port
-from fxpar.passes.decompose.sample_positions import Other, Samples, samples_of_results
-from fxpar.passes.decompose.two_samples import for_two_samples
+from fxpar.passes.decompose.sample_positions import samples_of_results
+from fxpar.passes.decompose.two_samples import OneSampleError, inputs_for_two, operations_for_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +25,17 @@ class WholeValues:
     derived: frozenset[fx.Node]
 
 
-NONE_FOUND = WholeValues((), frozenset())
-
-
 def find_whole_values(joint: JointGraph, batch_dims: Mapping[Port, int], num_samples: int) -> WholeValues:
     """The sums over samples in a graph that is decomposed for sharding, and what depends on nothing else of the batch.
 
     Args:
         batch_dims: the batch dim of each input that has one, of `num_samples` samples.
     """
-    if num_samples > 1:
-        return _Search(batch_dims, num_samples).run(joint)
+    search = _Search(batch_dims, num_samples)
     try:
-        longer, copies = for_two_samples(joint, batch_dims)
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return NONE_FOUND
-    found = _Search(batch_dims, 2).run(longer)
-    sums = [node for node, copy in copies.items() if copy in found.sums]
-    return WholeValues(sums, frozenset(node for node, copy in copies.items() if copy in found.derived))
+        return search.run(joint)
+    except OneSampleError:
+        return WholeValues((), frozenset())
 
 
 class _Search:
@@ -51,41 +45,50 @@ class _Search:
         self._batch_dims, self._num_samples = batch_dims, num_samples
         self._samples: dict[Value, Samples] = {}
         self._sums: list[fx.Node] = []
-        self._derived: set[fx.Node] = set()
+        self._derived: set[Value] = set()
 
     def run(self, joint: JointGraph) -> WholeValues:
-        for operation in operations(joint):
-            if operation.border is Border.INPUT and operation.port is not None:
-                self._enter(operation, self._batch_dims.get(operation.port))
+        derived = set()
+        for node, operation in self._operations(joint):
+            if operation.border is Border.INPUT:
+                self._enter(operation)
             elif operation.call is not None:
-                self._follow(operation)
-        return WholeValues(self._sums, frozenset(self._derived))
+                self._follow(node, operation)
+            if any(value in self._derived for value in operation.results):
+                derived.add(node)
+        return WholeValues(self._sums, frozenset(derived))
 
-    def _enter(self, operation: Operation, dim: int | None) -> None:
-        if dim is None:
-            return
-        (entering,) = operation.values
-        shard = Shard(dim, self._num_samples)
-        self._samples[entering] = shard if shard.fits(entering.tensor.shape[dim]) else Other.UNKNOWN
+    def _operations(self, joint: JointGraph) -> Iterable[tuple[fx.Node, Operation]]:
+        if self._num_samples == 1:
+            longer, wanted = inputs_for_two(joint, self._batch_dims), {*joint.module.graph.nodes}
+            return operations_for_two(joint, longer, wanted, self._samples)
+        return [(operation.node, operation) for operation in operations(joint)]
 
-    def _follow(self, operation: Operation) -> None:
+    def _enter(self, operation: Operation) -> None:
+        assert operation.port is not None, "an input has a port"
+        dim = self._batch_dims.get(operation.port)
+        if dim is not None:
+            (entering,) = operation.values
+            shard = Shard(dim, max(self._num_samples, 2))
+            self._samples[entering] = shard if shard.fits(entering.tensor.shape[dim]) else Reduced.UNKNOWN
+
+    def _follow(self, node: fx.Node, operation: Operation) -> None:
         assert operation.call is not None
         given = [self._samples.get(operand) for operand in operation.operands]
         of_samples = any(samples is not None for samples in given)
-        of_sums = any(operand.node in self._derived for operand in operation.operands)
+        of_sums = any(operand in self._derived for operand in operation.operands)
         if is_random(operation.node.target) or (of_samples and of_sums):
-            self._note(operation, [Other.UNKNOWN] * len(operation.results))
+            self._note(node, operation, None)
         elif of_samples:
-            found = samples_of_results(operation, operation.call, given)
-            self._note(operation, found or [Other.UNKNOWN] * len(operation.results))
+            self._note(node, operation, samples_of_results(operation, operation.call, given))
         elif of_sums:
-            self._derived.add(operation.node)
+            self._derived.update(result for result in operation.results if result is not None)
 
-    def _note(self, operation: Operation, found: Sequence[Samples | None]) -> None:
-        if list(found) == [Other.SUM] and isinstance(value(operation.node), Tensor):
-            self._sums.append(operation.node)
-            self._derived.add(operation.node)
+    def _note(self, node: fx.Node, operation: Operation, found: Sequence[Samples | None] | None) -> None:
+        if found == [Reduced.SUM] and isinstance(value(node), Tensor):
+            self._sums.append(node)
+            self._derived.add(Value(operation.node))
             return
-        for result, samples in zip(operation.results, found, strict=True):
+        for result, samples in zip(operation.results, found or [Reduced.UNKNOWN] * len(operation.results), strict=True):
             if result is not None and samples is not None:
-                self._samples[result] = Other.UNKNOWN if samples is Other.SUM else samples
+                self._samples[result] = Reduced.UNKNOWN if isinstance(samples, Reduced) else samples

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 
 from fxpar.ir import node_meta
 from fxpar.ir.stage import Port, PortKind
-from fxpar.passes.decompose.batch_mixing import find_batch_mixing, warn_of_batch_mixing
+from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
+from fxpar.passes.decompose.follow_samples import follow_samples
 from fxpar.passes.split_stages import split_stages
+from fxpar.passes.total_over_batch import total_over_batch
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.world.mesh import Mesh
 from tests.support.captures import captured
@@ -38,11 +40,11 @@ class Encoder(nn.Module):
 def mixing(
     model: nn.Module, batch: Mapping[str, Tensor] | Sequence[Tensor], boundaries: Sequence[str] = ()
 ) -> fx.Node | None:
-    capture, _ = captured(model, batch)
+    capture = total_over_batch(*captured(model, batch, mesh=Mesh(data=2)))
     joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, boundaries)]
     assert capture.microbatch_size is not None
     wanted = [Port(PortKind.RESULT, str(capture.loss))]
-    return find_batch_mixing(joints, capture.batch_dims, capture.microbatch_size, wanted)
+    return follow_samples(joints, capture.batch_dims, capture.microbatch_size, wanted).mixing
 
 
 def pairs() -> list[Tensor]:

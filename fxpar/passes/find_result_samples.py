@@ -1,0 +1,70 @@
+"""Find how the results of the parts of a batch make up those of the whole batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torch import Tensor, fx
+
+from fxpar.graph.extract import returned
+from fxpar.graph.min_cut import closure, operands
+from fxpar.ir.capture import Capture
+from fxpar.ir.layout import Shard
+from fxpar.ir.node_meta import tensor
+from fxpar.ir.samples import Reduced, Samples
+from fxpar.ir.stage import JointGraph, Port, PortKind
+from fxpar.model.distribution import Distribution
+from fxpar.passes.decompose.follow_samples import follow_samples
+from fxpar.progress.phases import as_phase
+from fxpar.world.mesh import num_batch_shards
+
+
+@as_phase
+def find_result_samples(
+    stages: Sequence[JointGraph], capture: Capture, distribution: Distribution
+) -> dict[Port, Samples]:
+    """Where samples are in the results of the forward other than its loss, which is a mean; by the rules of all ops.
+
+    None if the batch comes in one part. Where the rules do not tell, and for what is computed from sizes alone, a first
+    dim as long as a microbatch is taken for that of the samples.
+
+    Args:
+        stages: the joint graphs of all stages, in order, as decomposed for sharding.
+    """
+    num_parts = distribution.microbatches_of(capture) * num_batch_shards(distribution.mesh)
+    num_samples = capture.microbatch_size
+    wanted = [Port(PortKind.RESULT, str(i)) for i in range(len(capture.results)) if i != capture.reported]
+    if num_parts == 1 or num_samples is None or not wanted:
+        return {}
+    followed = follow_samples(stages, capture.batch_dims, num_samples, wanted).outputs
+    found: dict[Port, Samples] = {}
+    for port, node in zip(stages[-1].outputs, returned(stages[-1].module), strict=False):
+        samples = followed.get(port)
+        if port in wanted and (samples is Reduced.UNKNOWN or (samples is None and not _depends_on_values(node))):
+            samples = Shard(0, num_samples) if tensor(node).shape[:1] == (num_samples,) else samples
+        if port in wanted and samples is not None:
+            found[port] = samples
+        if followed.get(port) in (Reduced.UNKNOWN, Reduced.LINEAR):
+            _warn(port, tensor(node), taken_for_samples=isinstance(samples, Shard))
+    return found
+
+
+def _depends_on_values(node: fx.Node) -> bool:
+    return any(source.op == "placeholder" for source in closure([node], operands))
+
+
+def _warn(port: Port, result: Tensor, *, taken_for_samples: bool) -> None:
+    """Warn of a result that may not be that of the whole batch."""
+    if taken_for_samples:
+        becomes = "its first dim, which is as long as a microbatch, is taken for that of the samples"
+    elif result.dim() == 0 and result.is_floating_point():
+        becomes = "it is the mean over all microbatches"
+    else:
+        becomes = "it is that of the last microbatch"
+    warnings.warn(
+        f"result {port.name} of the forward ({result.dtype}, shape {tuple(result.shape)} for each microbatch) is "
+        f"computed from samples in a way of which it is not known how parts of a batch make up the whole: {becomes}; "
+        "if that is wrong, return what it is computed from, and compute it after the step",
+        stacklevel=2,
+    )

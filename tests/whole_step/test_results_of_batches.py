@@ -1,0 +1,86 @@
+"""Results beside the loss are those of the whole batch, however they depend on its samples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fxpar
+from fxpar.world.launch import run_ranks
+from tests.support.parity import batch_shard
+
+CLASSES, LENGTH = 4, 3
+
+
+class Reader(nn.Module):
+    """Classes of the tokens of sequences, and what scripts report of them.
+
+    In a microbatch of one sample no rule tells the batch of a recurrent state from its layers.
+    """
+
+    def __init__(self, *, is_recurrent: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.recurrent = nn.GRU(8, 8) if is_recurrent else None
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = self.first(x).transpose(0, 1)
+        outputs, state = (outputs.sin(), outputs[None, 0]) if self.recurrent is None else self.recurrent(outputs)
+        logits = self.last(outputs)
+        hits = logits.argmax(-1).t() == labels
+        flat = logits.flatten(0, 1)
+        return {
+            "loss": functional.cross_entropy(logits.permute(1, 2, 0), labels),
+            "number right": hits.sum(),
+            "as a float": 2 * hits.float().sum(),
+            "share right": hits.float().mean(),
+            "of those that count": hits[:, 1:].sum() / (labels[:, 1:] != 1).sum(),
+            "right by position": hits.sum(0),
+            "classes": functional.one_hot(labels, CLASSES).sum((0, 1)),
+            "confidence": flat.softmax(-1).mean(0),
+            "largest": logits.amax((0, 1)),
+            "by time": logits,
+            "state": state,
+            "by time, flat": flat,
+            "by sample": logits.transpose(0, 1),
+            "by sample, flat": logits.transpose(0, 1).flatten(0, 1),
+            "a weight": self.last.weight * 1,
+            "of sizes": x.new_ones(len(x)),
+            "loss once more": functional.cross_entropy(logits.permute(1, 2, 0), labels) + 1,
+        }
+
+
+def check_results(sizes: Mapping[str, int], microbatches: int, rows: int) -> None:
+    """Compare those of a step and of an evaluation with those of one process. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(0)
+    alone, num_rows = Reader(is_recurrent=rows > microbatches), rows * fxpar.num_batch_shards(mesh)
+    whole = {"x": torch.randn(num_rows, LENGTH, 6), "labels": torch.randint(0, CLASSES, (num_rows, LENGTH))}
+    model, part = copy.deepcopy(alone), batch_shard(whole, mesh)
+    stages = ["last"][: mesh.pipe - 1]
+    fxpar.distribute(model, mesh, stages=stages, microbatches=microbatches, example_inputs=part)
+    step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "results": "all"})
+    expected = alone(**whole)
+    for with_grad in (True, False):
+        with torch.set_grad_enabled(with_grad):
+            results = step(**part)
+        for name, result in results.items():
+            found, wanted = result if name == "loss" else result.full_tensor(), expected[name].detach()
+            assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), name
+            assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6), f"{name}: {found}, not {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "microbatches", "rows"),
+    [({"pipe": 2}, 2, 8), ({"pipe": 2}, 4, 4), ({"z": 2}, 1, 4), ({"data": 2, "z": 2}, 2, 4), ({"x": 2}, 2, 4)],
+    ids=str,
+)
+def test_results_are_those_of_the_whole_batch(sizes: dict[str, int], microbatches: int, rows: int) -> None:
+    """With microbatches of `CLASSES` samples, of one, and of others."""
+    run_ranks(math.prod(sizes.values()), check_results, sizes, microbatches, rows)
