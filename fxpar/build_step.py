@@ -27,6 +27,7 @@ from fxpar.environment import is_first_rank
 from fxpar.errors import NoLossError
 from fxpar.ir.capture import Capture
 from fxpar.ir.random import RANDOM_STATE
+from fxpar.ir.samples import Reduced
 from fxpar.ir.stage import CompiledStage
 from fxpar.lowering import lower as lowering_named
 from fxpar.lowering.joint_compilation import joint_compilation
@@ -42,9 +43,10 @@ from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.batch_totals import StepTotals
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.input_check import input_check
+from fxpar.runtime.loss import Loss
 from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.report_writer import ReportWriter
-from fxpar.runtime.results import result_specs
+from fxpar.runtime.results import ResultSpec, result_specs
 from fxpar.runtime.step import Step
 from fxpar.schedule import MEMORY_HEADER, Program, check_memory
 from fxpar.world.agreement import check_agreement, check_collectives, of_all_ranks
@@ -102,7 +104,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
     """The step that `connected` runs; a collective of all ranks."""
     capture, options, distribution, mesh = task.capture, task.options, task.distribution, task.mesh
     batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()} | {RANDOM_STATE.name: 0}
-    microbatches = task.microbatches
+    microbatches, loss = task.microbatches, _loss(task, connected.derived.results)
     executor = Executor(
         mesh,
         connected.program,
@@ -110,7 +112,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         connected.connections,
         microbatches,
         batch_dims,
-        task.loss,
+        loss,
         distribution.loss_scale,
     )
     check_collectives(executor.gradient_sums)
@@ -118,7 +120,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
     arithmetic = forward + backward if task.with_backward else forward
     return Step(
         capture,
-        task.loss,
+        loss,
         distribution,
         executor,
         connected.derived.results,
@@ -131,6 +133,14 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         arithmetic=arithmetic.times(microbatches),
         report=ReportWriter(options.dump) if options.dump is not None and task.with_backward else None,
     )
+
+
+def _loss(task: Task, results: Sequence[ResultSpec]) -> Loss | None:
+    """The loss of the task, or the number that an evaluation returns in its place, which may be a sum over samples."""
+    loss = task.loss
+    if loss is None or task.capture.loss is not None:
+        return loss
+    return replace(loss, is_total=results[loss.position].samples is Reduced.SUM)
 
 
 def _totals(task: Task, stages: Sequence[CompiledStage]) -> StepTotals | None:

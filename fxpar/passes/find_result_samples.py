@@ -34,7 +34,7 @@ def find_result_samples(
     """
     num_parts = distribution.microbatches_of(capture) * num_batch_shards(distribution.mesh)
     num_samples = capture.microbatch_size
-    wanted = [Port(PortKind.RESULT, str(i)) for i in range(len(capture.results)) if i != capture.reported]
+    wanted = [Port(PortKind.RESULT, str(i)) for i in range(len(capture.results)) if i != capture.loss]
     if num_parts == 1 or num_samples is None or not wanted:
         return {}
     followed = follow_samples(stages, capture.batch_dims, num_samples, wanted).outputs

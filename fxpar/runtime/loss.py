@@ -15,10 +15,14 @@ from fxpar.world.mesh import Mesh, num_batch_shards
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Which of the results is the loss, and its dtype, which ranks that compute no part of it need as well."""
+    """Which of the results is the loss, and its dtype, which ranks that compute no part of it need as well.
+
+    is_total: whether it is the sum of those of all parts of the batch, and not their mean; it then has no gradient.
+    """
 
     position: int
     dtype: torch.dtype
+    is_total: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +55,6 @@ def begin_mean(pieces: Sequence[Tensor], loss: Loss, mesh: Mesh, microbatches: i
     total = torch.zeros((), dtype=torch.promote_types(loss.dtype, torch.float32), device=mesh.device_type)
     if pieces:
         copies = mesh.y * mesh.x  # these ranks hold copies of one loss
-        total += torch.stack(list(pieces)).to(total.dtype).sum() * (loss_weight(mesh, microbatches) / copies)
+        weight = 1.0 if loss.is_total else loss_weight(mesh, microbatches)
+        total += torch.stack(list(pieces)).to(total.dtype).sum() * (weight / copies)
     return LossMean(total, loss.dtype, dist.all_reduce(total, async_op=True) if mesh.num_ranks > 1 else None)

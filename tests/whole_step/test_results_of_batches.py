@@ -84,3 +84,32 @@ def check_results(sizes: Mapping[str, int], microbatches: int, rows: int) -> Non
 def test_results_are_those_of_the_whole_batch(sizes: dict[str, int], microbatches: int, rows: int) -> None:
     """With microbatches of `CLASSES` samples, of one, and of others."""
     run_ranks(math.prod(sizes.values()), check_results, sizes, microbatches, rows)
+
+
+class Counter(nn.Module):
+    """Returns the number of rows whose class is right, as a float, and nothing that requires grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return (self.last(self.first(x)).argmax(-1) == labels).float().sum()
+
+
+def check_number(sizes: Mapping[str, int]) -> None:
+    """Compare the number that an evaluation returns, and nothing else, with that of one process. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(0)
+    model, num_rows = Counter(), 8 * fxpar.num_batch_shards(mesh)
+    whole = {"x": torch.randn(num_rows, 6), "labels": torch.randint(0, CLASSES, (num_rows,))}
+    expected, part = model(**whole), batch_shard(whole, mesh)
+    fxpar.distribute(model, mesh, stages=["last"][: mesh.pipe - 1], microbatches=2, example_inputs=part)
+    with torch.no_grad():
+        found = torch.compile(model, backend="fxpar", options={"lowering": "aten"})(**part)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("sizes", [{"pipe": 2}, {"z": 2}, {"x": 2}], ids=str)
+def test_a_number_of_the_whole_batch_is_no_mean(sizes: dict[str, int]) -> None:
+    run_ranks(2, check_number, sizes)

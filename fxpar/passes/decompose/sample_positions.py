@@ -53,7 +53,7 @@ def _ignore_unread(rule: Rule | None, call: OpCall, given: list[Samples | None])
             given[index] = None
 
 
-_ADDING = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
+_ADDING = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar)
 _COPYING = (aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default)
 _DIVIDING = (aten.div.Tensor, aten.div.Scalar)
 
