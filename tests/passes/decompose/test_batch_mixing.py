@@ -162,3 +162,23 @@ def test_a_divided_batch_is_warned_of_once_with_the_line() -> None:
         assert text.startswith("aten.mm.default in the root module (File ") and "in contrastive" in text, text
         assert f"sees {SAMPLES // microbatches} at a time" in text
     assert warned(contrastive, 1) == [] == warned(SEPARATE["mean"], 2)
+
+
+SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda a, b: F.mse_loss(a, b, reduction="sum"),
+    "scaled": lambda a, b: 0.5 * (a - b).square().sum(),
+    "mean and sum": lambda a, b: a.square().mean() + 0.1 * b.square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("microbatches", [2, SAMPLES])
+def test_a_loss_that_is_a_sum_is_warned_of(name: str, microbatches: int) -> None:
+    (text,) = warned(SUMS[name], microbatches)
+    assert text.startswith("the loss is a sum over samples, or has a term that is one")
+    assert f"1/{microbatches} of those" in text
+    assert warned(SUMS[name], 1) == []
+
+
+def test_a_sum_that_is_divided_is_a_mean() -> None:
+    assert warned(lambda a, b: (a - b).square().sum() / len(a) + b.mean(), 2) == []
