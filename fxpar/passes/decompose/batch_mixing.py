@@ -47,7 +47,7 @@ _MIXES = (
 )
 
 _IS_SUM = (
-    "the loss is a sum over samples, or has a term that is one. Of {} microbatches on {} batch shards the mean is taken, "
-    "as of any loss: such a sum, and its gradients, are 1/{} of those of the whole batch. Divide the sum in the forward, "
-    "by the number of samples for instance, or multiply it by the number of microbatches and shards"
+    "the loss is a sum over samples, or has a term that is one. Of {} microbatches on {} batch shards the mean is "
+    "taken, as of any loss: such a sum, and its gradients, are 1/{} of those of the whole batch. Divide the sum in the "
+    "forward, by the number of samples for instance, or multiply it by the number of microbatches and shards"
 )
