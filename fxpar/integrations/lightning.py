@@ -56,8 +56,8 @@ class FxparStrategy(ParallelStrategy):
     """Train a LightningModule on a mesh, whose batch shards are the processes that read data.
 
     The model is distributed when a run begins, before its optimizer is made. Steps of the module are compiled; what
-    they log is the mean over the microbatches and batch shards of a batch, on all ranks. Checkpoints are folders of
-    shards, to resume from on any mesh.
+    they log is that of a whole batch, on all ranks: of its microbatches and batch shards, means are averaged and sums
+    added up. Checkpoints are folders of shards, to resume from on any mesh.
 
     Args:
         pipe, data, z, y, x: the sizes of the mesh, as those of `fxpar.init_mesh`.
