@@ -18,6 +18,7 @@ from fxpar.ir.precision import Precision
 from fxpar.make_plan import make_plan
 from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.clip import let_torch_clip_over_stages
+from fxpar.model.deep_copies import allow_deep_copies
 from fxpar.model.distribution import Distribution, whole_parameters
 from fxpar.model.logical import install, is_distributed
 from fxpar.model.optimizer_state import watch_optimizers
@@ -115,7 +116,8 @@ def _shard(
     """Make shards of the parameters, as planned, and let PyTorch's parts that meet them know what they are."""
     refuse_stale_optimizers(whole_parameters(distribution))
     shard_parameters(distribution, on_meta, init_weights)
-    install_state_dict_hooks(distribution)
+    install_state_dict_hooks(distribution.model)
+    allow_deep_copies(distribution)
     watch_optimizers()
     let_torch_clip_over_stages()
     warn_of_partial_files()

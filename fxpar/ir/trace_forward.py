@@ -59,6 +59,12 @@ class ForwardTracer:
         """Take the place of `backend`, which users name to `torch.compile`: `build` makes the steps."""
         self._backend, self._build = backend, build
 
+    def of_copy(self, model: nn.Module) -> ForwardTracer:
+        """One for the forward of `model`, an equal one, that serves the same backend."""
+        found = ForwardTracer(model)
+        found._backend, found._build = self._backend, self._build
+        return found
+
     @cached_property
     def _traced(self) -> Callable[..., Any]:
         # By keyword: Lightning replaces `torch.compile` by one that copies the options of a positional module, deeply.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -31,6 +33,9 @@ from fxpar.world.mesh import Mesh
 from fxpar.world.uneven_calls import CallWatch
 
 _handles = itertools.count()
+_handles_of_copies = itertools.count(-1, -1)
+"""Apart, since a rank may copy a model alone, and those of other models must be the same on all ranks."""
+
 _by_handle: WeakValueDictionary[int, Distribution] = WeakValueDictionary()
 
 
@@ -87,7 +92,8 @@ class Distribution:
         self.unset: list[str] = []
         self.handle = next(_handles)
         self.seed, name = _of_first_rank(own_seed(), self.handle)
-        self.calls = CallWatch(str(name))
+        self._name, self._num_copies = str(name), 0
+        self.calls = CallWatch(self._name)
         self.num_steps = 0
         self.arguments: pytree.TreeSpec | None = None
         self.compiled: list[tuple[bool, str]] = []
@@ -113,6 +119,30 @@ class Distribution:
         parameters = in_precision(logical_parameters(model), precision)
         resolved = resolve_layouts(layouts, model, parameters, mesh)
         return cls(model, mesh, resolved, parameters, microbatches, batch_dims or {}, precision)
+
+    def of_copy(self, model: nn.Module) -> Distribution:
+        """The distribution of `model`, a deep copy of this one's: by the same plan, but of its own tensors.
+
+        Steps of the two have nothing in common; random numbers are those that the original would have drawn.
+        """
+        path_of = {module: path for path, module in self.model.named_modules()}
+        copies = dict(model.named_modules())
+        self._num_copies += 1
+        found = copy.copy(self)
+        found.model, found.tracer = model, self.tracer.of_copy(model)
+        found.parameters = {
+            fqn: replace(each, homes=tuple((copies[path_of[module]], attribute) for module, attribute in each.homes))
+            for fqn, each in self.parameters.items()
+        }
+        found.loss_scale = LossScale.of(self.precision, self.mesh)
+        found.planned, found.localized = {}, WeakKeyDictionary()
+        found.buffer_stages, found.foreign_buffers = dict(self.buffer_stages), set(self.foreign_buffers)
+        found.unset, found.compiled = list(self.unset), []
+        found._name, found._num_copies = f"{self._name}, copy {self._num_copies}", 0
+        found.calls = CallWatch(found._name)
+        found.handle = next(_handles_of_copies)
+        _by_handle[found.handle] = found
+        return found
 
     @property
     def hints(self) -> Hints:

@@ -56,8 +56,9 @@ def install(distribution: Distribution) -> None:
     """Set the class of each module to a subclass of the same name, whose parameters read as logical ones in a trace.
 
     The root's forward is wrapped in `enter` and `exit` markers; the output of a hinted module is marked, too. In mixed
-    precision, modules convert their arguments.
+    precision, modules convert their arguments. A deep copy of a distributed model is given classes of its own.
     """
+    names = _take_back(distribution.model)
     # One function for equal layers, which Dynamo then knows to be equal.
     hinted_forward, in_dtype = cache(_hinted_forward), cache(converting_forward)
     dtypes = {} if distribution.precision is None else compute_dtypes(distribution.parameters)
@@ -66,13 +67,13 @@ def install(distribution: Distribution) -> None:
         elsewhere = cache(partial(_without_values, parameter))  # one for all homes
         for module, attribute in parameter.homes:
             members[module][attribute] = _logical_parameter(parameter, attribute, elsewhere, distribution)
-            members[module] |= {**CHECKED_CONVERSIONS, PARAMETER_NAMES: tuple(module._parameters)}
+            members[module] |= {**CHECKED_CONVERSIONS, PARAMETER_NAMES: names.get(module, tuple(module._parameters))}
     for path, module in distribution.model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             members[module]["forward"] = synchronized_forward(module, path, num_batch_shards(distribution.mesh))
         if isinstance(module, nn.RNNBase):
             members[module] |= RECURRENT_MEMBERS
-            vars(module).pop("_flat_weights")
+            vars(module).pop("_flat_weights", None)
         if path in distribution.hints.outputs:
             plain = members[module].get("forward", type(module).forward)
             members[module]["forward"] = hinted_forward(plain, tuple(distribution.hints.outputs[path]))
@@ -90,6 +91,20 @@ def install(distribution: Distribution) -> None:
         cls = type(module)
         if namespace:
             module.__class__ = type(cls.__name__, (cls,), {**namespace, _MARK: True, "__module__": cls.__module__})
+
+
+def _take_back(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
+    """Give modules the classes that they had before `install`; returns the names of the parameters that they had then.
+
+    Those of other stages are gone from the modules themselves.
+    """
+    names = {}
+    for module in model.modules():
+        cls = type(module)
+        if _MARK in vars(cls):
+            names[module] = vars(cls).get(PARAMETER_NAMES, ())
+            module.__class__ = cls.__mro__[1]
+    return names
 
 
 def _logical_parameter(
