@@ -3,6 +3,7 @@
 from fxpar.errors.base import FxparError
 from fxpar.errors.capturing import (
     BlockMaskError,
+    DataDependentShapeError,
     ForwardRaisesError,
     GraphBreakError,
     InputRequiresGradError,
@@ -101,6 +102,7 @@ __all__ = [
     "ClusterUnavailableError",
     "ConvertedModelError",
     "CoreNotBuiltError",
+    "DataDependentShapeError",
     "ExplainingError",
     "FailedOnOtherRankError",
     "ForwardOnlyLoweringError",

@@ -15,6 +15,19 @@ class GraphBreakError(FxparError):
         )
 
 
+class DataDependentShapeError(GraphBreakError):
+    """The model's forward makes a tensor whose shape depends on values, as by selecting elements by a mask."""
+
+    def __init__(self, op: str, where: str) -> None:
+        FxparError.__init__(
+            self,
+            f"the shape of what {op} returns depends on values, but a step is compiled for known shapes\n"
+            f"  at {where}\n  keep all elements, and let those that a mask leaves out have no effect: write "
+            "(losses * mask).sum() / mask.sum() in place of losses[mask].mean(), and cross_entropy(logits, "
+            "labels.masked_fill(~mask, -100)) in place of cross_entropy(logits[mask], labels[mask])",
+        )
+
+
 class ForwardRaisesError(FxparError):
     """The model's forward raises an exception of its own for the arguments that it was given."""
 

@@ -7,12 +7,22 @@ from types import FunctionType
 
 from fxpar._torch.compiler import failed_trace
 from fxpar._torch.dynamo.stand_ins import READS_STAND_IN
-from fxpar.errors import ForwardRaisesError, FxparError, GraphBreakError, RandomGeneratorError, UnavailableTensorError
+from fxpar.errors import (
+    DataDependentShapeError,
+    ForwardRaisesError,
+    FxparError,
+    GraphBreakError,
+    RandomGeneratorError,
+    UnavailableTensorError,
+)
 
 _RAISED = re.compile(r"raised exception (.+)")
 """In Dynamo's reason, if the code that it traced raises, and does not catch it."""
 
 _READS_KEPT = re.compile(rf"{READS_STAND_IN}\s+Explanation: (.+)")
+
+
+_SHAPE_OF_DATA = re.compile(r"`(aten\.[\w.]+)`'s output shape depends on input Tensor data")
 
 
 def error_of_failed_trace(function: FunctionType) -> FxparError | None:
@@ -32,6 +42,8 @@ def error_of_graph_break(reason: str, where: str) -> FxparError:
         return RandomGeneratorError(where)
     if kept := _READS_KEPT.search(reason):
         return UnavailableTensorError(kept[1])
+    if selecting := _SHAPE_OF_DATA.search(reason):
+        return DataDependentShapeError(selecting[1], where)
     return GraphBreakError(_first_paragraph(reason), where)
 
 

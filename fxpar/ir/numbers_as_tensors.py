@@ -29,10 +29,22 @@ def _quotient(dividend: Any, divisor: Any) -> Tensor:
     return torch.true_divide(*terms)
 
 
+def _largest(one: Any, other: Any) -> Tensor:
+    tensor, bound = (one, other) if isinstance(one, Tensor) else (other, one)
+    return torch.maximum(tensor, bound) if isinstance(bound, Tensor) else torch.clamp(tensor, min=bound)
+
+
+def _smallest(one: Any, other: Any) -> Tensor:
+    tensor, bound = (one, other) if isinstance(one, Tensor) else (other, one)
+    return torch.minimum(tensor, bound) if isinstance(bound, Tensor) else torch.clamp(tensor, max=bound)
+
+
 _ON_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.sym_ite: torch.where,
     torch.sym_not: torch.logical_not,
     torch.sym_float: Tensor.double,
+    torch.sym_max: _largest,
+    torch.sym_min: _smallest,
     aten._assert_scalar.default: assert_async,
 }
 """What computes on tensors what a function of PyTorch's symbolic numbers computes on these."""

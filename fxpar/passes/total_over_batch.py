@@ -91,11 +91,21 @@ def _known_values(capture: Capture) -> set[fx.Node]:
     return {*sources, *recomputable(nodes, capture.sources)}
 
 
-def _numbers(capture: Capture, known: Set[fx.Node]) -> list[fx.Node]:
-    """Those of the known values that are one number, and that depend on the samples of a batch."""
+def _numbers(capture: Capture, known: set[fx.Node]) -> list[fx.Node]:
+    """Those of the known values that are one number, and that depend on the samples of a batch.
+
+    What is computed within a transform of `torch.func` cannot be computed outside of it, and is left out.
+    """
     split = [node for node, port in capture.sources.items() if port in capture.batch_dims]
-    of_batch = closure(split, users)
-    return [node for node in operations(capture) if node in known and node in of_batch and _is_one_number(node)]
+    of_batch, nodes = closure(split, users), operations(capture)
+    transformed = closure([node for node in nodes if _is_transformed(node)], users)
+    found = known & of_batch - transformed
+    return [node for node in nodes if node in found and _is_one_number(node)]
+
+
+def _is_transformed(node: fx.Node) -> bool:
+    value = known_value(node)
+    return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
 
 
 def _is_one_number(node: fx.Node) -> bool:
