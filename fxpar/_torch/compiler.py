@@ -150,8 +150,10 @@ def _not_timed(*_: Any) -> float:
 
 
 def wider_tracing() -> AbstractContextManager[None]:
-    """Within, Dynamo traces `Tensor.item()`, as it does with `fullgraph=True`, and recurrent layers, step by step."""
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(capture_scalar_outputs=True, allow_rnn=True)
+    """Within, Dynamo traces `Tensor.item()`, selections by masks, and recurrent layers, step by step."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True, allow_rnn=True
+    )
     return patched
 
 

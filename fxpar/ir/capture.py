@@ -13,10 +13,17 @@ from torch import Tensor, fx
 from fxpar._torch.compiler import graph_arguments
 from fxpar._torch.dynamo.assigned_tensors import carried_over
 from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
-from fxpar.errors import FxparError, GraphBreakError, UnavailableTensorError, UnsupportedGraphError
+from fxpar.errors import (
+    DataDependentShapeError,
+    FxparError,
+    GraphBreakError,
+    UnavailableTensorError,
+    UnsupportedGraphError,
+)
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.canonical_names import with_canonical_names
+from fxpar.ir.ctc_loss import give_targets_in_rows
 from fxpar.ir.dense_gradients import make_gradients_dense
 from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
@@ -173,6 +180,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
         UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object, or keeps another one
             in the place of one that it has read.
+        DataDependentShapeError: a shape depends on values.
         UnsupportedGraphError: an argument is a symbolic number, what the forward computes depends on a number in a
             tensor, it reads what requires grad from elsewhere than the modules, or it returns no tensor that is found.
     """
@@ -187,6 +195,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
         raise _graph_break(module)
     _drop_unused_parameters(module)
     write_out_of_place(module)
+    give_targets_in_rows(module)
+    _check_shapes(module)
     keep_numbers_as_tensors(module)
     assign_at_all_places(module)
     make_gradients_dense(module)
@@ -235,6 +245,13 @@ def _reads_grad_mode(module: fx.GraphModule) -> bool:
     return any(node is None or not (is_marker(node, "param") or is_marker(node, "enter")) for node in reads) or any(
         node.target is torch.autograd.grad or not (_is_op(node) or _is_torchs_own(node)) for node in module.graph.nodes
     )
+
+
+def _check_shapes(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
+            raise DataDependentShapeError(node.name, source_line(node))
 
 
 def _drop_unused_parameters(module: fx.GraphModule) -> None:

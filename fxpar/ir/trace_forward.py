@@ -10,12 +10,15 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import bare_traces, compile_options, never_compiled, skip_frame, wider_tracing
 from fxpar._torch.dynamo import change_tracing, layers_traced_once
+from fxpar._torch.dynamo.replaced_functions import trace_in_place_of
 from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
+from fxpar.ir.ctc_loss import ctc_loss
 from fxpar.ir.flex_attention import flex_attention_in_one_graph
 from fxpar.progress.phases import as_phase
 
@@ -46,6 +49,7 @@ class ForwardTracer:
 
     def __init__(self, model: nn.Module) -> None:
         change_tracing()
+        trace_in_place_of(functional.ctc_loss, ctc_loss)
         self._model = model
         self._layers_traced_once = layers_traced_once(model)
         self._backend: Callable[..., Any] | None = None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+import fxpar.ir.ctc_loss
 import fxpar.ir.markers
 import fxpar.ir.random  # noqa: F401  # these define the ops of torch.ops.fxpar
 from fxpar.rules import convolutions, group_norm, local_indices, local_shapes, notations, views
@@ -160,6 +161,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.new_ones.default: _sized,
     aten.new_empty.default: _sized,
     aten.new_empty_strided.default: EinsumRule(views.factory, emit_local=local_shapes.emit_strided),
+    torch.ops.fxpar.ctc_losses.default: EinsumRule("T b C, b L, b, b -> b"),
+    torch.ops.fxpar.ctc_losses_backward.default: EinsumRule("b, T b C, b L, b, b -> T b C", linear_in=(0,)),
     torch.ops.fxpar.uniform.default: EinsumRule(views.factory, emit_local=emit_uniform),
     aten.scalar_tensor.default: EinsumRule("-> ()"),
     aten.arange.default: _arange,

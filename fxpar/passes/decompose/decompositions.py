@@ -233,17 +233,11 @@ def ones(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:
     return filled(like, size, 1, **options)
 
 
-def largest(x: Tensor) -> Tensor:
-    """A reduction, which may be over sharded dims."""
-    return x.amax(list(range(x.dim())))
-
-
 DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.addmm.default: add_product,
     aten.baddbmm.default: add_product,
     aten.mean.default: mean,
     aten.mean.dim: mean,
-    aten.max.default: largest,
     aten.linalg_vector_norm.default: vector_norm,
     aten.logsumexp.default: logsumexp,
     aten._log_softmax.default: log_softmax,
