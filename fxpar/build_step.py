@@ -36,8 +36,8 @@ from fxpar.lowering.tensorrt.requirements import check_tensorrt
 from fxpar.lowering.vector_isa import find_vector_isa
 from fxpar.model.distribution import distribution_of
 from fxpar.pass_log import PassLog
+from fxpar.passes.settle_capture import settle_capture
 from fxpar.passes.stage_graphs import RunGraphs, StageGraphs
-from fxpar.passes.total_over_batch import total_over_batch
 from fxpar.report.facts import RANK_FACTS, STEP_FACTS, to_json
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.batch_totals import StepTotals
@@ -72,7 +72,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         and what the passes raise.
     """
     distribution = distribution_of(capture.model)
-    capture = total_over_batch(capture, distribution)
+    capture = settle_capture(capture, distribution)
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     if options.lowering == TENSORRT:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 import fxpar
 from fxpar.errors import (
     BlockMaskError,
-    DataDependentShapeError,
     ForwardRaisesError,
     GraphBreakError,
     InvalidOptionError,
@@ -59,30 +57,6 @@ def test_a_graph_break_is_an_error_with_its_reason_and_line(mesh: fxpar.Mesh) ->
     step = torch.compile(distributed(mesh, trouble="graph break"), backend="fxpar", options=ATEN)
     with pytest.raises(GraphBreakError, match=r"graph_break.*User-inserted.*\n.*one_process.py:\d+ in forward"):
         step(*batch(4))
-
-
-@pytest.mark.parametrize(
-    ("select", "op"),
-    [(lambda t: t[t > 0], "getitem"), (lambda t: t.masked_select(t > 0), "masked_select")],
-    ids=["index", "masked_select"],
-)
-def test_a_shape_that_depends_on_values_is_an_error_with_what_to_write(
-    mesh: fxpar.Mesh, select: Callable[[Tensor], Tensor], op: str
-) -> None:
-    model = fxpar.distribute(Selecting(select), mesh)
-    step = torch.compile(model, backend="fxpar", options=ATEN)
-    text = r"returns depends on values.*\n  at .*test_backend_refusals.py\", line \d+, in .*\n  keep all elements"
-    with pytest.raises(DataDependentShapeError, match=f"the shape of what {op} {text}"):
-        step(torch.randn(4, 3))
-
-
-class Selecting(nn.Module):
-    def __init__(self, select: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.select = nn.Linear(3, 3), select
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.select(self.linear(x)).mean()
 
 
 def test_a_trained_tensor_that_is_not_read_from_a_module_is_an_error(mesh: fxpar.Mesh) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import graph_arguments
+from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.dynamo.assigned_tensors import carried_over
 from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
+from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.errors import (
-    DataDependentShapeError,
     FxparError,
     GraphBreakError,
     UnavailableTensorError,
@@ -109,6 +110,15 @@ class Capture:
         """
         return all(node.op != "get_attr" and _is_torchs_own(node) for node in self.module.graph.nodes)
 
+    def copied(self) -> Capture:
+        """The same with a graph of its own, which may be changed."""
+        graph, copies = ConcreteGraph(), dict[fx.Node, fx.Node]()
+        for node in self.module.graph.nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        sources = {copies[node]: port for node, port in self.sources.items()}
+        results = [copies[node] for node in self.results]
+        return replace(self, module=lazy_graph_module(self.module, graph), sources=sources, results=results)
+
     def describe_results(self) -> str:
         """What the forward returns, for messages."""
         shapes = [f"{node.name}: {example(node).dtype} {tuple(example(node).shape)}" for node in self.results]
@@ -180,7 +190,6 @@ def read_capture(module: fx.GraphModule) -> Capture:
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
         UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object, or keeps another one
             in the place of one that it has read.
-        DataDependentShapeError: a shape depends on values.
         UnsupportedGraphError: an argument is a symbolic number, what the forward computes depends on a number in a
             tensor, it reads what requires grad from elsewhere than the modules, or it returns no tensor that is found.
     """
@@ -196,7 +205,6 @@ def read_capture(module: fx.GraphModule) -> Capture:
     _drop_unused_parameters(module)
     write_out_of_place(module)
     give_targets_in_rows(module)
-    _check_shapes(module)
     keep_numbers_as_tensors(module)
     assign_at_all_places(module)
     make_gradients_dense(module)
@@ -245,13 +253,6 @@ def _reads_grad_mode(module: fx.GraphModule) -> bool:
     return any(node is None or not (is_marker(node, "param") or is_marker(node, "enter")) for node in reads) or any(
         node.target is torch.autograd.grad or not (_is_op(node) or _is_torchs_own(node)) for node in module.graph.nodes
     )
-
-
-def _check_shapes(module: fx.GraphModule) -> None:
-    for node in module.graph.nodes:
-        value = node.meta.get("example_value")
-        if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
-            raise DataDependentShapeError(node.name, source_line(node))
 
 
 def _drop_unused_parameters(module: fx.GraphModule) -> None:

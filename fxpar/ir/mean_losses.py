@@ -36,7 +36,7 @@ def has_counted_mean(node: fx.Node, known: Set[fx.Node]) -> bool:
     """Whether `node` calls a loss that is divided by the total weight of its targets, which are all among `known`."""
     if node.target not in _MEANS:
         return False
-    given = _arguments(node)
+    given = arguments_by_name(node)
     target, weight = given["target"], given["weight"]
     is_mean = given["reduction"] == "mean" and given["size_average"] is None and given["reduce"] is None
     return is_mean and {target, weight} <= {*known, None} and not known_value(target).is_floating_point()
@@ -51,7 +51,7 @@ def divide_by_counts(module: fx.GraphModule, known: Set[fx.Node]) -> None:
     """
     for node in list(module.graph.nodes):
         if has_counted_mean(node, known):
-            given = _arguments(node)
+            given = arguments_by_name(node)
             divisor = add_call(node, total_weight, given["target"], given["weight"], given["ignore_index"])
             of_sum = given | {"reduction": "sum"}
             with module.graph.inserting_before(node):
@@ -61,7 +61,7 @@ def divide_by_counts(module: fx.GraphModule, known: Set[fx.Node]) -> None:
     module.recompile()
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
+def arguments_by_name(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call by name, defaults included."""
     assert callable(node.target)
     bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor
-from fxpar._torch.concrete_graph import ConcreteGraph
-from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.extract import extract, returned
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.graph.min_cut import closure, operands, users
@@ -53,14 +50,8 @@ def total_over_batch(capture: Capture, distribution: Distribution) -> Capture:
     Before: `loss = cross_entropy(logits, target, ignore_index=-100)`
     After:  `loss = _quotient(cross_entropy(logits, target, ignore_index=-100, reduction="sum"), batch_total_0)`
     """
-    if capture not in _done:
-        num_parts = distribution.microbatches_of(capture) * num_batch_shards(distribution.mesh)
-        _done[capture] = _with_totals(capture, num_parts)
-    return _done[capture] or capture
-
-
-_done: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
-"""What became of captures, None for those that stay as they are: a plan and several steps are made from each."""
+    num_parts = distribution.microbatches_of(capture) * num_batch_shards(distribution.mesh)
+    return _with_totals(capture, num_parts) or capture
 
 
 def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
@@ -70,7 +61,7 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
     known = _known_values(capture)
     if not (_numbers(capture, known) or any(has_counted_mean(node, known) for node in operations(capture))):
         return None
-    capture = _copied(capture)
+    capture = capture.copied()
     divide_by_counts(capture.module, known={*_known_values(capture)})
     numbers = _numbers(capture, _known_values(capture))
     search = _Search.of(capture, numbers) if numbers else None
@@ -111,15 +102,6 @@ def _is_transformed(node: fx.Node) -> bool:
 def _is_one_number(node: fx.Node) -> bool:
     value = known_value(node)
     return isinstance(value, Tensor) and value.numel() == 1
-
-
-def _copied(capture: Capture) -> Capture:
-    graph, copies = ConcreteGraph(), dict[fx.Node, fx.Node]()
-    for node in capture.module.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    sources = {copies[node]: port for node, port in capture.sources.items()}
-    results = [copies[node] for node in capture.results]
-    return replace(capture, module=lazy_graph_module(capture.module, graph), sources=sources, results=results)
 
 
 @dataclass(frozen=True, slots=True)

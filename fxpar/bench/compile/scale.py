@@ -17,6 +17,7 @@ PREPARING = ("init_mesh", "make_model")
 
 PLANNING = (
     "capture",
+    "keep_all_rows",
     "total_over_batch",
     "balance_stages",
     "plan_stages",

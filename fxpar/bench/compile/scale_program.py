@@ -35,9 +35,9 @@ from fxpar.model.buffers import assign_buffers
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical import install
 from fxpar.pass_log import PassLog
+from fxpar.passes.settle_capture import settle_capture
 from fxpar.passes.stages.balance_stages import balance_stages
 from fxpar.passes.stages.pipeline_messages import pipeline_messages
-from fxpar.passes.total_over_batch import total_over_batch
 from fxpar.planner.imagined_mesh import imagined_mesh, imagined_world
 from fxpar.progress.phases import phase, watching
 from fxpar.resharding.pipeline import Pipeline, lookahead_on
@@ -95,7 +95,7 @@ def plan(distribution: Distribution, inputs: Sequence[Any] | Mapping[str, Any]) 
     """What `distribute` does before it makes shards, on the rank that plans for all: with one stage per pipe rank."""
     mesh = distribution.mesh
     distribution.placement = choose_placement(SCHEDULE, mesh.pipe, mesh.pipe)
-    capture = total_over_batch(distribution.tracer.capture(mesh.device_type, inputs), distribution)
+    capture = settle_capture(distribution.tracer.capture(mesh.device_type, inputs), distribution)
     boundaries = balance_stages(capture, mesh.pipe, prices_of(mesh))
     stages = plan_stages(capture, distribution, boundaries)
     with phase("keep"):

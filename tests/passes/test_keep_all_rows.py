@@ -1,0 +1,144 @@
+"""Forwards that select rows by masks train as on one process, without shapes that depend on the masks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fxpar
+from fxpar.errors import DataDependentShapeError, GraphBreakError, UnsupportedGraphError
+from fxpar.world.launch import run_ranks
+from tests.support.one_process import ATEN, mesh_of_one_process
+from tests.support.parity import compare, compare_copy
+
+mesh = pytest.fixture(mesh_of_one_process)
+
+ROWS, LENGTH, WIDTH, CLASSES = 8, 3, 6, 4
+
+Loss = Callable[["Tagger", Tensor, Tensor], Tensor]
+
+
+class Tagger(nn.Module):
+    """Hidden states (rows, LENGTH, WIDTH), a head, and a loss of them and of labels, negative where there is none."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.loss = loss
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(self, self.first(x).relu(), labels)
+
+
+def as_token_classifiers_do(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits, active = model.head(hidden), labels.view(-1) >= 0
+    return functional.cross_entropy(logits.view(-1, CLASSES)[active], labels.view(-1)[active])
+
+
+def head_of_selected(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    """As models of masked tokens do that score no others."""
+    masked = labels >= 0
+    logits = model.head(functional.gelu(model.norm(hidden[masked])))
+    return functional.cross_entropy(logits, labels[masked], label_smoothing=0.1)
+
+
+def where_defined(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    """A logarithm that is infinite, or has no gradient, where there is no label."""
+    valid = labels >= 0
+    depth = hidden.mean(-1) * valid
+    return (depth[valid].add(0.1).log() - (labels + 1)[valid].log()).abs().mean()
+
+
+def by_indices(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    rows = (labels[:, 0] >= 0).nonzero(as_tuple=True)[0]
+    others = torch.where(labels[:, 0] < 0)
+    return model.head(hidden[rows]).square().mean() + hidden[others].sum(-1).mean()
+
+
+def selected(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return a[mask], b[mask]
+
+
+LOSSES: dict[str, Loss] = {
+    "token classifier": as_token_classifiers_do,
+    "head of selected": head_of_selected,
+    "where defined": where_defined,
+    "by indices": by_indices,
+    "of losses": lambda model, h, y: functional.cross_entropy(
+        model.head(h).flatten(0, 1), y.flatten().clamp(min=0), reduction="none"
+    )[y.flatten() >= 0].mean(),
+    "masked_select": lambda model, h, y: h.mean(-1).masked_select(y >= 0).square().mean(),
+    "squares": lambda model, h, y: functional.mse_loss(*selected(h, 1 - h.detach(), y >= 0)),
+    "absolutes": lambda model, h, y: functional.l1_loss(*selected(h[..., 0], y.float(), y > 0)),
+    "logits": lambda model, h, y: functional.binary_cross_entropy_with_logits(
+        *selected(h[..., 0], (y > 1).float(), y > 0)
+    ),
+    "two masks": lambda model, h, y: h[y > 1].mean() + h[y < 1].square().mean(),
+}
+
+
+def batch() -> dict[str, Tensor]:
+    """In each row another number of tokens has a label."""
+    labels = torch.randint(0, CLASSES, (ROWS, LENGTH))
+    return {"x": torch.randn(ROWS, LENGTH, WIDTH), "labels": labels.where(torch.rand(ROWS, LENGTH) < 0.6, -1)}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, ROWS])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_of_selected_rows_is_that_of_one_process(name: str, microbatches: int, mesh: fxpar.Mesh) -> None:
+    torch.manual_seed(3)
+    alone, given = Tagger(LOSSES[name]), batch()
+    model = fxpar.distribute(copy.deepcopy(alone), mesh, microbatches=microbatches)
+    losses = alone(**given), torch.compile(model, backend="fxpar", options=ATEN)(**given)
+    for loss in losses:
+        loss.backward()
+    compare(name, *losses, alone, model)
+
+
+def check(sizes: dict[str, int]) -> None:
+    """Compare with one process. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(3)
+    for loss in (as_token_classifiers_do, head_of_selected):
+        compare_copy(f"{loss.__name__} on {sizes}", Tagger(loss), batch(), mesh, opener="head", layouts="search")
+
+
+@pytest.mark.parametrize("sizes", [{"pipe": 2}, {"z": 2}, {"x": 2}], ids=str)
+def test_selected_rows_train_on_any_mesh(sizes: dict[str, int]) -> None:
+    run_ranks(math.prod(sizes.values()), check, sizes)
+
+
+REFUSED: dict[str, Loss] = {
+    "order": lambda model, h, y: h[y >= 0].cumsum(0).mean(),
+    "softmax over rows": lambda model, h, y: h[y >= 0].softmax(0).square().sum(),
+    "largest": lambda model, h, y: h[y >= 0].amax(),
+    "rows of two masks": lambda model, h, y: (
+        (h[y >= 0] * h[y.roll(1, 0) >= 0].mean(0)).sum() + (h[y > 0] @ h[y > 1].t()).sum()
+    ),
+    "their number": lambda model, h, y: h[y >= 0].sum() / len(h[y >= 0]),
+    "pairs": lambda model, h, y: torch.cdist(*selected(h, h + 1, y >= 0)).mean(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_the_selected_rows_alone_is_refused(name: str, mesh: fxpar.Mesh) -> None:
+    model = fxpar.distribute(Tagger(REFUSED[name]), mesh)
+    with pytest.raises((GraphBreakError, UnsupportedGraphError), match=r"test_keep_all_rows.py"):
+        torch.compile(model, backend="fxpar", options=ATEN)(**batch())
+
+
+def test_selected_rows_are_no_result(mesh: fxpar.Mesh) -> None:
+    class Selecting(Tagger):
+        def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = self.first(x)
+            return hidden.mean(), hidden[labels >= 0]
+
+    model = fxpar.distribute(Selecting(by_indices), mesh)
+    with pytest.raises(DataDependentShapeError, match=r"write \(losses \* mask\).sum\(\) / mask.sum\(\)"):
+        torch.compile(model, backend="fxpar", options=ATEN)(**batch())
