@@ -76,12 +76,13 @@ def recomputable(order: Sequence[fx.Node], sources: Mapping[fx.Node, Port]) -> S
 def _free_of(order: Sequence[fx.Node], excluded: Set[fx.Node]) -> set[fx.Node]:
     tainted = set(excluded)
     for node in order:
-        if node not in tainted and (_is_random(node) or any(used in tainted for used in node.all_input_nodes)):
+        if node not in tainted and (is_random_call(node) or any(used in tainted for used in node.all_input_nodes)):
             tainted.add(node)
     return {node for node in order if node not in tainted and not is_context(node) and not is_side_effect_only(node)}
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random_call(node: fx.Node) -> bool:
+    """Whether a node of a graph from Dynamo draws random numbers, as far as its name tells."""
     if isinstance(node.target, torch._ops.OpOverload):
         return is_random(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

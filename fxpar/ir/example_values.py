@@ -11,13 +11,19 @@ from torch.utils import _pytree as pytree
 from fxpar._torch.compiler import FakeTensor
 
 
-def value_of_call(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """What `target` returns for these arguments, with the fake values of nodes among them; one at least has one."""
+def value_of_call(
+    target: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """What `target` returns for these arguments, with the fake values of nodes among them; one at least has one.
+
+    Args:
+        target: a function, or the name of a method of the first argument.
+    """
     given = fx.map_arg((tuple(args), dict(kwargs or {})), lambda node: node.meta["example_value"])
     mode = next(value.fake_mode for value in pytree.tree_leaves(given) if isinstance(value, FakeTensor))
     args, kwargs = given
     with mode:  # or numbers among the arguments would become real tensors
-        return target(*args, **kwargs)
+        return target(*args, **kwargs) if callable(target) else getattr(args[0], target)(*args[1:], **kwargs)
 
 
 def add_call(before: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:

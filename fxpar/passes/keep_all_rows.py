@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fxpar.errors import DataDependentShapeError
 from fxpar.graph.describe import describe_call
+from fxpar.graph.shared_values import is_random_call
 from fxpar.ir.capture import Capture, example, is_marker
 from fxpar.ir.example_values import value_of_call
 from fxpar.ir.layout import Shard
@@ -103,8 +104,7 @@ class _Keeping:
 
     def _visit(self, node: fx.Node) -> None:
         self._before = node
-        names = {used: self._first.get(used, used).name for used in node.all_input_nodes}
-        self._first[node] = self._equal.setdefault(describe_call(node, names), node) if node.args else node
+        self._first[node] = self._first_like(node)
         selection = self._selection(node)
         if selection is not None:
             self._rows[node] = self._select(*selection)
@@ -119,6 +119,13 @@ class _Keeping:
                 self._note_size(node)
         elif not _is_of_known_shape(node):
             raise self._refusal(node)
+
+    def _first_like(self, node: fx.Node) -> fx.Node:
+        """The first node that has the same value as `node`."""
+        if is_random_call(node) or not node.all_input_nodes:
+            return node
+        names = {used: self._first.get(used, used).name for used in node.all_input_nodes}
+        return self._equal.setdefault(f"{node.op} {describe_call(node, names)}", node)
 
     def _note_size(self, node: fx.Node) -> None:
         """Sizes of selected rows may be asserted, by Dynamo, but not be used."""
@@ -236,19 +243,10 @@ class _Keeping:
         """A call in front of the node that is visited, of a function or a method."""
         graph = self._module.graph
         with graph.inserting_before(self._before):
-            if isinstance(target, str):
-                made, run = graph.call_method(target, args, kwargs), _method(target)
-            else:
-                made, run = graph.call_function(target, args, kwargs), target
-        made.meta = {**self._before.meta, "example_value": value_of_call(run, args, kwargs)}
+            add = graph.call_method if isinstance(target, str) else graph.call_function
+            made = add(target, args, kwargs)
+        made.meta = {**self._before.meta, "example_value": value_of_call(target, args, kwargs)}
         return made
-
-
-def _method(name: str) -> Callable[..., Any]:
-    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(first, name)(*args, **kwargs)
-
-    return run
 
 
 def _treats_each_by_itself(module: fx.GraphModule, node: fx.Node, of_rows: Set[fx.Node], num_rows: int) -> bool:

@@ -15,7 +15,7 @@ from fxpar.graph.min_cut import closure, operands, users
 from fxpar.graph.shared_values import mutated, recomputable
 from fxpar.ir.batch_totals import BatchTotals, dtype_of_mean
 from fxpar.ir.capture import Capture, example, is_marker
-from fxpar.ir.example_values import add_call
+from fxpar.ir.example_values import add_call, value_of_call
 from fxpar.ir.mean_losses import divide_by_counts, has_counted_mean
 from fxpar.ir.node_meta import known_value, tensor
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
@@ -65,10 +65,10 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
     divide_by_counts(capture.module, known={*_known_values(capture)})
     numbers = _numbers(capture, _known_values(capture))
     search = _Search.of(capture, numbers) if numbers else None
-    found = search.used_elsewhere() if search else None
-    totals = search.totals(found, num_parts) if search and found else None
-    if found is None or totals is None:
+    found = search.used_elsewhere() if search else {}
+    if search is None or not found:
         return None
+    totals = search.totals(found, num_parts)
     sources = {**capture.sources, **_replace(capture.module, found, totals)}
     return replace(capture, sources=sources, totals=totals)
 
@@ -138,28 +138,38 @@ class _Search:
 
     def used_elsewhere(self) -> dict[fx.Node, fx.Node]:
         """The numbers of the whole batch of which others than such numbers are computed, with their ATen nodes."""
-        whole = {
-            n: aten
-            for n, aten in zip(self.numbers, returned(self.joint.module), strict=True)
-            if aten in self.values.derived
-        }
-        return {n: made for n, made in whole.items() if _users_but(n, whole)}
+        made = zip(self.numbers, returned(self.joint.module), strict=True)
+        whole = {n: node for n, node in made if node in self.values.derived and self._is_computed_from_means(node)}
+        return {number: node for number, node in whole.items() if _users_but(number, whole)}
 
-    def totals(self, found: Mapping[fx.Node, fx.Node], num_parts: int) -> BatchTotals | None:
-        """How a step computes the numbers `found`; None if they cannot be computed from sums that are no integers."""
-        module, nodes = self.joint.module, list(self.joint.module.graph.nodes)
-        after = closure(found.values(), lambda node: () if node in self.values.sums else node.all_input_nodes)
+    def _is_computed_from_means(self, node: fx.Node) -> bool:
+        """Whether a number can be computed from means of sums, which are no integers."""
+        sums, constants, of_batch = self._of_batch([node])
+        with fake_mode_of(self.joint.module.graph):
+            means = [torch.empty_like(tensor(node), dtype=dtype_of_mean(tensor(node))) for node in sums]
+            try:
+                of_batch(*means, *map(tensor, constants))
+            except (RuntimeError, TypeError, ValueError, IndexError):
+                return False
+        return True
+
+    def _of_batch(self, wanted: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
+        """The sums and the constants that the ATen nodes `wanted` are computed from, and the graph that does so."""
+        after = closure(wanted, lambda node: () if node in self.values.sums else node.all_input_nodes)
         sums = [node for node in self.values.sums if node in after]
+        constants = [node for node in self.inputs if node in after]
+        module = self.joint.module
+        return sums, constants, extract(module, list(module.graph.nodes), [*sums, *constants], wanted, ())
+
+    def totals(self, found: Mapping[fx.Node, fx.Node], num_parts: int) -> BatchTotals:
+        """How a step computes the numbers `found`."""
+        sums, constants, of_batch = self._of_batch([*found.values()])
+        _bound_whole_sums(of_batch, {node.name for node in sums}, num_parts)
         before = closure(sums, operands)
         inputs = [node for node in self.inputs if node in before]
-        constants = [node for node in self.inputs if node in after]
-        of_microbatch = extract(module, nodes, inputs, sums, ())
-        of_batch = extract(module, nodes, [*sums, *constants], [*found.values()], ())
-        _bound_whole_sums(of_batch, {node.name for node in sums}, num_parts)
-        if not _computes(of_batch, sums, constants):
-            return None
+        module = self.joint.module
         return BatchTotals(
-            of_microbatch,
+            extract(module, list(module.graph.nodes), inputs, sums, ()),
             tuple(map(self.inputs.__getitem__, inputs)),
             of_batch,
             tuple(map(self.inputs.__getitem__, constants)),
@@ -191,17 +201,6 @@ def _origin(node: fx.Node) -> fx.Node:
     return _origin(node.all_input_nodes[0]) if node.target in _SAME_NUMBER else node
 
 
-def _computes(of_batch: fx.GraphModule, sums: Sequence[fx.Node], constants: Sequence[fx.Node]) -> bool:
-    """Whether `of_batch` takes means of sums, which are no integers."""
-    with fake_mode_of(of_batch.graph):
-        means = [torch.empty_like(tensor(node), dtype=dtype_of_mean(tensor(node))) for node in sums]
-        try:
-            of_batch(*means, *map(tensor, constants))
-        except (RuntimeError, TypeError, ValueError):
-            return False
-    return True
-
-
 def _dtype_of_total(number: fx.Node) -> torch.dtype:
     """Means of integers are no integers."""
     dtype = example(number).dtype
@@ -220,10 +219,23 @@ def _replace(module: fx.GraphModule, found: Mapping[fx.Node, fx.Node], totals: B
         with value.fake_mode:
             total.meta["example_value"] = torch.empty(value.shape, dtype=dtype, device=value.device)
         for user in _users_but(number, found):
-            user.replace_input_with(number, _like_integer(user, total) if dtype != value.dtype else total)
+            if dtype == value.dtype:
+                user.replace_input_with(number, total)
+            elif _takes(user, number, total):
+                user.replace_input_with(number, _like_integer(user, total))
         entering[total] = port
     module.recompile()
     return entering
+
+
+def _takes(user: fx.Node, number: fx.Node, total: fx.Node) -> bool:
+    """Whether a user of an integer takes the total, which is none: one that indexes by it does not."""
+    args, kwargs = fx.map_arg((user.args, user.kwargs), lambda used: total if used is number else used)
+    try:
+        found = value_of_call(user.target, args, kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return isinstance(found, Tensor) and found.shape == example(user).shape
 
 
 def _like_integer(user: fx.Node, total: fx.Node) -> fx.Node:

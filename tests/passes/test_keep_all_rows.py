@@ -115,6 +115,9 @@ def test_selected_rows_train_on_any_mesh(sizes: dict[str, int]) -> None:
 
 
 REFUSED: dict[str, Loss] = {
+    "rows of two random masks": lambda model, h, y: functional.mse_loss(
+        h[torch.rand_like(h) > 0.5], h[torch.rand_like(h) > 0.5]
+    ),
     "order": lambda model, h, y: h[y >= 0].cumsum(0).mean(),
     "softmax over rows": lambda model, h, y: h[y >= 0].softmax(0).square().sum(),
     "largest": lambda model, h, y: h[y >= 0].amax(),

@@ -146,6 +146,18 @@ def test_a_lower_bound_is_one_of_the_whole_sum(num_labels: int) -> None:
     torch.testing.assert_close(found, alone(**batch))
 
 
+def test_a_number_that_is_an_index_stays_an_integer() -> None:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        count = (labels >= 0).sum()
+        weights = torch.arange(1.0, 100.0)
+        return logits.square().sum() * weights.index_select(0, count[None]).sum().clamp(min=1) / count
+
+    capture, distribution, _ = capture_of(loss, batch_of(some_labels()), 2)
+    totalled = total_over_batch(capture, distribution)
+    (entering,) = [node for node, port in totalled.sources.items() if port.name.startswith("batch_total")]
+    assert len(entering.users) == 1
+
+
 def test_the_graph_of_a_part_takes_the_number_as_an_input() -> None:
     capture, distribution, _ = capture_of(tokens, batch_of(some_labels()), 2)
     totalled = total_over_batch(capture, distribution)
