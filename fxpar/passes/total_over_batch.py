@@ -10,14 +10,14 @@ from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor
 from fxpar.graph.extract import extract, returned
-from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.graph.min_cut import closure, operands, users
 from fxpar.graph.shared_values import mutated, recomputable
-from fxpar.ir.batch_totals import BatchTotals, dtype_of_mean
+from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.capture import Capture, example, is_marker
-from fxpar.ir.example_values import add_call, value_of_call
+from fxpar.ir.example_values import add_call
 from fxpar.ir.mean_losses import divide_by_counts, has_counted_mean
-from fxpar.ir.node_meta import known_value, tensor
+from fxpar.ir.node_meta import known_value
+from fxpar.ir.op_predicates import is_view
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
 from fxpar.model.distribution import Distribution
 from fxpar.passes.decompose.whole_values import WholeValues, find_whole_values
@@ -32,6 +32,9 @@ aten = torch.ops.aten
 
 _GUARDS = (aten.clamp.default, aten.clamp_min.default, aten.maximum.default)
 """What keeps a number that something is divided by from being zero."""
+
+_ARITHMETIC = {"add", "sub", "mul", "div", "truediv", "true_divide", "divide", "pow", "rsub", "multiply", "_quotient"}
+"""The names of functions and methods that compute with an integer as with any other number."""
 
 _SAME_NUMBER = (aten._to_copy.default, aten.detach.default, aten.alias.default)
 
@@ -140,18 +143,12 @@ class _Search:
         """The numbers of the whole batch of which others than such numbers are computed, with their ATen nodes."""
         made = zip(self.numbers, returned(self.joint.module), strict=True)
         whole = {n: node for n, node in made if node in self.values.derived and self._is_computed_from_means(node)}
-        return {number: node for number, node in whole.items() if _users_but(number, whole)}
+        return {number: node for number, node in whole.items() if _takers(number, whole)}
 
-    def _is_computed_from_means(self, node: fx.Node) -> bool:
-        """Whether a number can be computed from means of sums, which are no integers."""
-        sums, constants, of_batch = self._of_batch([node])
-        with fake_mode_of(self.joint.module.graph):
-            means = [torch.empty_like(tensor(node), dtype=dtype_of_mean(tensor(node))) for node in sums]
-            try:
-                of_batch(*means, *map(tensor, constants))
-            except (RuntimeError, TypeError, ValueError, IndexError):
-                return False
-        return True
+    def _is_computed_from_means(self, number: fx.Node) -> bool:
+        """Whether a number may be computed from means of sums, which are no integers: pointwise."""
+        _, _, of_batch = self._of_batch([number])
+        return all(_is_pointwise(node) for node in of_batch.graph.nodes if node.op == "call_function")
 
     def _of_batch(self, wanted: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
         """The sums and the constants that the ATen nodes `wanted` are computed from, and the graph that does so."""
@@ -178,9 +175,24 @@ class _Search:
         )
 
 
-def _users_but(node: fx.Node, numbers: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """What uses a number, but for others of the numbers, and for where it leaves the forward as it is."""
-    return [user for user in node.users if user not in numbers and user.op != "output" and not is_marker(user, "exit")]
+def _is_pointwise(node: fx.Node) -> bool:
+    target = node.target
+    is_pointwise = isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+    return is_pointwise or target in _SAME_NUMBER or is_view(target) or not node.all_input_nodes
+
+
+def _takers(node: fx.Node, numbers: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """What uses a number, and takes a total in its place: no other of the numbers, nor where it leaves the forward.
+
+    A total in the place of an integer is none, and no index.
+    """
+    users = [user for user in node.users if user not in numbers and user.op != "output" and not is_marker(user, "exit")]
+    return users if _dtype_of_total(node) == example(node).dtype else [user for user in users if _is_arithmetic(user)]
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in _ARITHMETIC
 
 
 def _bound_whole_sums(of_batch: fx.GraphModule, sums: Set[str], num_parts: int) -> None:
@@ -218,24 +230,11 @@ def _replace(module: fx.GraphModule, found: Mapping[fx.Node, fx.Node], totals: B
         assert isinstance(value, FakeTensor), "every example value is one"
         with value.fake_mode:
             total.meta["example_value"] = torch.empty(value.shape, dtype=dtype, device=value.device)
-        for user in _users_but(number, found):
-            if dtype == value.dtype:
-                user.replace_input_with(number, total)
-            elif _takes(user, number, total):
-                user.replace_input_with(number, _like_integer(user, total))
+        for user in _takers(number, found):
+            user.replace_input_with(number, total if dtype == value.dtype else _like_integer(user, total))
         entering[total] = port
     module.recompile()
     return entering
-
-
-def _takes(user: fx.Node, number: fx.Node, total: fx.Node) -> bool:
-    """Whether a user of an integer takes the total, which is none: one that indexes by it does not."""
-    args, kwargs = fx.map_arg((user.args, user.kwargs), lambda used: total if used is number else used)
-    try:
-        found = value_of_call(user.target, args, kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return False
-    return isinstance(found, Tensor) and found.shape == example(user).shape
 
 
 def _like_integer(user: fx.Node, total: fx.Node) -> fx.Node:
