@@ -89,16 +89,27 @@ def batch() -> dict[str, Tensor]:
     return {"x": torch.randn(ROWS, LENGTH, WIDTH), "labels": labels.where(torch.rand(ROWS, LENGTH) < 0.6, -1)}
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, ROWS])
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_loss_of_selected_rows_is_that_of_one_process(name: str, microbatches: int, mesh: fxpar.Mesh) -> None:
+def test_the_loss_of_selected_rows_is_that_of_one_process(name: str, mesh: fxpar.Mesh) -> None:
+    check_microbatches(LOSSES[name], 2, mesh)
+
+
+@pytest.mark.parametrize("microbatches", [1, ROWS])
+def test_a_microbatch_may_be_all_rows_or_one(microbatches: int, mesh: fxpar.Mesh) -> None:
+    def of_all(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+        return torch.stack([loss(model, hidden, labels) for loss in LOSSES.values()]).sum()
+
+    check_microbatches(of_all, microbatches, mesh)
+
+
+def check_microbatches(loss: Loss, microbatches: int, mesh: fxpar.Mesh) -> None:
     torch.manual_seed(3)
-    alone, given = Tagger(LOSSES[name]), batch()
+    alone, given = Tagger(loss), batch()
     model = fxpar.distribute(copy.deepcopy(alone), mesh, microbatches=microbatches)
     losses = alone(**given), torch.compile(model, backend="fxpar", options=ATEN)(**given)
-    for loss in losses:
-        loss.backward()
-    compare(name, *losses, alone, model)
+    for each in losses:
+        each.backward()
+    compare(f"in {microbatches} microbatches", *losses, alone, model)
 
 
 def check(sizes: dict[str, int]) -> None:

@@ -63,6 +63,12 @@ def written_samples() -> list[Call]:
     torch.manual_seed(0)
     x, row, weight = torch.randn(4, 6, 8), torch.randn(4, 6, 1), torch.randn(8)
     apart = torch.randn(4, 6, 8, 6)  # two of its dims are indexed, which are not neighbours
+    spoken = (
+        torch.randn(8, 4, 6).log_softmax(-1),
+        torch.randint(1, 6, (4, 3)),
+        torch.tensor([8, 7, 8, 5]),
+        torch.arange(4),
+    )
     return [
         Call(*call, {})
         for call in (
@@ -81,6 +87,8 @@ def written_samples() -> list[Call]:
             (aten.arange.start_step, (0, 0.3, 0.1)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=0), [4, 6], [4, 6], [6, 1], 0, 24)),
             (torch.ops.fxpar.uniform.default, (stream(5, chunk=2), [7, 2], [7, 2], [2, 1], 0, 14)),
+            (torch.ops.fxpar.ctc_losses.default, (*spoken, 0, True)),
+            (torch.ops.fxpar.ctc_losses_backward.default, (torch.randn(4), *spoken, 0, True)),
             *_indices(x, apart),
             (aten.view_as_real.default, (torch.view_as_complex(x.view(4, 6, 4, 2)),)),
             (aten.hardswish_backward.default, (x, x + 1)),
