@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.ir.example_values import add_call
+from fxpar.ir.node_meta import is_of_size
 
 aten = torch.ops.aten
 
@@ -113,7 +114,7 @@ def _erase_unless_used(selected: fx.Node) -> None:
     following, pending = [selected], [*selected.users]
     while pending:
         node = pending.pop()
-        if isinstance(node.meta.get("example_value"), Tensor):
+        if not is_of_size(node):
             return
         if node not in following:
             following.append(node)

@@ -42,7 +42,10 @@ def _is_same_everywhere(value: Any, mask: fx.Node, assigned: fx.Node) -> bool:
         return True
     tensor = value.meta.get("example_value")
     dims_of_row = _dims(assigned) - _dims(mask)
-    return isinstance(tensor, Tensor) and all(size == 1 for size in tensor.shape[: max(0, tensor.dim() - dims_of_row)])
+    if not isinstance(tensor, Tensor):
+        return False
+    sizes = tensor.shape[: max(0, tensor.dim() - dims_of_row)]
+    return all(isinstance(size, int) and size == 1 for size in sizes)  # selected rows have a size that is not known
 
 
 def _dims(node: fx.Node) -> int:

@@ -129,6 +129,12 @@ def known_value(node: fx.Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
 
 
+def is_of_size(node: fx.Node) -> bool:
+    """Whether a node of a graph from Dynamo has a symbolic size, or what is known of one, or asserts it."""
+    is_assertion = node.target is torch.ops.aten._assert_scalar.default
+    return is_assertion or isinstance(known_value(node), torch.SymInt | torch.SymBool)
+
+
 def tensor(node: fx.Node) -> Tensor:
     """The fake tensor of a node that returns exactly one."""
     found = node.meta["val"]

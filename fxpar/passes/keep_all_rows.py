@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from fxpar.errors import DataDependentShapeError
 from fxpar.graph.describe import describe_call
-from fxpar.graph.shared_values import is_random_call
+from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
 from fxpar.ir.capture import Capture, example, is_marker
 from fxpar.ir.example_values import value_of_call
 from fxpar.ir.layout import Shard
 from fxpar.ir.mean_losses import arguments_by_name
-from fxpar.ir.node_meta import known_value, source_line
+from fxpar.ir.node_meta import is_of_size, known_value, source_line
 from fxpar.ir.stage import StageGraph
 from fxpar.passes.decompose.follow_samples import follow_samples
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
@@ -90,6 +90,7 @@ class _Keeping:
         self._keep: dict[fx.Node, fx.Node] = {}
         self._equal: dict[str, fx.Node] = {}
         self._first: dict[fx.Node, fx.Node] = {}
+        self._changed = {changed for changed, _ in storages_mutated_later(list(module.graph.nodes))}
         self._before: fx.Node
         self.replaced: dict[fx.Node, fx.Node] = {}
 
@@ -113,7 +114,9 @@ class _Keeping:
         elif any(used in self._sizes or used in self._indices for used in node.all_input_nodes):
             self._note_size(node)
         elif any(used in self._rows for used in node.all_input_nodes):
-            if isinstance(known_value(node), Tensor) and not is_marker(node, "exit"):
+            if node.target is operator.setitem:
+                self._assign(node)
+            elif isinstance(known_value(node), Tensor) and not is_marker(node, "exit") and mutated(node) is None:
                 self._compute(node)
             else:
                 self._note_size(node)
@@ -121,15 +124,19 @@ class _Keeping:
             raise self._refusal(node)
 
     def _first_like(self, node: fx.Node) -> fx.Node:
-        """The first node that has the same value as `node`."""
-        if is_random_call(node) or not node.all_input_nodes:
+        """The first node that has the same value as `node`, which no op changes in place."""
+        if (
+            is_random_call(node)
+            or not node.all_input_nodes
+            or self._changed.intersection([node, *node.all_input_nodes])
+        ):
             return node
         names = {used: self._first.get(used, used).name for used in node.all_input_nodes}
         return self._equal.setdefault(f"{node.op} {describe_call(node, names)}", node)
 
     def _note_size(self, node: fx.Node) -> None:
         """Sizes of selected rows may be asserted, by Dynamo, but not be used."""
-        if node.op == "output" or isinstance(known_value(node), Tensor):
+        if not is_of_size(node):
             raise self._refusal(node)
         self._sizes.add(node)
 
@@ -194,6 +201,21 @@ class _Keeping:
             self._settle(node, rows, keep, "mean" if node.target in _MEANS else "sum")
         else:
             self._settle(node, self._on_rows(node, node.args, node.kwargs, keep), keep, "none")
+
+    def _assign(self, node: fx.Node) -> None:
+        """Assign the selected rows of `values` to those of the tensor: `tensor[mask] = values`."""
+        tensor, mask, values = node.args
+        if tensor in self._rows or mask not in self._first or values not in self._rows:
+            raise self._refusal(node)
+        assert isinstance(tensor, fx.Node) and isinstance(mask, fx.Node) and isinstance(values, fx.Node)
+        rows, keep = self._rows[values]
+        assigned = example(tensor)
+        if self._keep.get(self._first[mask]) is not keep or rows.meta["example_value"].numel() != assigned.numel():
+            raise self._refusal(node)
+        whole = self._call("reshape", rows, tuple(assigned.shape))
+        places = self._call(operator.getitem, mask, (..., *[None] * (assigned.dim() - example(mask).dim())))
+        node.op, node.target = "call_method", "copy_"
+        node.args = tensor, self._call(torch.where, places, whole, tensor)
 
     def _loss_of_classes(self, node: fx.Node, keep: fx.Node) -> None:
         """Rows that are not kept have a target that is ignored."""

@@ -61,6 +61,15 @@ def by_indices(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
     return model.head(hidden[rows]).square().mean() + hidden[others].sum(-1).mean()
 
 
+def experts(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Rows of each kind go through a layer of their own, and back to their places."""
+    found = torch.zeros_like(hidden)
+    for kind, layer in enumerate((model.first, model.norm)):
+        chosen = labels[:, 0] % 2 == kind
+        found[chosen] = layer(hidden[chosen])
+    return (found - hidden).square().mean()
+
+
 def selected(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return a[mask], b[mask]
 
@@ -70,6 +79,8 @@ LOSSES: dict[str, Loss] = {
     "head of selected": head_of_selected,
     "where defined": where_defined,
     "by indices": by_indices,
+    "experts": experts,
+    "masks before and after": lambda model, h, y: masks_before_and_after(model, h, y),
     "of losses": lambda model, h, y: functional.cross_entropy(
         model.head(h).flatten(0, 1), y.flatten().clamp(min=0), reduction="none"
     )[y.flatten() >= 0].mean(),
@@ -125,6 +136,14 @@ def test_selected_rows_train_on_any_mesh(sizes: dict[str, int]) -> None:
     run_ranks(math.prod(sizes.values()), check, sizes)
 
 
+def masks_before_and_after(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The two masks are computed alike, from what is changed in between."""
+    places = labels.clone()
+    first = hidden[places >= 0]
+    places[places == 1] = -1
+    return first.mean() + hidden[places >= 0].square().mean()
+
+
 REFUSED: dict[str, Loss] = {
     "rows of two random masks": lambda model, h, y: functional.mse_loss(
         h[torch.rand_like(h) > 0.5], h[torch.rand_like(h) > 0.5]
@@ -135,6 +154,7 @@ REFUSED: dict[str, Loss] = {
     "rows of two masks": lambda model, h, y: (
         (h[y >= 0] * h[y.roll(1, 0) >= 0].mean(0)).sum() + (h[y > 0] @ h[y > 1].t()).sum()
     ),
+    "assigned elsewhere": lambda model, h, y: h.clone().index_put_((y < 0,), h[y >= 0]).mean(),
     "their number": lambda model, h, y: h[y >= 0].sum() / len(h[y >= 0]),
     "pairs": lambda model, h, y: torch.cdist(*selected(h, h + 1, y >= 0)).mean(),
 }
