@@ -125,13 +125,10 @@ class _Keeping:
 
     def _first_like(self, node: fx.Node) -> fx.Node:
         """The first node that has the same value as `node`, which no op changes in place."""
-        if (
-            is_random_call(node)
-            or not node.all_input_nodes
-            or self._changed.intersection([node, *node.all_input_nodes])
-        ):
+        given = node.all_input_nodes
+        if is_random_call(node) or not given or self._changed.intersection([node, *given]):
             return node
-        names = {used: self._first.get(used, used).name for used in node.all_input_nodes}
+        names = {used: self._first.get(used, used).name for used in given}
         return self._equal.setdefault(f"{node.op} {describe_call(node, names)}", node)
 
     def _note_size(self, node: fx.Node) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from fxpar._torch.compiler import FakeTensor
 from fxpar.graph.extract import extract, returned
 from fxpar.graph.min_cut import closure, operands, users
-from fxpar.graph.shared_values import mutated, recomputable
+from fxpar.graph.shared_values import mutated, recomputable, storages_mutated_later
 from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.capture import Capture, example, is_marker
 from fxpar.ir.example_values import add_call
@@ -122,7 +122,7 @@ class _Search:
 
     @classmethod
     def of(cls, capture: Capture, numbers: Sequence[fx.Node]) -> _Search:
-        needed = closure(numbers, lambda node: () if node in capture.sources else node.all_input_nodes)
+        needed = _needed_for(numbers, capture)
         inputs = tuple(node for node in capture.sources if node in needed)
         nodes = tuple(node for node in operations(capture) if node in needed)
         segment = Segment(nodes, inputs, tuple(numbers), (), frozenset())
@@ -173,6 +173,17 @@ class _Search:
             tuple(Port(PortKind.INPUT, f"batch_total_{position}") for position in range(len(found))),
             tuple(_dtype_of_total(node) for node in found),
         )
+
+
+def _needed_for(numbers: Sequence[fx.Node], capture: Capture) -> set[fx.Node]:
+    """All that the numbers are computed from, and what changes any of it in place."""
+    changes = list(storages_mutated_later(operations(capture)))
+    needed: set[fx.Node] = set()
+    wanted = {*numbers}
+    while not wanted <= needed:
+        needed |= closure(wanted, lambda node: () if node in capture.sources else node.all_input_nodes)
+        wanted = {mutator for changed, mutator in changes if changed in needed}
+    return needed
 
 
 def _is_pointwise(node: fx.Node) -> bool:

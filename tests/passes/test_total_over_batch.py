@@ -94,6 +94,15 @@ def by_rows(logits: Tensor, labels: Tensor) -> Tensor:
     return (losses.sum(1) / counts.clamp(min=1)).sum() / (counts > 0).sum()
 
 
+def changed_in_place(logits: Tensor, labels: Tensor) -> Tensor:
+    """As scripts do that leave labels out."""
+    counting = labels.clone()
+    before = (counting >= 0).sum()
+    counting[counting == 2] = -1
+    counting[:, 0] = -1
+    return tokens(logits, counting) + logits.square().sum() / before
+
+
 def chained(logits: Tensor, labels: Tensor) -> Tensor:
     """Of the numbers, only the last is used elsewhere."""
     share = (labels >= 0).sum() / (labels == 2).sum().clamp(min=1)
@@ -109,6 +118,7 @@ WHOLE: dict[str, Loss] = {
     "transposed": lambda logits, labels: tokens(logits.transpose(0, 1), labels.t().contiguous()),
     "one of two": lambda logits, labels: tokens(logits, labels) + logits.square().mean(),
     "rows": by_rows,
+    "changed in place": changed_in_place,
     "vector of rows": lambda logits, labels: (logits.square().mean((1, 2)) * labels[:, 0]).sum() / labels[:, 0].sum(),
 }
 
