@@ -24,7 +24,6 @@ from fxpar.errors import (
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.canonical_names import with_canonical_names
-from fxpar.ir.ctc_loss import give_targets_in_rows
 from fxpar.ir.dense_gradients import make_gradients_dense
 from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
@@ -204,7 +203,6 @@ def read_capture(module: fx.GraphModule) -> Capture:
         raise _graph_break(module)
     _drop_unused_parameters(module)
     write_out_of_place(module)
-    give_targets_in_rows(module)
     keep_numbers_as_tensors(module)
     assign_at_all_places(module)
     make_gradients_dense(module)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-
-from fxpar.ir.example_values import add_call
-from fxpar.ir.node_meta import is_of_size
+from torch import Tensor
 
 aten = torch.ops.aten
 
@@ -90,42 +86,3 @@ def ctc_loss(
 def rows_of_selected(labels: Tensor, mask: Tensor) -> Tensor:
     """In each row of `labels` (batch, length), first those where `mask` is true, in their order, then the others."""
     return labels.gather(1, mask.logical_not().long().argsort(dim=1, stable=True))
-
-
-def give_targets_in_rows(module: fx.GraphModule) -> None:
-    """Let targets of CTC losses in `module`, a graph from Dynamo, that a mask selects stay in their rows.
-
-    Before: `targets = labels.masked_select(mask); losses = ctc_losses(log_probs, targets, ...)`
-    After:  `losses = ctc_losses(log_probs, rows_of_selected(labels, mask), ...)`
-    """
-    for node in list(module.graph.nodes):
-        if node.target not in (torch.ops.fxpar.ctc_losses, torch.ops.fxpar.ctc_losses.default):
-            continue
-        selected = node.args[1]
-        if _selects(selected):
-            labels, mask = selected.args
-            node.update_arg(1, add_call(node, rows_of_selected, labels, mask))
-            _erase_unless_used(selected)
-    module.recompile()
-
-
-def _erase_unless_used(selected: fx.Node) -> None:
-    """Erase a node of which nothing is used but its size, in assertions of Dynamo."""
-    following, pending = [selected], [*selected.users]
-    while pending:
-        node = pending.pop()
-        if not is_of_size(node):
-            return
-        if node not in following:
-            following.append(node)
-            pending += node.users
-    for node in sorted(following, reverse=True):
-        node.graph.erase_node(node)
-
-
-def _selects(node: fx.Node) -> bool:
-    """Whether `node` has those elements of a matrix that a mask of the same shape selects."""
-    if node.target not in ("masked_select", torch.masked_select, operator.getitem):
-        return False
-    shapes = [getattr(given.meta.get("example_value"), "shape", None) for given in node.all_input_nodes]
-    return len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0] or ()) == 2

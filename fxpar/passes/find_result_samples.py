@@ -40,12 +40,14 @@ def find_result_samples(
     followed = follow_samples(stages, capture.batch_dims, num_samples, wanted).outputs
     found: dict[Port, Samples] = {}
     for port, node in zip(stages[-1].outputs, returned(stages[-1].module), strict=False):
-        samples = followed.get(port)
-        if port in wanted and (samples is Reduced.UNKNOWN or (samples is None and not _depends_on_values(node))):
-            samples = Shard(0, num_samples) if tensor(node).shape[:1] == (num_samples,) else samples
-        if port in wanted and samples is not None:
+        if port not in wanted:
+            continue
+        known = samples = followed.get(port)
+        if known is Reduced.UNKNOWN or (known is None and not _depends_on_values(node)):
+            samples = Shard(0, num_samples) if tensor(node).shape[:1] == (num_samples,) else known
+        if samples is not None:
             found[port] = samples
-        if followed.get(port) in (Reduced.UNKNOWN, Reduced.LINEAR):
+        if known in (Reduced.UNKNOWN, Reduced.LINEAR):
             _warn(port, tensor(node), taken_for_samples=isinstance(samples, Shard))
     return found
 

@@ -16,6 +16,7 @@ from fxpar.errors import DataDependentShapeError
 from fxpar.graph.describe import describe_call
 from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
 from fxpar.ir.capture import Capture, example, is_marker
+from fxpar.ir.ctc_loss import rows_of_selected
 from fxpar.ir.example_values import value_of_call
 from fxpar.ir.layout import Shard
 from fxpar.ir.mean_losses import arguments_by_name
@@ -76,6 +77,7 @@ class _Keeping:
     """The state of the rewriting.
 
     _rows: for nodes that have selected rows, the node that has all rows, and the mask.
+    _selected: for nodes that select, what they select from, and the mask.
     _indices: for nodes that have the indices of the rows that a mask selects, that mask.
     _sizes: nodes that have sizes of selected rows, and assertions about them.
     _keep: masks as vectors, which say which rows are kept.
@@ -86,6 +88,7 @@ class _Keeping:
         self._module = module
         self._rows: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._indices: dict[fx.Node, fx.Node] = {}
+        self._selected: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._sizes: set[fx.Node] = set()
         self._keep: dict[fx.Node, fx.Node] = {}
         self._equal: dict[str, fx.Node] = {}
@@ -108,6 +111,7 @@ class _Keeping:
         self._first[node] = self._first_like(node)
         selection = self._selection(node)
         if selection is not None:
+            self._selected[node] = selection
             self._rows[node] = self._select(*selection)
         elif (mask := self._counted(node)) is not None:
             self._indices[node] = mask
@@ -189,6 +193,8 @@ class _Keeping:
         keep, whole = masks.pop(), len(node.args) == 1 and not node.kwargs
         if node.target in _OF_CLASSES:
             self._loss_of_classes(node, keep)
+        elif node.target is torch.ops.fxpar.ctc_losses:
+            self._give_targets_in_rows(node)
         elif node.target in _OF_ELEMENTS:
             given = arguments_by_name(node)
             losses = self._on_rows(node, (), given | {"reduction": "none"}, keep)
@@ -226,6 +232,14 @@ class _Keeping:
             self._rows[node] = losses, keep
         else:
             self._replace(node, losses)
+
+    def _give_targets_in_rows(self, node: fx.Node) -> None:
+        """Let targets that a mask selects from a matrix stay in its rows, for which the lengths count them."""
+        targets = node.args[1]
+        labels, mask = self._selected.get(targets, (None, None)) if isinstance(targets, fx.Node) else (None, None)
+        if labels is None or mask is None or not example(labels).dim() == example(mask).dim() == 2:
+            raise self._refusal(node)
+        node.update_arg(1, self._call(rows_of_selected, labels, mask))
 
     def _on_rows(self, node: fx.Node, args: Any, kwargs: Any, keep: fx.Node) -> fx.Node:
         """The call of `node` with these arguments, on all rows in place of the selected ones.
