@@ -29,7 +29,7 @@ from fxpar.model.loss_scale import LossScale
 from fxpar.model.mixed_precision import in_precision
 from fxpar.model.resolve_layouts import Layouts, ResolvedLayouts, resolve_layouts
 from fxpar.world.lost_peers import naming_lost_peers
-from fxpar.world.mesh import Mesh
+from fxpar.world.mesh import Mesh, num_batch_shards
 from fxpar.world.uneven_calls import CallWatch
 
 _handles = itertools.count()
@@ -157,6 +157,10 @@ class Distribution:
     def microbatches_of(self, capture: Capture) -> int:
         """In how many microbatches a captured forward computes a batch: `microbatches`, if that divides the batch."""
         return self.microbatches if capture.microbatches is None else capture.microbatches
+
+    def num_parts(self, capture: Capture) -> int:
+        """In how many parts a captured forward computes a batch: microbatches, times batch shards."""
+        return self.microbatches_of(capture) * num_batch_shards(self.mesh)
 
     def is_of_whole_batch(self, capture: Capture) -> bool:
         """Whether a captured forward is of a batch that `microbatches` divides, unlike the last of an epoch."""

@@ -17,7 +17,6 @@ from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.passes.decompose.follow_samples import follow_samples
 from fxpar.progress.phases import as_phase
-from fxpar.world.mesh import num_batch_shards
 
 
 @as_phase
@@ -32,10 +31,9 @@ def find_result_samples(
     Args:
         stages: the joint graphs of all stages, in order, as decomposed for sharding.
     """
-    num_parts = distribution.microbatches_of(capture) * num_batch_shards(distribution.mesh)
     num_samples = capture.microbatch_size
     wanted = [Port(PortKind.RESULT, str(i)) for i in range(len(capture.results)) if i != capture.loss]
-    if num_parts == 1 or num_samples is None or not wanted:
+    if distribution.num_parts(capture) == 1 or num_samples is None or not wanted:
         return {}
     followed = follow_samples(stages, capture.batch_dims, num_samples, wanted).outputs
     found: dict[Port, Samples] = {}

@@ -21,11 +21,8 @@ from fxpar.ir.example_values import value_of_call
 from fxpar.ir.layout import Shard
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
-from fxpar.ir.stage import StageGraph
 from fxpar.passes.decompose.follow_samples import follow_samples
-from fxpar.passes.decompose_for_sharding import decompose_for_sharding
-from fxpar.passes.trace.segment import Segment
-from fxpar.passes.trace.trace_whole import trace_whole
+from fxpar.passes.trace_part import trace_part
 from fxpar.progress.phases import as_phase
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss)
@@ -285,9 +282,7 @@ class _Keeping:
 def _treats_each_by_itself(module: fx.GraphModule, node: fx.Node, of_rows: Set[fx.Node], num_rows: int) -> bool:
     """Whether what `node` returns consists of rows that depend on one row each of those of its inputs `of_rows`."""
     inputs = tuple(node.all_input_nodes)
-    segment = Segment((node,), inputs, (node,), (), frozenset())
-    joint = trace_whole(segment.graph(StageGraph(0, module, (), ())), with_backward=False)
-    joint = replace(joint, module=decompose_for_sharding(joint.module))
+    joint = trace_part(module, [node], inputs, [node])
     dims = {port: 0 for port in joint.inputs if inputs[int(port.name)] in of_rows}
     found = follow_samples([joint], dims, num_rows, joint.outputs).outputs.get(joint.outputs[0])
     return isinstance(found, Shard) and (found.dim, found.outer) == (0, 1)

@@ -18,15 +18,12 @@ from fxpar.ir.example_values import add_call
 from fxpar.ir.mean_losses import divide_by_counts, has_counted_mean
 from fxpar.ir.node_meta import known_value
 from fxpar.ir.op_predicates import is_view
-from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
+from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.passes.decompose.whole_values import WholeValues, find_whole_values
-from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.split_stages import operations
-from fxpar.passes.trace.segment import Segment
-from fxpar.passes.trace.trace_whole import trace_whole
+from fxpar.passes.trace_part import trace_part
 from fxpar.progress.phases import as_phase
-from fxpar.world.mesh import num_batch_shards
 
 aten = torch.ops.aten
 
@@ -53,8 +50,7 @@ def total_over_batch(capture: Capture, distribution: Distribution) -> Capture:
     Before: `loss = cross_entropy(logits, target, ignore_index=-100)`
     After:  `loss = _quotient(cross_entropy(logits, target, ignore_index=-100, reduction="sum"), batch_total_0)`
     """
-    num_parts = distribution.microbatches_of(capture) * num_batch_shards(distribution.mesh)
-    return _with_totals(capture, num_parts) or capture
+    return _with_totals(capture, distribution.num_parts(capture)) or capture
 
 
 def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
@@ -65,7 +61,7 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
     if not (_numbers(capture, known) or any(has_counted_mean(node, known) for node in operations(capture))):
         return None
     capture = capture.copied()
-    divide_by_counts(capture.module, known={*_known_values(capture)})
+    divide_by_counts(capture.module, _known_values(capture))
     numbers = _numbers(capture, _known_values(capture))
     search = _Search.of(capture, numbers) if numbers else None
     found = search.used_elsewhere() if search else {}
@@ -125,9 +121,7 @@ class _Search:
         needed = _needed_for(numbers, capture)
         inputs = tuple(node for node in capture.sources if node in needed)
         nodes = tuple(node for node in operations(capture) if node in needed)
-        segment = Segment(nodes, inputs, tuple(numbers), (), frozenset())
-        joint = trace_whole(segment.graph(StageGraph(0, capture.module, (), ())), with_backward=False)
-        joint = replace(joint, module=decompose_for_sharding(joint.module))
+        joint = trace_part(capture.module, nodes, inputs, numbers)
         ports = [capture.sources[inputs[int(port.name)]] for port in joint.inputs]
         placeholders = joint.module.graph.find_nodes(op="placeholder")
         dims = {

@@ -24,7 +24,7 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
     computed, no op is found.
     """
     microbatches, num_shards = distribution.microbatches_of(capture), num_batch_shards(distribution.mesh)
-    num_samples, num_parts = capture.microbatch_size, microbatches * num_shards
+    num_samples, num_parts = capture.microbatch_size, distribution.num_parts(capture)
     if distribution.has_warned_of_mixing or num_parts == 1 or num_samples is None or not is_first_rank():
         return
     results = range(len(capture.results)) if capture.loss is None else [capture.loss]

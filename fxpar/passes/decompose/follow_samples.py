@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from fxpar.costs.dataflow import Border, Operation, Value, operations
+from fxpar.costs.dataflow import Border, Operation, Value
 from fxpar.graph.extract import returned
 from fxpar.graph.min_cut import closure, operands
-from fxpar.ir.layout import Shard
 from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port
 from fxpar.passes.decompose.sample_positions import samples_of_results
-from fxpar.passes.decompose.two_samples import OneSampleError, inputs_for_two, operations_for_two
+from fxpar.passes.decompose.two_samples import OneSampleError, operations_to_follow, samples_of_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +80,15 @@ class _Following:
     def stage(self, joint: JointGraph, relevant: set[fx.Node]) -> None:
         """Follow the samples through the next stage, along its `relevant` nodes."""
         values: dict[Value, Samples] = {}
+        given = joint, self._num_samples, self._batch_dims, relevant, values, self._for_two
         try:
-            for node, operation in self._operations(joint, relevant, values):
+            for node, operation in operations_to_follow(*given):
                 if operation.border is not Border.OUTPUT:
                     values |= self._found(node, operation, values)
                 elif operation.port is not None:
                     self._leave(operation.port, operation.operands[0], values)
         except OneSampleError:
             self.outputs |= dict.fromkeys(joint.outputs, Reduced.UNKNOWN)
-
-    def _operations(
-        self, joint: JointGraph, relevant: set[fx.Node], values: Mapping[Value, Samples]
-    ) -> Iterable[tuple[fx.Node, Operation]]:
-        if self._num_samples == 1:
-            longer = inputs_for_two(joint, self._batch_dims) | self._for_two
-            return operations_for_two(joint, longer, relevant, values)
-        return [(op.node, op) for op in operations(joint) if op.node in relevant or op.border is Border.OUTPUT]
 
     def _leave(self, port: Port, value: Value, values: Mapping[Value, Samples]) -> None:
         self._for_two[port] = value.tensor
@@ -126,5 +118,4 @@ class _Following:
             return {value: self.outputs[port]}
         if port not in self._batch_dims:
             return {}
-        shard = Shard(self._batch_dims[port], max(self._num_samples, 2))
-        return {value: shard if shard.fits(value.tensor.shape[shard.dim]) else Reduced.UNKNOWN}
+        return {value: samples_of_input(value, self._batch_dims[port], self._num_samples)}

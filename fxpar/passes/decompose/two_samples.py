@@ -1,11 +1,11 @@
-"""Read a graph that was traced for a batch of one sample as it would be for two."""
+"""Read the operations of a graph to follow samples; one that was traced for one sample as it would be for two."""
 
 from __future__ import annotations
 
 import logging
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.concrete_graph import ConcreteGraph
-from fxpar.costs.dataflow import Border, Operation, Value, operation_of_call, producer
+from fxpar.costs.dataflow import Border, Operation, Value, operation_of_call, operations, producer
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.layout import Shard
 from fxpar.ir.node_meta import known_value, set_value, tensor
-from fxpar.ir.samples import Samples
+from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port
 
 aten = torch.ops.aten
@@ -27,6 +27,27 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 class OneSampleError(Exception):
     """An op takes no operands as they are for two samples."""
+
+
+def operations_to_follow(
+    joint: JointGraph,
+    num_samples: int,
+    batch_dims: Mapping[Port, int],
+    wanted: Set[fx.Node],
+    samples: Mapping[Value, Samples],
+    edges_for_two: Mapping[Port, Tensor],
+) -> Iterable[tuple[fx.Node, Operation]]:
+    """The operations at the nodes `wanted`, and the outputs, with the nodes; of one sample as `operations_for_two`."""
+    if num_samples == 1:
+        longer = {**inputs_for_two(joint, batch_dims), **edges_for_two}
+        return operations_for_two(joint, longer, wanted, samples)
+    return [(op.node, op) for op in operations(joint) if op.node in wanted or op.border is Border.OUTPUT]
+
+
+def samples_of_input(value: Value, dim: int, num_samples: int) -> Samples:
+    """Where samples are in an input with a batch dim, as `operations_to_follow` has it."""
+    shard = Shard(dim, max(num_samples, 2))
+    return shard if shard.fits(value.tensor.shape[dim]) else Reduced.UNKNOWN
 
 
 def operations_for_two(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from fxpar.costs.dataflow import Border, Operation, Value, operations
-from fxpar.ir.layout import Shard
+from fxpar.costs.dataflow import Border, Operation, Value
 from fxpar.ir.node_meta import value
 from fxpar.ir.op_predicates import is_random
 from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port
 from fxpar.passes.decompose.sample_positions import samples_of_results
-from fxpar.passes.decompose.two_samples import OneSampleError, inputs_for_two, operations_for_two
+from fxpar.passes.decompose.two_samples import OneSampleError, operations_to_follow, samples_of_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,9 @@ class _Search:
         self._derived: set[Value] = set()
 
     def run(self, joint: JointGraph) -> WholeValues:
-        derived = set()
-        for node, operation in self._operations(joint):
+        derived, everything = set(), {*joint.module.graph.nodes}
+        given = joint, self._num_samples, self._batch_dims, everything, self._samples
+        for node, operation in operations_to_follow(*given, edges_for_two={}):
             if operation.border is Border.INPUT:
                 self._enter(operation)
             elif operation.call is not None:
@@ -58,19 +58,12 @@ class _Search:
                 derived.add(node)
         return WholeValues(self._sums, frozenset(derived))
 
-    def _operations(self, joint: JointGraph) -> Iterable[tuple[fx.Node, Operation]]:
-        if self._num_samples == 1:
-            longer, wanted = inputs_for_two(joint, self._batch_dims), {*joint.module.graph.nodes}
-            return operations_for_two(joint, longer, wanted, self._samples)
-        return [(operation.node, operation) for operation in operations(joint)]
-
     def _enter(self, operation: Operation) -> None:
         assert operation.port is not None, "an input has a port"
         dim = self._batch_dims.get(operation.port)
         if dim is not None:
             (entering,) = operation.values
-            shard = Shard(dim, max(self._num_samples, 2))
-            self._samples[entering] = shard if shard.fits(entering.tensor.shape[dim]) else Reduced.UNKNOWN
+            self._samples[entering] = samples_of_input(entering, dim, self._num_samples)
 
     def _follow(self, node: fx.Node, operation: Operation) -> None:
         assert operation.call is not None
