@@ -20,6 +20,7 @@ from fxpar._torch.compiler import (
     tracing,
 )
 from fxpar._torch.lazy_graph_module import code_of
+from fxpar._torch.pad_matmuls import pad_matmuls
 from fxpar.ir.flex_attention import FlexCall
 from fxpar.ir.node_meta import is_backward, tensor
 from fxpar.ir.strides import inverse, is_dense, stride_order, unfilled_like
@@ -65,6 +66,7 @@ def _generate(source: Source, *, caches: bool) -> Compiled:
     with mode:
         inputs = [unfilled_like(tensor(node)) for node in region.graph.nodes if node.op == "placeholder"]
         decomposed = _decompose(region, inputs)
+        pad_matmuls(decomposed)
     with tracing(TracingContext(mode)), ExitStack() as one_at_a_time:
         if caches:
             one_at_a_time.enter_context(machine_lock(shared_folder(), f"{decomposed.code}{inputs}"))

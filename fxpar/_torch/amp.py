@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 
-__all__ = ["enter_autocast", "exit_autocast", "multiply_each", "update_scale"]
+__all__ = ["enter_autocast", "exit_autocast", "multiply_all", "multiply_each", "update_scale"]
 
 
 def multiply_each(gradients: Sequence[Tensor], factor: Tensor, overflow: Tensor) -> None:
     """Multiply gradients of one dtype by the float `factor` in place; `overflow` becomes 1.0 if one is not finite."""
     torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), overflow, factor)
+
+
+def multiply_all(gradients: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply gradients by `factor` (0-dim, on their device) in place; on a GPU, with few kernels for all of them.
+
+    `_foreach_mul_` has one kernel for many tensors only if `factor` is of their dtype: a float factor on gradients in
+    half precision, which would lose digits in theirs, takes one for each.
+    """
+    by_dtype: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        by_dtype[gradient.dtype].append(gradient)
+    for dtype, own in by_dtype.items():
+        if factor.dtype is torch.float32 and dtype in (torch.float16, torch.bfloat16):
+            multiply_each(own, factor, torch.zeros_like(factor))
+        else:
+            torch._foreach_mul_(own, factor)
 
 
 def update_scale(

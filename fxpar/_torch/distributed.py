@@ -22,6 +22,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _get_default_store
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ __all__ = [
     "is_connection_error",
     "join_imagined_world",
     "load_empty_groups",
+    "piece_of",
     "pipeline_schedule_of_csv",
     "pipelined_all_gather_matmul",
     "pipelined_matmul_reduce_scatter",
@@ -60,6 +63,7 @@ __all__ = [
     "symmetric_memory",
     "wait_for_collectives",
     "world_store",
+    "wrap_pieces",
 ]
 
 
@@ -74,8 +78,6 @@ def _redistribute_every_strided_shard() -> None:
 
     It takes each for such an order, and raises a ValueError at three packed matrices that are split in two.
     """
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
-
     normalised = DTensorSpec._normalize_placements_into_shard_order
 
     def as_they_are_at_worst(placements: Any, mesh: DeviceMesh, use_strided_shard_as_shard_order: bool = True) -> Any:
@@ -89,6 +91,26 @@ def _redistribute_every_strided_shard() -> None:
 
 if torch.__version__ < "2.12":
     _redistribute_every_strided_shard()
+
+
+def piece_of(tensor: DTensor) -> Tensor:
+    """What this rank holds of it, itself. `to_local` makes a view of it, which takes microseconds."""
+    return tensor._local_tensor
+
+
+def wrap_pieces(
+    mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype
+) -> Callable[[Tensor], DTensor]:
+    """Makes DTensors as `DTensor.from_local` does, of this rank's pieces, in a tenth of its time: all share one spec.
+
+    Without autograd and without checks. This rank must be part of `mesh`.
+    """
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(shape, stride, dtype))
+
+    def wrap(piece: Tensor) -> DTensor:
+        return DTensor(piece, spec, requires_grad=False)
+
+    return wrap
 
 
 def process_group_named(name: str) -> ProcessGroup:

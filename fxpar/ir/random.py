@@ -47,5 +47,9 @@ def _uniform_fake(
 
 def random_state(seed: int, step: int, first: int, microbatches: int, device: torch.device | str = "cpu") -> Tensor:
     """The states of a step's microbatches, (microbatches, 3) of int64; `first` is the first one's global number."""
-    states = [[seed, step, first + microbatch] for microbatch in range(microbatches)]
-    return torch.tensor(states, dtype=torch.int64, device=device)
+    # Filled on the device: a copy from the host would wait for all that the device has yet to do.
+    states = torch.empty(microbatches, 3, dtype=torch.int64, device=device)
+    states[:, 0].fill_(seed)
+    states[:, 1].fill_(step)
+    torch.arange(first, first + microbatches, out=states[:, 2])
+    return states

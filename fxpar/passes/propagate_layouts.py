@@ -19,6 +19,7 @@ from fxpar.errors.base import some_of
 from fxpar.ir import node_meta
 from fxpar.ir.layout import REPLICATE, Layout
 from fxpar.ir.node_meta import Placed
+from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageBorder
 from fxpar.layouts.pins import Pin, Pins
 from fxpar.layouts.search import AUTOMATIC_AXES, Search
@@ -119,15 +120,16 @@ def _warn_of_replicas(
 def _warn_of_ops_without_rule(program: Sequence[Operation], mesh: Mesh) -> None:
     """Warn of ops that every rank along an automatic axis computes whole, since they have no sharding rule.
 
-    Ops on what is known without data, parameters and other stages, such as positions, and ops that return a single
-    number cost nothing worth a warning.
+    Ops on what is known without data, parameters and other stages, such as positions and random numbers, and ops that
+    return a single number cost nothing worth a warning.
     """
     axes = [axis for axis in AUTOMATIC_AXES if mesh.sizes[axis] > 1]
     found: Counter[str] = Counter()
     reached: set[fx.Node] = set()
     for op in program if axes else ():
         if op.port is not None:
-            reached.update([op.node] if op.port.kind is not PortKind.BUFFER else [])
+            is_known = op.port.kind is PortKind.BUFFER or op.port == RANDOM_STATE
+            reached.update([] if is_known else [op.node])
         elif any(value.node in reached for value in op.operands):
             reached.add(op.node)
             if op.call is not None and rule_for(op.call.target) is None and _returns_several(op):

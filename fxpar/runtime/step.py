@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from fxpar._torch.amp import multiply_all
+from fxpar._torch.distributed import piece_of
 from fxpar.costs.model_arithmetic import Arithmetic
 from fxpar.ir.capture import Capture
-from fxpar.ir.dtensor import from_local
+from fxpar.ir.dtensor import from_locals
 from fxpar.ir.random import RANDOM_STATE, random_state
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
@@ -66,6 +68,7 @@ class Step:
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
+        self._wrap: dict[str, Callable[[Tensor], DTensor]] = {}
         # Stays a leaf of the loss on a rank that holds no parameter, where nothing else would require grad.
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -76,7 +79,7 @@ class Step:
 
     def _run(self, args: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         held = self._distribution.own_parameters()
-        parameters = {name: self._in_compute_dtype(name, parameter) for name, parameter in held.items()}
+        parameters = {name: self._in_compute_dtype(name, piece_of(parameter)) for name, parameter in held.items()}
         buffers = {name: args[position] for name, position in self._buffers.items()}
         inputs = {name: args[position] for name, position in self._inputs.items()}
         if self._check_inputs is not None:
@@ -95,15 +98,22 @@ class Step:
             if (scale := self._distribution.loss_scale) is not None:
                 scale.unscale(done.gradients.values())
             leaves = {name: held[name] for name in done.gradients if held[name].requires_grad}
-            gradients = _Gradients(done.gradients, leaves, self._distribution)
+            gradients = _Gradients({name: done.gradients[name] for name in leaves}, self._as_gradient)
             loss = _ReturnGradients.apply(loss, gradients, self._anchor, *leaves.values())  # type: ignore[no-untyped-call]
         return tuple(
             loss if is_loss else self._result(position, done.results.get(position))
             for position, is_loss in enumerate(self._is_loss)
         )
 
-    def _in_compute_dtype(self, name: str, held: DTensor) -> Tensor:
-        return held.to_local().detach().to(self._distribution.parameters[name].compute_dtype)
+    def _in_compute_dtype(self, name: str, held: Tensor) -> Tensor:
+        return held.detach().to(self._distribution.parameters[name].compute_dtype)
+
+    def _as_gradient(self, name: str, local: Tensor) -> DTensor:
+        """The gradient of a parameter from this rank's piece of it."""
+        if name not in self._wrap:
+            planned, parameter = self._distribution.final_plan.parameters[name], self._distribution.parameters[name]
+            self._wrap[name] = from_locals(planned.layout, self._distribution.mesh.stage_mesh, parameter.dtype)
+        return self._wrap[name](local.to(self._distribution.parameters[name].dtype))
 
     def _record(self, arguments: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]) -> StepResult:
         """Run the step, keep its record, and write its timeline if that is asked for: a collective of all ranks."""
@@ -156,15 +166,19 @@ def _batch_size(inputs: Mapping[str, Tensor], batch_dims: Mapping[str, int]) -> 
 
 
 class _Gradients:
-    """A step's finished gradients, held until `.backward()` takes them, once."""
+    """A step's finished gradients, held until `.backward()` takes them, once.
 
-    def __init__(self, local: Mapping[str, Tensor], leaves: Mapping[str, Tensor], distribution: Distribution) -> None:
+    Args:
+        local: this rank's pieces, by parameter, in the order of the leaves.
+        whole: makes the gradient of a parameter from its name and this rank's piece.
+    """
+
+    def __init__(self, local: Mapping[str, Tensor], whole: Callable[[str, Tensor], DTensor]) -> None:
         self._local: Mapping[str, Tensor] | None = local
-        self._names = tuple(leaves)
-        self._distribution = distribution
+        self._whole = whole
 
-    def take(self, factor: Tensor) -> list[Tensor]:
-        """The gradients as DTensors, times `factor`, in the order of the leaves."""
+    def take(self, factor: Tensor) -> list[DTensor]:
+        """The gradients, times `factor`, in the order of the leaves."""
         if self._local is None:
             raise RuntimeError(
                 "backward through this loss ran already: a step's gradients are returned once; run the step again"
@@ -172,10 +186,8 @@ class _Gradients:
         local, self._local = self._local, None
         # On a GPU, reading the factor would wait for all kernels of the step.
         if factor.device.type != "cpu" or factor.item() != 1.0:
-            torch._foreach_mul_([local[name] for name in self._names], factor)
-        planned, parameters = self._distribution.final_plan.parameters, self._distribution.parameters
-        mesh = self._distribution.mesh.stage_mesh
-        return [from_local(local[name].to(parameters[name].dtype), planned[name].layout, mesh) for name in self._names]
+            multiply_all(local.values(), factor)
+        return [self._whole(name, piece) for name, piece in local.items()]
 
 
 class _ReturnGradients(torch.autograd.Function):

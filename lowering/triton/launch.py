@@ -213,7 +213,15 @@ def uniform_call(out: Tensor, stream: Tensor, box: LogicalBox, span: int) -> Cal
     joined = box.joined()
     dims = _dims_table(joined.sizes, joined.strides, out.device)
     arguments = out, stream, dims, box.offset, span, out.numel()
-    return Call(draw_uniform, arguments, {"NDIM": len(dims), "BLOCK": _UNIFORM_BLOCK})
+    drawn = 4 if _is_made_of_blocks(joined, span) else 1
+    return Call(draw_uniform, arguments, {"NDIM": len(dims), "BLOCK": _UNIFORM_BLOCK, "DRAWN": drawn})
+
+
+def _is_made_of_blocks(box: LogicalBox, span: int) -> bool:
+    """Whether each four elements in a row have the logical indices of one block of Philox: 4 n to 4 n + 3."""
+    row = [*zip(box.sizes, box.strides, strict=True)][-1:]
+    steps = [offset % 4 for offset in (box.offset, span, *box.strides[:-1])]
+    return bool(row) and row[0][0] % 4 == 0 and row[0][1] == 1 and not any(steps)
 
 
 def uniform_programs(out: Tensor) -> int:

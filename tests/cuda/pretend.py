@@ -56,7 +56,16 @@ def without_device_guards() -> Iterator[None]:
         torch.ops.aten.copy_.default(self, source, non_blocking)
         return self
 
+    def __getitem__(self: Tensor, index: Any) -> Tensor:
+        if not (isinstance(index, tuple) and all(isinstance(part, slice) and part.step is None for part in index)):
+            return get_item(self, index)
+        for dim, part in enumerate(index):
+            self = torch.ops.aten.slice(self, dim, part.start, part.stop)
+        return self
+
+    get_item = Tensor.__getitem__
     with ExitStack() as stack:
+        stack.enter_context(patch.object(Tensor, "__getitem__", __getitem__))
         stack.enter_context(patch.object(Tensor, "__invert__", lambda self: torch.bitwise_not(self)))
         stack.enter_context(patch.object(Tensor, "contiguous", contiguous))
         stack.enter_context(patch.object(Tensor, "copy_", copy_))
@@ -99,7 +108,7 @@ def pretended_gpus(capability: int = 90, count: int = 2) -> Iterator[list[str]]:
         stack.enter_context(without_device_guards())
         stack.enter_context(patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
         stack.enter_context(patch.object(GraphLowering, "compile_to_module", keep_source))
-        stack.enter_context(torch._inductor.config.patch(force_disable_caches=True))
+        stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, shape_padding=False))
         triton.runtime.driver.set_active(
             SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ from fxpar.ir import node_meta
 from fxpar.ir.layout import Layout
 from fxpar.ir.stage import Port, PortKind
 from fxpar.layouts.pins import Pins
+from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.passes.logical_random import logical_random
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
 from tests.layouts.laid_out import LaidOut, decomposed, lay_out
 from tests.passes.layouts_on_a_plane import (
     LAYERS,
@@ -25,6 +30,7 @@ from tests.passes.layouts_on_a_plane import (
     local,
     model_graph,
 )
+from tests.support.captures import captured
 from tests.support.small_models import GPT
 
 
@@ -110,6 +116,26 @@ class Medians(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         fixed = torch.arange(24.0).view(6, 4)
         return self.first(x).median(1).values.square().sum() + fixed.median(1).values.sum()
+
+
+class Dropping(nn.Module):
+    """A random mask, whose numbers come from no data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.first(x), 0.1).square().sum()
+
+
+def test_dropout_is_not_named_among_ops_that_no_rule_shards() -> None:
+    (stage,) = split_stages(captured(Dropping(), (torch.randn(64, 32),))[0], [])
+    drawn = logical_random(trace_joint(stage, with_backward=True))
+    joint = replace(drawn, module=decompose_for_sharding(drawn.module))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OpsWithoutRuleWarning)
+        lay_out(joint, Pins(), collectives_count(), x=2)
 
 
 def test_ops_that_no_rule_shards_are_named_where_they_depend_on_data() -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 WINDOW, LONGEST, VOCABULARY = 5, 16, 97
+HEAD = 16  # the least that Inductor's kernels for GPUs take
 
 
 class FlexAttention(nn.Module):
@@ -18,8 +19,8 @@ class FlexAttention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads
-        self.q, self.out = nn.Linear(width, 8 * heads), nn.Linear(8 * heads, width)
-        self.k, self.v = nn.Linear(width, 8 * kv_heads), nn.Linear(width, 8 * kv_heads)
+        self.q, self.out = nn.Linear(width, HEAD * heads), nn.Linear(HEAD * heads, width)
+        self.k, self.v = nn.Linear(width, HEAD * kv_heads), nn.Linear(width, HEAD * kv_heads)
         self.bias = nn.Parameter(torch.randn(heads, LONGEST))
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask) -> Tensor:
@@ -36,11 +37,11 @@ class FlexAttention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, 8)).transpose(1, 2)
+        return x.unflatten(-1, (-1, HEAD)).transpose(1, 2)
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         k, v = (each.repeat_interleave(self.heads // self.kv_heads, 1) for each in (k, v))
-        scores = q @ k.mT / math.sqrt(8) + self.bias[:, distances(q.shape[2]).abs()]
+        scores = q @ k.mT / math.sqrt(HEAD) + self.bias[:, distances(q.shape[2]).abs()]
         return scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
 
 
@@ -73,7 +74,9 @@ def document_mask(documents: Tensor) -> BlockMask:
         return (documents[b, q_idx] == documents[b, kv_idx]) & within_window(b, h, q_idx, kv_idx)
 
     rows, length = documents.shape
-    return create_block_mask(within, rows, None, length, length, device=documents.device, BLOCK_SIZE=4)
+    device = documents.device
+    size = 4 if device.type == "cpu" else 128  # so small that there are several, where Inductor's kernels take it
+    return create_block_mask(within, rows, None, length, length, device=device, BLOCK_SIZE=size)
 
 
 def within_window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 
 def join_nccl() -> None:
-    """Form the world anew over NCCL, each rank on a GPU of its own as long as there are any."""
+    """Form the world anew over NCCL, each rank on a GPU of its own as long as there are any.
+
+    Convolutions of float32 compute in it, as matmuls do by default: TF32 rounds the sums of microbatches otherwise than
+    that of a batch.
+    """
+    torch.backends.cudnn.allow_tf32 = False
     store, rank, num_ranks = world_store(), dist.get_rank(), dist.get_world_size()
     torch.cuda.set_device(rank % torch.cuda.device_count())
     if num_ranks > torch.cuda.device_count():

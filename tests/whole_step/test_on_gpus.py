@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fxpar
 from fxpar.world.launch import run_ranks
 from tests.passes.test_logical_random import losses_on
 from tests.support.gpu_ranks import on_gpus
 from tests.support.move_tensors import reshard_at_random
-from tests.support.parity import Run, check_runs, check_same_bits
+from tests.support.parity import Run, check_runs, check_same_bits, on_device, token_batch
 from tests.support.sequences import check_sequences
+from tests.support.small_models import hf_gpt2
 from tests.whole_step.test_precision import check_doubles, check_that_losses_stay_together, half_precision_losses
 
 pytestmark = [
@@ -51,6 +53,29 @@ MESHES = list({str(run.mesh): run.mesh for run in RUNS}.values())
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_training_equals_one_process(mesh: Mapping[str, int]) -> None:
     run_ranks(math.prod(mesh.values()), on_gpus, check_runs, [run for run in RUNS if run.mesh == mesh], timeout_s=120)
+
+
+def step_without_waiting(sizes: Mapping[str, int]) -> None:
+    """Once all is compiled, the host queues a step, its backward and the optimizer's: PyTorch raises if it waits."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(0)
+    model = hf_gpt2(layers=2, dropout=0.1).to(mesh.device_type)
+    batch = on_device(mesh.device_type, token_batch(("input_ids", "labels"), 8))
+    batch["labels"][0, 5:] = -100
+    fxpar.distribute(model, mesh, microbatches=2, example_inputs=batch)
+    step = torch.compile(model, backend="fxpar", options={"check_inputs": False})  # it reads them in few steps
+    optimizer = torch.optim.AdamW(model.parameters())
+    for mode in ("default", "default", "error", "error"):
+        torch.cuda.set_sync_debug_mode(mode)
+        optimizer.zero_grad()
+        step(**batch)["loss"].backward()
+        optimizer.step()
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("sizes", [ONE_RANK, {"pipe": 2}, {"z": 2}, {"x": 2}], ids=str)
+def test_the_host_runs_ahead_of_the_gpu(sizes: Mapping[str, int]) -> None:
+    run_ranks(math.prod(sizes.values()), on_gpus, step_without_waiting, sizes, timeout_s=120)
 
 
 def test_every_schedule_gives_the_same_bits() -> None:

@@ -26,6 +26,36 @@ def test_random_numbers_are_those_of_the_cpu(
     assert out.equal(torch.ops.fxpar.uniform(stream, sizes, sizes, strides, offset, span))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "strides", "offset", "span"),
+    [
+        ((2048,), (1,), 2**40, 4096),
+        ((3, 5, 12), (2**33, 64, 1), 16, 2**36),
+        ((7, 4), (4, 1), 0, 28),
+        ((5, 8), (8, 1), 4, 44),
+    ],
+)
+def test_whole_blocks_are_drawn_at_once(
+    sizes: tuple[int, ...], strides: tuple[int, ...], offset: int, span: int
+) -> None:
+    stream, out = torch.tensor([[2**62 + 7, 6, 3, 8]]), torch.full(sizes, torch.nan)
+    call = uniform_call(out, stream, LogicalBox(sizes, strides, offset), span)
+    assert call.constants["DRAWN"] == 4
+    call.run(uniform_programs(out))
+    assert out.equal(torch.ops.fxpar.uniform(stream, list(sizes), list(sizes), list(strides), offset, span))
+
+
+@pytest.mark.parametrize(
+    ("strides", "offset", "span"), [((8, 1), 2, 40), ((8, 1), 0, 42), ((10, 1), 0, 40), ((1, 8), 0, 40)]
+)
+def test_other_boxes_are_drawn_by_elements(strides: tuple[int, int], offset: int, span: int) -> None:
+    stream, out = torch.tensor([[5, 6, 7, 8]]), torch.full((5, 8), torch.nan)
+    call = uniform_call(out, stream, LogicalBox((5, 8), strides, offset), span)
+    assert call.constants["DRAWN"] == 1
+    call.run(uniform_programs(out))
+    assert out.equal(torch.ops.fxpar.uniform(stream, [5, 8], [5, 8], list(strides), offset, span))
+
+
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1025])
 def test_random_numbers_come_in_any_number(count: int) -> None:
     stream, out = torch.tensor([[5, 6, 7, 8]]), torch.full((count + 1,), torch.nan)

@@ -83,14 +83,20 @@ def test_rows_are_counted_when_they_are_stored_by_every_tiling(m: int, n: int, k
         assert case.remote[1:].equal(case.staging[1:].cpu())
 
 
-@pytest.mark.parametrize(("sizes", "strides"), [((1 << 20,), (1,)), ((64, 33, 5), (1000, 7, 1)), ((3,), (1 << 40,))])
-def test_numbers_by_logical_index_are_those_of_the_cpu(sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("offset", [11, 12])
+@pytest.mark.parametrize(
+    ("sizes", "strides"),
+    [((1 << 20,), (1,)), ((64, 33, 5), (1000, 7, 1)), ((64, 33, 1028), (1 << 20, 2000, 1)), ((3,), (1 << 40,))],
+)
+def test_numbers_by_logical_index_are_those_of_the_cpu(
+    sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> None:
     from fxpar.ir.random import random_state
     from fxpar.lowering.triton import register_on_gpus
 
     register_on_gpus()
     (stream,) = torch.ops.fxpar.streams(random_state(2**62 + 7, 3, 5, 1), [1 << 25])
-    arguments = list(sizes), list(sizes), list(strides), 11, 1 << 44
+    arguments = list(sizes), list(sizes), list(strides), offset, 1 << 44
     expected = torch.ops.fxpar.uniform(stream, *arguments)
     assert torch.ops.fxpar.uniform(stream.cuda(), *arguments).cpu().equal(expected)
 
