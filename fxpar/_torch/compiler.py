@@ -40,6 +40,9 @@ assert_async = torch._assert_async
 set_tensor_requires_grad = _set_tensor_requires_grad
 """What `torch.func.grad` calls for its argument in a trace; what follows reads the argument, not what it returns."""
 
+set_inplace_requires_grad_allowed = torch._C._functorch.set_inplace_requires_grad_allowed
+"""What Dynamo writes around a `requires_grad_()` that it traces."""
+
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
@@ -74,6 +77,7 @@ __all__ = [
     "recompile_limit",
     "rename_placeholder",
     "schema",
+    "set_inplace_requires_grad_allowed",
     "set_tensor_requires_grad",
     "skip_frame",
     "storage_of",

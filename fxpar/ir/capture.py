@@ -28,6 +28,7 @@ from fxpar.ir.dense_gradients import make_gradients_dense
 from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
+from fxpar.ir.inner_gradients import without_leaves, write_out_gradients
 from fxpar.ir.markers import PLAIN
 from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import module_path, source_line
@@ -165,7 +166,9 @@ def _without_index(given: object) -> Any:
 def _describe(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return ""
-    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device.type} {value.requires_grad}"
+    # Of a dim of one element, PyTorch returns this stride or that, depending on what it has computed before.
+    strides = tuple(stride if size != 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return f"{value.dtype} {tuple(value.shape)} {strides} {value.device.type} {value.requires_grad}"
 
 
 def is_marker(node: fx.Node, name: str) -> bool:
@@ -202,10 +205,12 @@ def read_capture(module: fx.GraphModule) -> Capture:
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
     _drop_unused_parameters(module)
-    write_out_of_place(module)
-    keep_numbers_as_tensors(module)
-    assign_at_all_places(module)
-    make_gradients_dense(module)
+    with without_leaves(module):
+        write_out_of_place(module)
+        keep_numbers_as_tensors(module)
+        assign_at_all_places(module)
+        make_gradients_dense(module)
+        write_out_gradients(module)
     positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     module = with_canonical_names(module)
     nodes = list(module.graph.nodes)
@@ -249,7 +254,7 @@ def _reads_grad_mode(module: fx.GraphModule) -> bool:
     """
     reads = reads_of_grad_mode()
     return any(node is None or not (is_marker(node, "param") or is_marker(node, "enter")) for node in reads) or any(
-        node.target is torch.autograd.grad or not (_is_op(node) or _is_torchs_own(node)) for node in module.graph.nodes
+        not (_is_op(node) or _is_torchs_own(node)) for node in module.graph.nodes
     )
 
 

@@ -20,6 +20,7 @@ from fxpar.errors import FxparError
 from fxpar.ir.capture import Capture, read_capture
 from fxpar.ir.ctc_loss import ctc_loss
 from fxpar.ir.flex_attention import flex_attention_in_one_graph
+from fxpar.ir.inner_gradients import gradients_in_one_graph
 from fxpar.progress.phases import as_phase
 
 TRACES_KEPT = 64
@@ -137,7 +138,8 @@ class ForwardTracer:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         """Within, Dynamo traces more, and faster, than it does by itself. Every step enters it: it has to be cheap."""
-        with self._layers_traced_once(), flex_attention_in_one_graph(), wider_tracing(), _layers_op_by_op():
+        in_one_graph = flex_attention_in_one_graph(), gradients_in_one_graph()
+        with self._layers_traced_once(), in_one_graph[0], in_one_graph[1], wider_tracing(), _layers_op_by_op():
             yield
 
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.capture import Capture
+from fxpar.ir.inner_gradients import gradients_of_means
+from fxpar.ir.node_meta import where
 from fxpar.model.distribution import Distribution
 from fxpar.passes.keep_all_rows import keep_all_rows
 from fxpar.passes.total_over_batch import total_over_batch
@@ -16,9 +19,33 @@ _settled: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
 def settle_capture(capture: Capture, distribution: Distribution) -> Capture:
     """The capture with known shapes, and with numbers of the whole batch as inputs.
 
-    Raises: as `keep_all_rows`.
+    Raises:
+        UnsupportedGraphError: the forward takes the gradient of a mean over samples, of which there are several parts,
+            or differentiates by `torch.func` on a pipeline.
+        and as `keep_all_rows`.
     """
     if capture not in _settled:
+        _check_gradients(capture, distribution)
         found = total_over_batch(keep_all_rows(capture), distribution)
         _settled[capture] = None if found is capture else found
     return _settled[capture] or capture
+
+
+_TRANSFORMED = ("_grad_increment_nesting", "_jvp_increment_nesting")
+"""What `torch.func` calls where a function that it differentiates begins."""
+
+
+def _check_gradients(capture: Capture, distribution: Distribution) -> None:
+    by_func = [node for node in capture.module.graph.nodes if getattr(node.target, "__name__", "") in _TRANSFORMED]
+    if by_func and distribution.mesh.pipe > 1:
+        raise UnsupportedGraphError(
+            "the forward differentiates by torch.func, which cannot be divided into stages of a pipeline: expected "
+            f"torch.autograd.grad, or no axis pipe (of {distribution.mesh.pipe})"
+        )
+    of_means = gradients_of_means(capture.module)
+    if of_means and (num_parts := distribution.num_parts(capture)) > 1:
+        raise UnsupportedGraphError(
+            f"{where(of_means[0])} takes the gradient of a number that is no sum, such as a mean over samples; that of "
+            f"each of {num_parts} parts of the batch is not that of the whole batch. Expected the gradient of a sum, "
+            "as by torch.autograd.grad(energies.sum(), positions), or one microbatch and no axes data and z"
+        )

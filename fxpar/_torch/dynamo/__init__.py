@@ -11,7 +11,7 @@ from fxpar._torch.dynamo.assigned_tensors import settle_assignments
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.raising_branches import assert_what_branches_raise
 from fxpar._torch.dynamo.replaced_functions import trace_past_flags_of_kernels
-from fxpar._torch.dynamo.requires_grad import let_values_require_grad
+from fxpar._torch.dynamo.requires_grad import let_results_depend_on_leaves, let_values_require_grad
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
 from fxpar._torch.dynamo.stand_ins import refuse_reads_of_stand_ins
 from fxpar._torch.group_norm import correct_strides_of_group_norm
@@ -23,6 +23,7 @@ def change_tracing() -> None:
     name_functions_for_logs_alone()
     note_reads_of_grad_mode()
     let_values_require_grad()
+    let_results_depend_on_leaves()
     trace_past_flags_of_kernels()
     trace_sets_in_one_order()
     settle_assignments()

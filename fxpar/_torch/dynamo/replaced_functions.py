@@ -1,7 +1,7 @@
 """Dynamo traces other functions in the place of some of PyTorch's."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import FunctionType
 from typing import Any, cast
@@ -16,6 +16,20 @@ def trace_in_place_of(function: Callable[..., Any], other: Callable[..., Any]) -
     """From now on, let traces of `function`, one that Dynamo does not trace into, be those of `other`."""
     _replaced[function] = other
     _install()
+
+
+@contextmanager
+def tracing_in_place_of(function: Callable[..., Any], other: Callable[..., Any]) -> Iterator[None]:
+    """The same within, for what would be wrong in other traces."""
+    before = _replaced.get(function)
+    trace_in_place_of(function, other)
+    try:
+        yield
+    finally:
+        if before is None:
+            del _replaced[function]
+        else:
+            _replaced[function] = before
 
 
 def trace_past_flags_of_kernels() -> None:

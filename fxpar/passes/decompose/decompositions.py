@@ -233,9 +233,16 @@ def ones(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:
     return filled(like, size, 1, **options)
 
 
+def tangent_of_zeros(size: Sequence[int], **options: Any) -> Tensor:
+    """_efficientzerotensor: what forward-mode AD returns has no memory, and generated code would read it."""
+    made: Tensor = aten.zeros.default(size, **options)
+    return made
+
+
 DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.addmm.default: add_product,
     aten.baddbmm.default: add_product,
+    aten._efficientzerotensor.default: tangent_of_zeros,
     aten.mean.default: mean,
     aten.mean.dim: mean,
     aten.linalg_vector_norm.default: vector_norm,

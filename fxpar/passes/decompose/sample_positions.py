@@ -46,13 +46,16 @@ def samples_of_results(
 
 
 def _ignore_unread(rule: Rule | None, call: OpCall, given: list[Samples | None]) -> None:
-    """Ignore operands of which the op uses only the dtype and the device."""
+    """Ignore operands of which the op uses only the dtype and the device, or the shape where that has no samples."""
+    if call.target in _SHAPED_LIKE:
+        given[:] = [samples if isinstance(samples, Shard) else None for samples in given]
     notation = rule.einsum_of(call) if isinstance(rule, EinsumRule) else None
     for index, pattern in enumerate(notation.inputs if notation is not None else ()):
         if pattern is None:
             given[index] = None
 
 
+_SHAPED_LIKE = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.empty_like.default)
 _ADDING = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar)
 _COPYING = (aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default)
 _DIVIDING = (aten.div.Tensor, aten.div.Scalar)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fxpar
-from fxpar.errors import GraphBreakError
+from fxpar.errors import UnsupportedGraphError
 from tests.support.one_process import ATEN, mesh_of_one_process
 
 mesh = pytest.fixture(mesh_of_one_process)
@@ -49,5 +49,5 @@ def test_a_value_that_is_to_require_grad_changes_no_gradient(mesh: fxpar.Mesh) -
 
 def test_an_input_that_is_to_require_grad_is_an_error(mesh: fxpar.Mesh) -> None:
     """Who passes it could look for its gradient."""
-    with pytest.raises(GraphBreakError, match="requires_grad"):
+    with pytest.raises(UnsupportedGraphError, match="lets argument 0 require grad"):
         fxpar.distribute(Features(of_input=True), mesh, example_inputs=[torch.randn(4, 6)])
