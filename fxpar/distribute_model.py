@@ -11,7 +11,7 @@ from torch import nn
 from fxpar._torch.anomaly import detect_anomalies_in_dtensors
 from fxpar._torch.fused_optimizers import let_fused_optimizers_step
 from fxpar.backend import CapturedSteps, fxpar
-from fxpar.errors import AlreadyDistributedError, InvalidOptionError
+from fxpar.errors import InvalidOptionError
 from fxpar.garbage_collection import garbage_collection_paused
 from fxpar.ir.plan import Plan
 from fxpar.ir.precision import Precision
@@ -20,7 +20,7 @@ from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.clip import let_torch_clip_over_stages
 from fxpar.model.deep_copies import allow_deep_copies
 from fxpar.model.distribution import Distribution, whole_parameters
-from fxpar.model.logical import install, is_distributed
+from fxpar.model.logical import install, refuse_distributed
 from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
 from fxpar.model.resolve_layouts import Layouts
@@ -88,8 +88,7 @@ def distribute(
         InvalidScheduleError, InfeasibleLayoutError, GraphBreakError, SharedBufferError, UninitializedModuleError
     """
     name, start = type(model).__name__, time.perf_counter()
-    if is_distributed(model):
-        raise AlreadyDistributedError(name)
+    refuse_distributed(model)
     with showing(f"distribute {name}"):
         count = _checked(microbatches if plan is None else plan.microbatches)
         distribution = Distribution.of(model, mesh, layouts, count, batch_dims, precision)

@@ -212,8 +212,10 @@ def test_distributing_twice_is_an_error() -> None:
         model = distribute(Net(), mesh)
         with pytest.raises(AlreadyDistributedError, match="Net is distributed already"):
             distribute(model, mesh)
-        with pytest.raises(AlreadyDistributedError):
-            distribute(nn.Sequential(model), mesh)
+        with pytest.raises(
+            AlreadyDistributedError, match="module '1' of Sequential is distributed already.*share modules"
+        ):
+            distribute(nn.Sequential(nn.Identity(), model), mesh)
 
 
 def test_running_the_distributed_model_uncompiled_is_an_error() -> None:

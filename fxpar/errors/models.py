@@ -8,10 +8,18 @@ from fxpar.errors.base import FxparError, some_of
 
 
 class AlreadyDistributedError(FxparError):
-    """`distribute` was called twice on one model."""
+    """`distribute` was called twice on one model, or on two that share modules.
 
-    def __init__(self, model: str) -> None:
-        super().__init__(f"{model} is distributed already; build a fresh model to distribute it differently")
+    Args:
+        part: the path of the first module that is distributed already; of the model itself, it is empty.
+    """
+
+    def __init__(self, model: str, part: str) -> None:
+        what = f"module {part!r} of {model}" if part else model
+        super().__init__(
+            f"{what} is distributed already; build a fresh model to distribute it differently. Models that share modules "
+            "become one, whose forward is told by an argument which loss to compute"
+        )
 
 
 class AmbiguousTargetError(FxparError):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fxpar.errors import AlreadyDistributedError, AmbiguousTargetError, TrainedLossError
-from fxpar.model.logical import is_distributed
+from fxpar.errors import AmbiguousTargetError, TrainedLossError
+from fxpar.model.logical import refuse_distributed
 
 TARGET = "target"
 """The argument that `add_loss` gives a forward."""
@@ -36,8 +36,7 @@ def add_loss(model: nn.Module, loss: Callable[[Any, Any], Any]) -> nn.Module:
         TrainedLossError: the loss is a module with parameters.
     """
     cls = type(model)
-    if is_distributed(model):
-        raise AlreadyDistributedError(cls.__name__)
+    refuse_distributed(model)
     signature = inspect.signature(cls.forward)
     if TARGET in signature.parameters:
         raise AmbiguousTargetError(cls.__name__, TARGET, str(signature))

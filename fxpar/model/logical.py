@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fxpar._torch.compiler import never_compiled, recompile_limit, skip_frame
 from fxpar._torch.dynamo.traced_property import PARAMETER_NAMES, TracedProperty
 from fxpar.errors import (
+    AlreadyDistributedError,
     ForwardRaisesError,
     FxparError,
     GraphBreakError,
@@ -47,9 +48,15 @@ TRAINED, FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
 """Two tensors that stand in for all parameters: Dynamo wraps and guards each tensor that it meets, which is slow."""
 
 
-def is_distributed(model: nn.Module) -> bool:
-    """Whether `distribute` was called on `model`, or on a module inside it."""
-    return any(hasattr(type(module), _MARK) for module in model.modules())
+def refuse_distributed(model: nn.Module) -> None:
+    """Let a model be distributed once, and each of its modules in one model alone.
+
+    Raises:
+        AlreadyDistributedError: a module of `model` belongs to a distributed model, which may be another one.
+    """
+    for name, module in model.named_modules():
+        if hasattr(type(module), _MARK):
+            raise AlreadyDistributedError(type(model).__name__, name)
 
 
 def install(distribution: Distribution) -> None:
