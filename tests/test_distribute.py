@@ -212,9 +212,7 @@ def test_distributing_twice_is_an_error() -> None:
         model = distribute(Net(), mesh)
         with pytest.raises(AlreadyDistributedError, match="Net is distributed already"):
             distribute(model, mesh)
-        with pytest.raises(
-            AlreadyDistributedError, match="module '1' of Sequential is distributed already.*share modules"
-        ):
+        with pytest.raises(AlreadyDistributedError, match="module '1' of Sequential is distributed"):
             distribute(nn.Sequential(nn.Identity(), model), mesh)
 
 

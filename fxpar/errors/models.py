@@ -17,8 +17,8 @@ class AlreadyDistributedError(FxparError):
     def __init__(self, model: str, part: str) -> None:
         what = f"module {part!r} of {model}" if part else model
         super().__init__(
-            f"{what} is distributed already; build a fresh model to distribute it differently. Models that share modules "
-            "become one, whose forward is told by an argument which loss to compute"
+            f"{what} is distributed already; build a fresh model to distribute it differently. Models that share "
+            "modules become one, whose forward is told by an argument which loss to compute"
         )
 
 
