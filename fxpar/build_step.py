@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from fxpar.analysis.write_report import write_report_if_possible
 from fxpar.build.announce import Announcement, Origin, announced
@@ -17,7 +20,7 @@ from fxpar.build.step_plan import StepPlan, plan_step
 from fxpar.build.task import Task
 from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import lower_stage
-from fxpar.config import ALL_STAGES, INDUCTOR, SLEEP, TENSORRT, Options
+from fxpar.config import ALL_STAGES, INDUCTOR, LAST_STAGE, OWN_SAMPLES, SLEEP, TENSORRT, Options
 from fxpar.costs.graph_time import GraphModel
 from fxpar.costs.model_arithmetic import model_arithmetic
 from fxpar.costs.prices import prices_of
@@ -46,7 +49,7 @@ from fxpar.runtime.input_check import input_check
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.report_writer import ReportWriter
-from fxpar.runtime.results import ResultSpec, result_specs
+from fxpar.runtime.results import ResultSpec, gather_result, own_result, result_specs
 from fxpar.runtime.step import Step
 from fxpar.schedule import MEMORY_HEADER, Program, check_memory
 from fxpar.world.agreement import check_agreement, check_collectives, of_all_ranks
@@ -127,12 +130,20 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         task.call,
         options.timeline,
         with_backward=task.with_backward,
-        results_on_all_stages=options.results == ALL_STAGES,
+        gather=_GATHER[options.results],
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
         totals=_totals(task, connected.stages),
         arithmetic=arithmetic.times(microbatches),
         report=ReportWriter(options.dump) if options.dump is not None and task.with_backward else None,
     )
+
+
+_GATHER: Mapping[str, Callable[..., Tensor]] = {
+    LAST_STAGE: gather_result,
+    ALL_STAGES: partial(gather_result, on_all_stages=True),
+    OWN_SAMPLES: own_result,
+}
+"""By the option `results`."""
 
 
 def _loss(task: Task, results: Sequence[ResultSpec]) -> Loss | None:

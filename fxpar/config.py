@@ -24,7 +24,7 @@ from fxpar.schedule import schedule_text
 
 INDUCTOR, TENSORRT, ATEN, SLEEP = "inductor", "tensorrt", "aten", "sleep"
 LOWERINGS = (INDUCTOR, TENSORRT, ATEN, SLEEP)
-LAST_STAGE, ALL_STAGES = "last_stage", "all"
+LAST_STAGE, ALL_STAGES, OWN_SAMPLES = "last_stage", "all", "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,10 @@ class Options:
     held_reductions: limit on the memory of the weight gradients that are being reduced while the backward runs, in
         multiples of the largest: beyond it, the backward waits for the oldest. With `math.inf` it waits at its end.
     results: which ranks get the results of the forward besides the loss, which all ranks get: "last_stage", those of
-        the last stage, while on others a result has a shape and a dtype but no values; or "all", every rank, as a
-        DTensor on the mesh of its own stage, by a broadcast over the pipe axis.
+        the last stage, while on others a result has a shape and a dtype but no values; "all", every rank, as a DTensor
+        on the mesh of its own stage, by a broadcast over the pipe axis; or "local", every rank, as a plain tensor of
+        the samples of its own batch shard, to be compared with labels as on one process. What has no samples, such as a
+        number of hits, is that of the whole batch.
     check_inputs: whether ranks that must be given the same inputs (those that differ only along pipe, y and x) compare
         checksums of them, in steps 1, 2, 4, 8 and so on of every compiled shape, and in every 1024th.
     transfer_timeout_s: how many seconds a rank waits for a value from another stage, including the time to compute it,
@@ -178,8 +180,8 @@ def _check_names(options: Options) -> None:
     if options.lowering not in LOWERINGS:
         raise UnknownLoweringError(str(options.lowering), LOWERINGS)
     strategy_named(str(options.strategy))
-    if options.results not in (LAST_STAGE, ALL_STAGES):
-        raise InvalidOptionError("results", options.results, f"{LAST_STAGE!r} or {ALL_STAGES!r}")
+    if options.results not in (LAST_STAGE, ALL_STAGES, OWN_SAMPLES):
+        raise InvalidOptionError("results", options.results, f"{LAST_STAGE!r}, {ALL_STAGES!r} or {OWN_SAMPLES!r}")
     if options.algorithm not in ALGORITHMS:
         raise UnknownAlgorithmError(str(options.algorithm), ALGORITHMS)
     if options.remat not in POLICIES:

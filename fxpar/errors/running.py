@@ -64,7 +64,8 @@ class RemoteResultError(FxparError):
         held = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
             f"{result} is held by {held}, of the last stage, and its values are not on this rank: use them there, or "
-            'compile with options={"results": "all"}, by which every rank gets all results'
+            'compile with options={"results": "all"}, by which every rank gets all results, or with "local", by which '
+            "it gets what its own batch shard has, as plain tensors"
         )
 
 

@@ -22,13 +22,11 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from fxpar.distribute_model import distribute
 from fxpar.errors import InvalidOptionError, OptimizerStateError
-from fxpar.integrations.batch_shards import first_ranks, rows_of_shard
+from fxpar.integrations.batch_shards import first_ranks
 from fxpar.integrations.lightning_checkpoints import load_checkpoint, model_state, optimizer_state, save_checkpoint
 from fxpar.integrations.lightning_steps import PREFIX, LightningSteps
 from fxpar.model.clip import clip_grad_norm_
@@ -175,7 +173,7 @@ class FxparStrategy(ParallelStrategy):
         steps = LightningSteps(self.lightning_module)
         distribute(steps, self.mesh, example_inputs=self._example_inputs(trainer, steps), **self._distributing)
         self._steps = steps
-        self._compiled = torch.compile(steps, backend="fxpar", options={**self._options, "results": "all"})
+        self._compiled = torch.compile(steps, backend="fxpar", options={**self._options, "results": "local"})
 
     def _example_inputs(self, trainer: pl.Trainer, steps: LightningSteps) -> tuple[Any] | None:
         """What the forward is traced with: the example batch, or the first one that a training reads."""
@@ -217,8 +215,7 @@ class FxparStrategy(ParallelStrategy):
         """Run a step, log what it logs, and return the rows of its results that belong to this rank's batch shard."""
         assert self._steps is not None, "the Trainer sets up the strategy first"
         self._steps.choose(hook, *indices)
-        returned = tree_map_only(DTensor, lambda result: rows_of_shard(result, self.mesh), self._compiled(batch))
-        results, logged = returned
+        results, logged = self._compiled(batch)
         for name, value, others, named in logged:
             self.lightning_module.log(name, value, *others, **named)
         return results

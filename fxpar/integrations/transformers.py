@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from fxpar.integrations.accelerate import FxparAccelerator
-from fxpar.integrations.batch_shards import rows_of_shard
 from fxpar.integrations.checkpoints import load_shards, save_shards
 from fxpar.integrations.common_lengths import pad_to_common_lengths
 from fxpar.model.arguments import count_microbatches, split_dim
@@ -67,7 +65,7 @@ class FxparTrainer(Trainer):
 
     @cached_property
     def _compiled_for_results(self) -> nn.Module:
-        compiled: nn.Module = self.accelerator.compile_model(self.model, results="all")
+        compiled: nn.Module = self.accelerator.compile_model(self.model, results="local")
         return compiled
 
     def prediction_step(
@@ -75,9 +73,8 @@ class FxparTrainer(Trainer):
     ) -> tuple[Any, Any, Any]:
         """The loss, and if more than that is wanted, the results for the rows of this rank's batch shard."""
         compiled = self._compiled if prediction_loss_only else self._compiled_for_results
-        loss, results, labels = super().prediction_step(compiled, inputs, prediction_loss_only, ignore_keys)
-        mesh = self._distribution.mesh
-        return loss, tree_map_only(DTensor, lambda result: rows_of_shard(result, mesh), results), labels
+        found: tuple[Any, Any, Any] = super().prediction_step(compiled, inputs, prediction_loss_only, ignore_keys)
+        return found
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Of all batch shards, rather than of all ranks."""

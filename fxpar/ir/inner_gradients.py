@@ -239,9 +239,17 @@ def _operands(call: fx.Node, path: Iterable[fx.Node]) -> Iterator[fx.Node]:
 
 def _run(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    assert node.op == "call_function" and callable(node.target), f"{node.format_node()} computes a value"
-    return node.target(*args, **kwargs)
+        made = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    else:
+        assert node.op == "call_function" and callable(node.target), f"{node.format_node()} computes a value"
+        made = node.target(*args, **kwargs)
+    traced = node.meta["example_value"]
+    if isinstance(made, Tensor) and made.dtype != traced.dtype:
+        raise UnsupportedGraphError(
+            f"{where(node)} is differentiated inside the forward, where it computes in {traced.dtype} by autocast: "
+            "expected no autocast there; convert the model, or see Precision"
+        )
+    return made
 
 
 def _copy(

@@ -1,4 +1,4 @@
-"""Join the microbatches of a result to a DTensor on the last stage's ranks, or on those of every stage."""
+"""Join the microbatches of a result: to a DTensor on the last stage's ranks or all, or to what a batch shard has."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def gather_result(
     layout, samples = spec.layout, spec.samples
     if isinstance(samples, Shard):
         if layout.is_ragged(samples.dim) or samples.outer > 1:  # pieces of parts would not make up a piece of the batch
-            pieces = pieces and [from_local(piece, layout, mesh.stage_mesh).full_tensor() for piece in pieces]
+            pieces = pieces and [_whole(piece, layout, mesh) for piece in pieces]
             layout = Layout(layout.shape)
         layout = _stacked(layout, samples, mesh, microbatches * num_batch_shards(mesh))
     local = torch.empty(0, dtype=spec.dtype, device=mesh.device_type) if pieces is None else _join(pieces, spec, mesh)
@@ -84,6 +84,27 @@ def gather_result(
         return from_local(local, layout, mesh.stage_mesh)
     result = from_local(local, layout, _mesh_at(pipe, mesh))
     return RemoteResult.of(result, spec.name) if pieces is None else result
+
+
+def own_result(pieces: Sequence[Tensor] | None, spec: ResultSpec, mesh: Mesh, microbatches: int, pipe: int) -> Tensor:
+    """The same on every rank as a plain tensor, but of samples only those of this rank's batch shard.
+
+    Raises:
+        PeerLostError: another rank died.
+    """
+    joined, samples, shape = torch.empty(0, dtype=spec.dtype, device=mesh.device_type), spec.samples, spec.layout.shape
+    if isinstance(samples, Shard):
+        shape = tuple(size * microbatches if dim == samples.dim else size for dim, size in enumerate(shape))
+    if pieces is not None and isinstance(samples, Shard):
+        joined = _concatenated([_whole(piece, spec.layout, mesh) for piece in pieces], samples)
+    elif pieces is not None:
+        joined = _whole(_join(pieces, spec, mesh), spec.layout, mesh)
+    return joined if mesh.pipe == 1 else _broadcast(joined, shape, pipe, spec.name, mesh)
+
+
+def _whole(piece: Tensor, layout: Layout, mesh: Mesh) -> Tensor:
+    """The value of which each rank of a stage has a piece, beside other samples on other batch shards."""
+    return from_local(piece, layout, mesh.stage_mesh).full_tensor()
 
 
 def _broadcast(local: Tensor, shape: Sequence[int], pipe: int, name: str, mesh: Mesh) -> Tensor:

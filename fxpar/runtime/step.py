@@ -31,7 +31,11 @@ from fxpar.world.mesh import batch_rank
 
 
 class Step:
-    """Runs the schedule, and returns results and loss as the model's forward would."""
+    """Runs the schedule, and returns results and loss as the model's forward would.
+
+    Args:
+        gather: joins the microbatches of a result; it takes the arguments of `gather_result`.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class Step:
         timeline: Path | None = None,
         *,
         with_backward: bool,
-        results_on_all_stages: bool = False,
+        gather: Callable[..., Tensor] = gather_result,
         check_inputs: Callable[[Mapping[str, Tensor]], None] | None = None,
         totals: StepTotals | None = None,
         arithmetic: Arithmetic,
@@ -59,7 +63,7 @@ class Step:
         self._loss = None if loss is None else loss.position
         # The forward may return its loss at several places.
         self._is_loss = [loss is not None and node is capture.results[loss.position] for node in capture.results]
-        self._results_on_all_stages = results_on_all_stages
+        self._gather = gather
         self._check_inputs = check_inputs
         self._totals = totals
         self._arithmetic = arithmetic
@@ -147,10 +151,9 @@ class Step:
 
     def _result(self, position: int, pieces: Sequence[Tensor] | None) -> Tensor:
         """A result other than the loss; it cannot be differentiated."""
-        held_by, on_all_stages = self._distribution.placement[-1], self._results_on_all_stages
-        spec, mesh, microbatches = self._results[position], self._distribution.mesh, self._microbatches
+        spec, held_by = self._results[position], self._distribution.placement[-1]
         with torch.no_grad():
-            result = gather_result(pieces, spec, mesh, microbatches, held_by, on_all_stages=on_all_stages)
+            result = self._gather(pieces, spec, self._distribution.mesh, self._microbatches, held_by)
         if not (self._with_backward and spec.requires_grad):
             return result
         assert self._loss is not None, "a step with a backward has a loss"

@@ -108,6 +108,12 @@ def of_what_is_not_used(net: Net, x: Tensor) -> Tensor:
     return net.score(x).mean() + grad(net.score(x).sum(), other)[0].mean()
 
 
+def by_autocast(net: Net, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        return grad(net.score(x).sum(), x, create_graph=True)[0].square().mean()
+
+
 def of_many(net: Net, x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     return grad(net.score(x), x, torch.ones(2, 4, 1), create_graph=True, is_grads_batched=True)[0].mean()
@@ -142,6 +148,7 @@ REFUSED = [
     (of_mean, 0.0, "no sum, such as a mean"),
     (of_input, 0.5, "random numbers were drawn"),
     (of_what_is_not_used, 0.0, "a gradient that there is not"),
+    (by_autocast, 0.0, "by autocast"),
     (of_many, 0.0, "is_grads_batched"),
 ]
 

@@ -81,7 +81,36 @@ class Penalty(nn.Module):
         return score.mean() + (of_hidden.norm(dim=1) - 1).square().mean() + (of_later * hidden * held).mean()
 
 
+class Descent(nn.Module):
+    """A layer that goes a step down the gradient of its energy, twice."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.memories = nn.LayerNorm(8), nn.Linear(8, 12, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            energy = -functional.softplus(self.memories(x)).sum()
+            return x - 0.1 * torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.layers, self.leave = (
+            nn.Linear(6, 8),
+            nn.ModuleList(self.Layer() for _ in range(2)),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.leave(x).square().mean()
+
+
 MODELS = {
+    "descent": (Descent, [(8, 6)]),
     "forces": (Forces, [(8, 5, 3), (8,)]),
     "equation": (Equation, [(8, 2)]),
     "penalty": (Penalty, [(8, 6)]),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import fxpar
@@ -16,6 +17,7 @@ from fxpar.world.launch import run_ranks
 from tests.support.parity import batch_shard
 
 CLASSES, LENGTH = 4, 3
+OF_SAMPLES = ("by time", "state", "by time, flat", "by sample", "by sample, flat", "of sizes")
 
 
 class Reader(nn.Module):
@@ -65,13 +67,16 @@ def check_results(sizes: Mapping[str, int], microbatches: int, rows: int) -> Non
     model, part = copy.deepcopy(alone), batch_shard(whole, mesh)
     stages = ["last"][: mesh.pipe - 1]
     fxpar.distribute(model, mesh, stages=stages, microbatches=microbatches, example_inputs=part)
-    step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "results": "all"})
-    expected = alone(**whole)
-    for with_grad in (True, False):
+    expected, of_part = alone(**whole), alone(**part)
+    of_shard = expected | {name: result for name, result in of_part.items() if name in OF_SAMPLES}
+    for with_grad, option in ((True, "all"), (False, "all"), (True, "local")):
+        step = torch.compile(model, backend="fxpar", options={"lowering": "aten", "results": option})
         with torch.set_grad_enabled(with_grad):
             results = step(**part)
         for name, result in results.items():
-            found, wanted = result if name == "loss" else result.full_tensor(), expected[name].detach()
+            found = result.full_tensor() if isinstance(result, DTensor) else result
+            wanted = (of_shard if option == "local" else expected)[name].detach()
+            assert isinstance(result, DTensor) == (option == "all" and name != "loss")
             assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), name
             assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6), f"{name}: {found}, not {wanted}"
 
