@@ -20,8 +20,7 @@ def settle_capture(capture: Capture, distribution: Distribution) -> Capture:
     """The capture with known shapes, and with numbers of the whole batch as inputs.
 
     Raises:
-        UnsupportedGraphError: the forward takes the gradient of a mean over samples, of which there are several parts,
-            or differentiates by `torch.func` on a pipeline.
+        UnsupportedGraphError: the forward takes the gradient of a mean over samples, of which there are several parts.
         and as `keep_all_rows`.
     """
     if capture not in _settled:
@@ -31,17 +30,7 @@ def settle_capture(capture: Capture, distribution: Distribution) -> Capture:
     return _settled[capture] or capture
 
 
-_TRANSFORMED = ("_grad_increment_nesting", "_jvp_increment_nesting")
-"""What `torch.func` calls where a function that it differentiates begins."""
-
-
 def _check_gradients(capture: Capture, distribution: Distribution) -> None:
-    by_func = [node for node in capture.module.graph.nodes if getattr(node.target, "__name__", "") in _TRANSFORMED]
-    if by_func and distribution.mesh.pipe > 1:
-        raise UnsupportedGraphError(
-            "the forward differentiates by torch.func, which cannot be divided into stages of a pipeline: expected "
-            f"torch.autograd.grad, or no axis pipe (of {distribution.mesh.pipe})"
-        )
     of_means = gradients_of_means(capture.module)
     if of_means and (num_parts := distribution.num_parts(capture)) > 1:
         raise UnsupportedGraphError(

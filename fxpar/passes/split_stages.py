@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fxpar._torch.compiler import FakeTensor
 from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
 from fxpar.graph.shared_values import is_context, recomputable, storages_mutated_later
 from fxpar.ir.capture import Capture, example, is_marker
-from fxpar.ir.node_meta import module_path, set_program_order
+from fxpar.ir.node_meta import module_path, set_program_order, where
 from fxpar.ir.stage import Port, PortKind, StageGraph
 from fxpar.progress.phases import as_phase
 
@@ -72,12 +73,14 @@ def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGrap
     Raises:
         StageNotFoundError: a path names no module whose forward runs.
         InvalidStagesError: a stage computes nothing of its own.
-        UnsupportedGraphError: a stage changes in place what another stage computed.
+        UnsupportedGraphError: a stage changes in place what another stage computed, or begins inside a function that
+            `torch.func` transforms.
     """
     cut = _Cut.of(capture, boundaries)
     own = cut.own_nodes()
     _check_work(own, boundaries)
     _check_mutations(cut)
+    _check_transforms(cut)
     numbers = {node: number for number, node in enumerate(cut.order)}
     builders = [_StageBuilder(capture, cut, numbers, stage, nodes) for stage, nodes in enumerate(own)]
     edges = {node for builder in builders for node in builder.edges_in}
@@ -122,6 +125,21 @@ def _check_work(own: Sequence[Sequence[fx.Node]], boundaries: Sequence[str]) -> 
             raise InvalidStagesError(
                 f"stages: of those that begin at {', '.join(map(repr, boundaries))}, stage {stage} computes nothing "
                 "but what depends on no parameter, which runs wherever it is used; begin stages elsewhere, or use fewer"
+            )
+
+
+def is_wrapped(node: fx.Node) -> bool:
+    """Whether a value only exists within a transform of `torch.func`, such as vmap or grad."""
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+
+
+def _check_transforms(cut: _Cut) -> None:
+    for node in filter(is_wrapped, cut.order):
+        if any(cut.stage_of[user] != cut.stage_of[node] for user in node.users):
+            raise UnsupportedGraphError(
+                f"a stage begins inside a function that torch.func transforms, after {where(node)}: expected one that "
+                "begins before or after it; name another module, or use torch.autograd.grad"
             )
 
 

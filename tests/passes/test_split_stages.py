@@ -232,3 +232,23 @@ class Combined(nn.Module):
 
 def test_masks_are_combined_without_a_change_in_place() -> None:
     assert len(check(Combined(), ["second"], torch.randn(4, 8))) == 2
+
+
+class Slope(nn.Module):
+    """Differentiates its first two layers by `torch.func`, and returns to the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda x: self.second(self.first(x).tanh()).sum())(x)
+        return self.third(slope).square().mean()
+
+
+def test_stages_begin_outside_of_what_torch_func_transforms() -> None:
+    capture, distribution = captured(Slope(), (torch.randn(6, 4),))
+    assert balance_stages(capture, 2, prices_of(distribution.mesh)) == ("third",)
+    check(Slope(), ["third"], torch.randn(6, 4))
+    with pytest.raises(UnsupportedGraphError, match=r"a stage begins inside a function that torch\.func transforms"):
+        split_stages(capture, ["second"])

@@ -21,7 +21,7 @@ from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.shared_values import is_context, recomputable
 from fxpar.ir.capture import Capture, is_marker
 from fxpar.ir.node_meta import known_value, module_path
-from fxpar.passes.split_stages import operations
+from fxpar.passes.split_stages import is_wrapped, operations
 from fxpar.progress.phases import as_phase
 
 
@@ -70,7 +70,7 @@ def _wrapped_across(nodes: Sequence[fx.Node]) -> set[int]:
     """The positions that values cross which only exist within a `torch.func` transform, such as vmap."""
     positions: set[int] = set()
     for node, position, last in _lifetimes(nodes):
-        if isinstance(value := node.meta.get("example_value"), Tensor) and not isinstance(value, FakeTensor):
+        if is_wrapped(node):
             positions.update(range(position + 1, last + 1))
     return positions
 
@@ -150,7 +150,7 @@ class _Autocasts:
 def _node_time(node: fx.Node, value: Tensor, prices: Prices, counter: FlopCounterMode) -> float:
     before = counter.get_total_flops()
     # Within a `torch.func` transform values are wrapped, and ops on them do not run outside of it.
-    if isinstance(value, FakeTensor):
+    if isinstance(value, FakeTensor) and not any(map(is_wrapped, node.all_input_nodes)):
         _run(node, value)
     flops = counter.get_total_flops() - before
     return prices.arithmetic_us(flops, value.dtype) + 2 * value.nbytes / prices.memory_bytes_per_us
