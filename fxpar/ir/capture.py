@@ -29,7 +29,7 @@ from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.inner_gradients import without_leaves, write_out_gradients
-from fxpar.ir.markers import PLAIN
+from fxpar.ir.markers import PLAIN, is_marker
 from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import module_path, source_line
 from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
@@ -169,14 +169,6 @@ def _describe(value: object) -> str:
     # Of a dim of one element, PyTorch returns this stride or that, depending on what it has computed before.
     strides = tuple(stride if size != 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return f"{value.dtype} {tuple(value.shape)} {strides} {value.device.type} {value.requires_grad}"
-
-
-def is_marker(node: fx.Node, name: str) -> bool:
-    """Whether `node` calls the marker op `fxpar::name`."""
-    return node.op == "call_function" and node.target in (
-        getattr(torch.ops.fxpar, name),
-        getattr(torch.ops.fxpar, name).default,
-    )
 
 
 def belongs_to_distributed_model(module: fx.GraphModule) -> bool:

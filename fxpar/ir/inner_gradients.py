@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fxpar._torch.compiler import set_inplace_requires_grad_allowed
 from fxpar._torch.dynamo.replaced_functions import tracing_in_place_of
 from fxpar.errors import UnsupportedGraphError
+from fxpar.ir.markers import is_marker
 from fxpar.ir.node_meta import where
 from fxpar.ir.op_predicates import draws
 
@@ -111,7 +112,7 @@ def write_out_gradients(module: fx.GraphModule) -> None:
         taken.update(_arguments(node)[1])
         _write_out(node)
     for node in module.graph.nodes:
-        if str(node.target).startswith("fxpar.enter") and _requires_grad(node):
+        if is_marker(node, "enter") and _requires_grad(node):
             _forget_argument(node, is_taken=node in taken)
     module.recompile()
 
@@ -169,7 +170,7 @@ def _arguments(call: fx.Node) -> tuple[Any, ...]:
 def _twins(graph: fx.Graph) -> Callable[[fx.Node], fx.Node]:
     """For a node that reads a parameter the first that reads the same, for any other itself."""
     first: dict[Any, fx.Node] = {}
-    markers = [node for node in graph.nodes if str(node.target).startswith("fxpar.param")]
+    markers = [node for node in graph.nodes if is_marker(node, "param")]
     firsts = {node: first.setdefault(node.args[4], node) for node in markers}
     return lambda node: firsts.get(node, node)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from fxpar.errors import InvalidHintError, WrongBackendError
 from fxpar.ir.layout import AXES
@@ -132,3 +132,11 @@ def check_spec(where: str, spec: Sequence[Any], num_dims: int) -> None:
             raise InvalidHintError(
                 where, tuple(spec), f"axis {axis!r} is used {axes.count(axis)} times; once is allowed"
             )
+
+
+def is_marker(node: fx.Node, name: str) -> bool:
+    """Whether `node` calls the marker op `fxpar::name`."""
+    return node.op == "call_function" and node.target in (
+        getattr(torch.ops.fxpar, name),
+        getattr(torch.ops.fxpar, name).default,
+    )

@@ -15,10 +15,11 @@ from torch.nn import functional
 from fxpar.errors import DataDependentShapeError
 from fxpar.graph.describe import describe_call
 from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
-from fxpar.ir.capture import Capture, example, is_marker
+from fxpar.ir.capture import Capture, example
 from fxpar.ir.ctc_loss import rows_of_selected
 from fxpar.ir.example_values import value_of_call
 from fxpar.ir.layout import Shard
+from fxpar.ir.markers import is_marker
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
 from fxpar.passes.decompose.follow_samples import follow_samples

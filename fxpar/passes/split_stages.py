@@ -14,7 +14,8 @@ from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
 from fxpar.graph.shared_values import is_context, recomputable, storages_mutated_later
-from fxpar.ir.capture import Capture, example, is_marker
+from fxpar.ir.capture import Capture, example
+from fxpar.ir.markers import is_marker
 from fxpar.ir.node_meta import module_path, set_program_order, where
 from fxpar.ir.stage import Port, PortKind, StageGraph
 from fxpar.progress.phases import as_phase

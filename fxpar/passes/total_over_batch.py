@@ -13,8 +13,9 @@ from fxpar.graph.extract import extract, returned
 from fxpar.graph.min_cut import closure, operands, users
 from fxpar.graph.shared_values import mutated, recomputable, storages_mutated_later
 from fxpar.ir.batch_totals import BatchTotals
-from fxpar.ir.capture import Capture, example, is_marker
+from fxpar.ir.capture import Capture, example
 from fxpar.ir.example_values import add_call
+from fxpar.ir.markers import is_marker
 from fxpar.ir.mean_losses import divide_by_counts, has_counted_mean
 from fxpar.ir.node_meta import known_value
 from fxpar.ir.op_predicates import is_view

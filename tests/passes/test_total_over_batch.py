@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fxpar.ir.capture import Capture, is_marker
+from fxpar.ir.capture import Capture
+from fxpar.ir.markers import is_marker
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.passes.total_over_batch import total_over_batch

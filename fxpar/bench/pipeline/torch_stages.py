@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpar.graph.extract import returned
-from fxpar.ir.capture import Capture, example, is_marker
+from fxpar.ir.capture import Capture, example
+from fxpar.ir.markers import is_marker
 from fxpar.ir.stage import Port, PortKind, StageGraph
 from fxpar.ir.trace_forward import capture_forward
 from fxpar.model.distribution import Distribution

@@ -19,7 +19,8 @@ from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.shared_values import is_context, recomputable
-from fxpar.ir.capture import Capture, is_marker
+from fxpar.ir.capture import Capture
+from fxpar.ir.markers import is_marker
 from fxpar.ir.node_meta import known_value, module_path
 from fxpar.passes.split_stages import is_wrapped, operations
 from fxpar.progress.phases import as_phase
