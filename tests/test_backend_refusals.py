@@ -202,7 +202,7 @@ def test_training_a_model_that_is_not_distributed_is_refused_where_a_mesh_divide
         ({"schedule": "zigzag"}, UnknownScheduleError, "unknown schedule 'zigzag'"),
         ({"strategy": "broadkast"}, UnknownStrategyError, "unknown resharding strategy 'broadkast'.*'broadcast'"),
         ({"algorithm": "gredy"}, UnknownAlgorithmError, "unknown algorithm 'gredy'.*did you mean 'greedy'"),
-        ({"results": "first"}, InvalidOptionError, "'results' is 'first': expected 'last_stage' or 'all'"),
+        ({"results": "first"}, InvalidOptionError, "'results' is 'first': expected 'last_stage', 'all' or 'local'"),
         ({"check_inputs": 3}, InvalidOptionError, "'check_inputs' is 3: expected True or False"),
         (
             {"transfer_timeout_s": 0},
