@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 __all__ = ["enter_autocast", "exit_autocast", "multiply_all", "multiply_each", "update_scale"]
 
 
-def multiply_each(gradients: Sequence[Tensor], factor: Tensor, overflow: Tensor) -> None:
-    """Multiply gradients of one dtype by the float `factor` in place; `overflow` becomes 1.0 if one is not finite."""
-    torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), overflow, factor)
+def multiply_each(gradients: Iterable[Tensor], factor: Tensor, overflow: Tensor) -> None:
+    """Multiply gradients by the float `factor` in place; `overflow` becomes 1.0 if one is not finite."""
+    for own in _of_dtypes(gradients).values():
+        torch._amp_foreach_non_finite_check_and_unscale_(own, overflow, factor)
 
 
 def multiply_all(gradients: Iterable[Tensor], factor: Tensor) -> None:
@@ -24,14 +25,19 @@ def multiply_all(gradients: Iterable[Tensor], factor: Tensor) -> None:
     `_foreach_mul_` has one kernel for many tensors only if `factor` is of their dtype: a float factor on gradients in
     half precision, which would lose digits in theirs, takes one for each.
     """
-    by_dtype: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-    for gradient in gradients:
-        by_dtype[gradient.dtype].append(gradient)
-    for dtype, own in by_dtype.items():
+    for dtype, own in _of_dtypes(gradients).items():
         if factor.dtype is torch.float32 and dtype in (torch.float16, torch.bfloat16):
             multiply_each(own, factor, torch.zeros_like(factor))
         else:
             torch._foreach_mul_(own, factor)
+
+
+def _of_dtypes(gradients: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """One kernel takes gradients of one dtype."""
+    found: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        found[gradient.dtype].append(gradient)
+    return found
 
 
 def update_scale(

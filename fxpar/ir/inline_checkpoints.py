@@ -11,6 +11,7 @@ from torch import fx
 
 from fxpar._torch.compiler import tag_activation_checkpoint
 from fxpar.ir.node_meta import set_region
+from fxpar.ir.replace_items import replace_items
 
 
 def inline_checkpoints(module: fx.GraphModule) -> None:
@@ -32,14 +33,8 @@ def inline_checkpoints(module: fx.GraphModule) -> None:
 def _inline(module: fx.GraphModule, call: fx.Node, region: str) -> None:
     with module.graph.inserting_before(call):
         given = _write(module, module, call, call.args[1:], region)
-    for item in list(call.users):
-        assert item.target is operator.getitem, f"{item} takes all that the checkpointed region {call} returns"
-        _, position = item.args
-        assert isinstance(position, int)
-        item.replace_all_uses_with(given[position])
-        module.graph.erase_node(item)
     body = call.args[0]
-    module.graph.erase_node(call)
+    replace_items(call, given)
     if isinstance(body, fx.Node) and not body.users:
         # Nothing else that seems dead may be erased: fx does not know which operations change values in place.
         module.graph.erase_node(body)

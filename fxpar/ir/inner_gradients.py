@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import set_inplace_requires_grad_allowed
+from fxpar._torch.compiler import make_fx, set_inplace_requires_grad_allowed
 from fxpar._torch.dynamo.replaced_functions import tracing_in_place_of
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.markers import is_marker
 from fxpar.ir.node_meta import where
 from fxpar.ir.op_predicates import draws
+from fxpar.ir.replace_items import replace_items
 
 aten = torch.ops.aten
 
@@ -149,17 +148,15 @@ def _write_out(call: fx.Node) -> None:
     of_mean = seeds is None and any(_is_of_mean(output, path) for output in outputs)
     with call.graph.inserting_before(call):
         copies = _copy(traced.graph, results[: len(inputs)], known, call, of_mean=of_mean)
-        found = [
-            _constant(value, call) if made is None else copies[made] if create_graph else _detached(copies[made], call)
-            for made, value in zip(results, inputs, strict=False)
-        ]
-    for item in list(call.users):
-        assert item.target is operator.getitem, f"{item} takes one of the gradients {call}"
-        _, position = item.args
-        assert isinstance(position, int)
-        item.replace_all_uses_with(found[position])
-        call.graph.erase_node(item)
-    call.graph.erase_node(call)
+        found = list[fx.Node]()
+        for made, value in zip(results, inputs, strict=False):
+            if made is None:
+                found.append(_constant(call.graph.call_function(torch.zeros_like, (value,)), call))
+            elif create_graph:
+                found.append(copies[made])
+            else:
+                found.append(_constant(call.graph.call_method("detach", (copies[made],)), call))
+    replace_items(call, found)
 
 
 def _arguments(call: fx.Node) -> tuple[Any, ...]:
@@ -275,15 +272,10 @@ def _copy(
     return copies
 
 
-def _constant(value: fx.Node, call: fx.Node) -> fx.Node:
-    """Zeros, in the place of a gradient that there is not."""
-    made = _like(call.graph.call_function(torch.zeros_like, (value,)), call, value.meta["example_value"])
-    made.meta["example_value"].requires_grad_(False)
-    return made
-
-
-def _detached(gradient: fx.Node, call: fx.Node) -> fx.Node:
-    made = _like(call.graph.call_method("detach", (gradient,)), call, gradient.meta["example_value"])
+def _constant(made: fx.Node, call: fx.Node) -> fx.Node:
+    """Let a node count as constant: `made` computes zeros like its operand, or is that without its gradient."""
+    (operand,) = made.all_input_nodes
+    _like(made, call, operand.meta["example_value"])
     made.meta["example_value"].requires_grad_(False)
     return made
 

@@ -138,8 +138,13 @@ class ForwardTracer:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         """Within, Dynamo traces more, and faster, than it does by itself. Every step enters it: it has to be cheap."""
-        in_one_graph = flex_attention_in_one_graph(), gradients_in_one_graph()
-        with self._layers_traced_once(), in_one_graph[0], in_one_graph[1], wider_tracing(), _layers_op_by_op():
+        with (
+            self._layers_traced_once(),
+            flex_attention_in_one_graph(),
+            gradients_in_one_graph(),
+            wider_tracing(),
+            _layers_op_by_op(),
+        ):
             yield
 
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:

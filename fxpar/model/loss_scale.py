@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
@@ -41,7 +40,7 @@ class LossScale:
         """`weight` times the factor, in the dtype of `weight`."""
         return (weight * self._factor).to(weight.dtype)
 
-    def unscale(self, gradients: Iterable[Tensor]) -> None:
+    def unscale(self, gradients: Collection[Tensor]) -> None:
         """Divide the finished gradients of a step by the factor, in place, and adapt it. A collective of all ranks.
 
         If a gradient of any rank is infinite or NaN, all gradients of all ranks are afterwards: a rank alone could not
@@ -50,15 +49,10 @@ class LossScale:
         Raises:
             PeerLostError: another rank has ended.
         """
-        of_dtypes: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-        for gradient in gradients:
-            of_dtypes[gradient.dtype].append(gradient)
         overflow = torch.zeros((), device=self._factor.device)
-        for own in of_dtypes.values():
-            multiply_each(own, self._factor.reciprocal(), overflow)
+        multiply_each(gradients, self._factor.reciprocal(), overflow)
         if self._mesh.num_ranks > 1:
             with naming_lost_peers("whether gradients overflowed"):
                 dist.all_reduce(overflow, dist.ReduceOp.MAX)
-        for own in of_dtypes.values():
-            multiply_each(own, torch.where(overflow > 0, torch.nan, 1.0), torch.empty_like(overflow))
+        multiply_each(gradients, torch.where(overflow > 0, torch.nan, 1.0), torch.empty_like(overflow))
         update_scale(self._factor, self._good_steps, overflow, GROWTH, BACKOFF, GROWTH_INTERVAL)

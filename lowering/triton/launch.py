@@ -219,9 +219,8 @@ def uniform_call(out: Tensor, stream: Tensor, box: LogicalBox, span: int) -> Cal
 
 def _is_made_of_blocks(box: LogicalBox, span: int) -> bool:
     """Whether each four elements in a row have the logical indices of one block of Philox: 4 n to 4 n + 3."""
-    row = [*zip(box.sizes, box.strides, strict=True)][-1:]
-    steps = [offset % 4 for offset in (box.offset, span, *box.strides[:-1])]
-    return bool(row) and row[0][0] % 4 == 0 and row[0][1] == 1 and not any(steps)
+    starts = box.offset, span, *box.strides[:-1]
+    return box.strides[-1] == 1 and box.sizes[-1] % 4 == 0 and all(start % 4 == 0 for start in starts)
 
 
 def uniform_programs(out: Tensor) -> int:

@@ -13,6 +13,7 @@ from torch import fx
 from fxpar.errors import UnsupportedGraphError
 from fxpar.graph.graph_writer import fake_mode_of
 from fxpar.ir.node_meta import set_origin, set_value, tensor, where
+from fxpar.ir.replace_items import replace_items
 
 aten = torch.ops.aten
 
@@ -67,12 +68,7 @@ class Redraw:
         results = write(self, *self._node.args)
         if len(results) == 1:
             self._node.replace_all_uses_with(results[0])
-        for user in list(self._node.users):
-            index = user.args[1]  # each user takes one item of a tuple
-            assert isinstance(index, int), f"{user} takes no item of {self._node}"
-            user.replace_all_uses_with(results[index])
-            self._graph.erase_node(user)
-        self._graph.erase_node(self._node)
+        replace_items(self._node, results)
 
     def emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         made = self._graph.call_function(target, args, kwargs)
