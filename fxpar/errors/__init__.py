@@ -18,6 +18,7 @@ from fxpar.errors.capturing import (
     WrongBackendError,
 )
 from fxpar.errors.distributing import (
+    BatchMixingWarning,
     HintNotFoundError,
     InfeasibleLayoutError,
     InvalidHintError,
@@ -34,6 +35,7 @@ from fxpar.errors.distributing import (
     SharedBufferError,
     StageNotFoundError,
     StaleOptimizerError,
+    SumLossWarning,
     TooFewQueuesError,
     UnknownStyleError,
 )
@@ -97,6 +99,7 @@ from fxpar.errors.weights import (
 __all__ = [
     "AlreadyDistributedError",
     "AmbiguousTargetError",
+    "BatchMixingWarning",
     "BlockMaskError",
     "BrokenWorldError",
     "ClusterUnavailableError",
@@ -157,6 +160,7 @@ __all__ = [
     "SharedMemoryError",
     "StageNotFoundError",
     "StaleOptimizerError",
+    "SumLossWarning",
     "TooFewQueuesError",
     "TrainedLossError",
     "UnavailableTensorError",

@@ -149,6 +149,31 @@ class OptimizerStateError(FxparError):
         super().__init__(f"the optimizer's state dict cannot be loaded: {problem}; {remedy}")
 
 
+class BatchMixingWarning(UserWarning):
+    """An op combines the samples of a batch with each other, and is given those of a part of the batch."""
+
+    def __init__(self, op: object, line: str, num_samples: int, microbatches: int, num_shards: int) -> None:
+        super().__init__(
+            f"{op} in {line} combines samples of the batch with each other, and sees {num_samples} at a time: the "
+            f"batch comes in {microbatches} microbatches on {num_shards} shards, on whose numbers the loss and its "
+            "gradients therefore depend. For those of the whole batch, use one microbatch and no axes data and z, or "
+            "an operation that treats every sample by itself"
+        )
+
+
+class SumLossWarning(UserWarning):
+    """The loss is a sum over the samples of a batch, of whose parts the mean is taken."""
+
+    def __init__(self, microbatches: int, num_shards: int) -> None:
+        super().__init__(
+            "the loss is a sum over samples, or has a term that is one. "
+            f"Of {microbatches} microbatches on {num_shards} batch shards the mean is taken, as of any loss: such a "
+            f"sum, and its gradients, are 1/{microbatches * num_shards} of those of the whole batch. Divide the sum in "
+            "the forward, by the number of samples for instance, or multiply it by the number of microbatches and "
+            "shards. A number of items that the forward is given is to be that of one microbatch"
+        )
+
+
 class OpsWithoutRuleWarning(UserWarning):
     """Ops have no sharding rule; `ops` counts them by their names."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from fxpar.errors import SumLossWarning
 from fxpar.integrations.accelerate import FxparAccelerator
 from fxpar.integrations.checkpoints import load_shards, save_shards
 from fxpar.integrations.common_lengths import pad_to_common_lengths
@@ -111,7 +113,9 @@ class FxparTrainer(Trainer):
             dims = split_dim((), inputs, self._distribution.batch_dims)
             microbatches = count_microbatches(tree_leaves(inputs), dims, self._distribution.microbatches)
             num_items_in_batch = num_items_in_batch / microbatches
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SumLossWarning)
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model for `from_pretrained`. All ranks call it.

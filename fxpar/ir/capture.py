@@ -53,6 +53,7 @@ class Capture:
         with the source lines.
     reads_grad_mode: whether the forward may compute something else in the other grad mode.
     totals: how to compute those of the sources that are neither parameters nor among the arguments, if any.
+    numbers: those among the arguments that the trace took as constants.
     """
 
     module: fx.GraphModule
@@ -68,6 +69,19 @@ class Capture:
     kept: Mapping[int, str] = field(default_factory=dict)
     reads_grad_mode: bool = False
     totals: BatchTotals | None = None
+    numbers: frozenset[float] = frozenset()
+
+    @property
+    def counts(self) -> Sequence[Port]:
+        """The inputs that are numbers of the whole batch."""
+        return () if self.totals is None else self.totals.results
+
+    def may_count_samples(self, number: float) -> bool:
+        """Whether to divide a sum over samples by a constant of the trace may be to take a mean over a microbatch.
+
+        So it is for the number of samples, and for that of their elements. What the caller gives is of no microbatch.
+        """
+        return number not in self.numbers and number % (self.microbatch_size or 1) == 0
 
     @property
     def loss(self) -> int | None:

@@ -12,6 +12,7 @@ class Reduced(Enum):
     """What a value that depends on the batch, but has no known batch dim, is of the samples.
 
     SUM: their sum, or sums that are multiplied and added.
+    COUNT: a number that each part of a batch is given for the whole batch, or is computed from such.
     MEAN: a sum divided by a number, such as that of the samples; or a linear function of such.
     LINEAR: another linear function of sums: from parts, the mean is known, but not the value for the whole batch.
     MAX: the largest.
@@ -19,6 +20,7 @@ class Reduced(Enum):
     """
 
     SUM = "sum"
+    COUNT = "count"
     MEAN = "mean"
     LINEAR = "linear"
     MAX = "max"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -51,11 +52,13 @@ class ForwardTracer:
     def __init__(self, model: nn.Module) -> None:
         change_tracing()
         trace_in_place_of(functional.ctc_loss, ctc_loss)
+        trace_in_place_of(functional.gaussian_nll_loss, functional.gaussian_nll_loss)  # itself: it checks variances
         self._model = model
         self._layers_traced_once = layers_traced_once(model)
         self._backend: Callable[..., Any] | None = None
         self._build: BuildStep | None = None
         self._options: Mapping[str, Any] | None = None
+        self._arguments: Any = ()  # of the call under way
         self._evaluates_in: bool | None = None  # while `evaluate` is under way, whether inference mode is on outside
         self._has_begun = False
         self._used: OrderedDict[_Steps, None] = OrderedDict()  # the latest last
@@ -96,11 +99,14 @@ class ForwardTracer:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
+        self._arguments = args, kwargs
         try:
             with torch.enable_grad(), bare_traces(), self._tracing():
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture
+        finally:
+            self._arguments = ()
         raise AssertionError("the forward ran without being compiled")
 
     @never_compiled  # it is called under the user's `torch.compile`, and begins its own
@@ -109,12 +115,12 @@ class ForwardTracer:
 
         Raises: as `read_capture`, and what the building and the step raise.
         """
-        self._options = options
+        self._options, self._arguments = options, (args, kwargs)
         try:
             with self._tracing():
                 return self._traced(*args, **kwargs)
         finally:
-            self._options = None
+            self._options, self._arguments = None, ()
 
     @skip_frame
     def evaluate(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +156,7 @@ class ForwardTracer:
     def _trace(self, module: fx.GraphModule, example_inputs: Sequence[Tensor]) -> Step:
         """The backend: what it returns is called in place of the graph, now and whenever the guards hold."""
         try:
-            capture = read_capture(module)
+            capture = replace(read_capture(module), numbers=_numbers_in(self._arguments))
         except FxparError as error:
             return raising(error)
         steps = _Steps(capture)
@@ -199,6 +205,11 @@ class _Steps:
     def drop(self) -> None:
         """Free what was built; the next call builds it anew."""
         self._built.clear()
+
+
+def _numbers_in(arguments: Any) -> frozenset[float]:
+    leaves = pytree.tree_leaves(arguments)
+    return frozenset(leaf for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool))
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def _traced(
     operands = _operands(args, kwargs)
     names = {used: f"%{position} {describe(value(used))}" for position, used in enumerate(operands)}
     call = describe_arguments((tuple(args), dict(kwargs)), names)
-    kind = f"{decomposition.__qualname__}{call} = {describe(value(node))}"
+    kind = f"{node.target} by {decomposition.__qualname__}{call} = {describe(value(node))}"
 
     def run(*values: Tensor) -> Any:
         given = iter(values)

@@ -13,7 +13,7 @@ import torch
 import fxpar.ir.ctc_loss
 import fxpar.ir.markers
 import fxpar.ir.random  # noqa: F401  # these define the ops of torch.ops.fxpar
-from fxpar.rules import convolutions, group_norm, local_indices, local_shapes, notations, views
+from fxpar.rules import convolutions, group_norm, local_indices, local_shapes, losses, notations, views
 from fxpar.rules.attention import attention, attention_without_bias_gradient
 from fxpar.rules.einsum import Einsum
 from fxpar.rules.einsum_rule import EinsumRule, call_as_is
@@ -101,6 +101,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
         ),
         POINTWISE,  # which lack the tag
     ),
+    **dict.fromkeys(losses.LOSSES_OF_ELEMENTS, EinsumRule(losses.loss_of_elements)),
+    **dict.fromkeys(losses.LOSSES_OF_ELEMENTS_BACKWARD, EinsumRule(losses.loss_of_elements, linear_in=(0,))),
     # Complex numbers, as pairs of real ones and as polar coordinates
     aten.view_as_complex.default: EinsumRule("... C -> ..."),
     aten.view_as_real.default: EinsumRule("... -> ... C"),
@@ -128,6 +130,10 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.t.default: _view(views.matrix_transposed),
     aten.expand.default: _view(views.expanded, sized_like_result("size")),
     aten.repeat.default: _view(views.repeated),
+    aten.diagonal.default: _view(views.diagonal),
+    aten.diagonal_backward.default: EinsumRule(
+        views.diagonal_restored, linear_in=TOGETHER, emit_local=sized_like_result("input_sizes")
+    ),
     aten.unfold.default: _view(views.unfolded),
     aten.unfold_backward.default: EinsumRule(
         views.folded, linear_in=TOGETHER, emit_local=sized_like_result("input_sizes")

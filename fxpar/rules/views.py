@@ -109,6 +109,24 @@ def select_restored(call: OpCall) -> Einsum:
     return Einsum(rest, whole)
 
 
+def diagonal(call: OpCall) -> Einsum:
+    """diagonal: two dims, which are whole, become one at the end."""
+    return Einsum(*_diagonal(call, len(call.inputs[0])))
+
+
+def diagonal_restored(call: OpCall) -> Einsum:
+    """diagonal_backward: a diagonal is put back among zeros."""
+    whole, line = _diagonal(call, len(_result(call)))
+    return Einsum(line, whole)
+
+
+def _diagonal(call: OpCall, rank: int) -> tuple[tuple[Dims], tuple[Dims]]:
+    gone = {dim_argument(call, name, rank) for name in ("dim1", "dim2")}
+    dims = free_dims(rank)
+    rest = (dim for position, dim in enumerate(dims) if position not in gone)
+    return (tuple(None if position in gone else dim for position, dim in enumerate(dims)),), ((*rest, None),)
+
+
 def unfolded(call: OpCall) -> Einsum | None:
     """unfold: windows of a dim, which is whole, in a new last dim."""
     if not call.inputs[0]:

@@ -49,6 +49,7 @@ def test_a_trainer_on_a_mesh_logs_saves_and_resumes_as_in_one_process(tmp_path: 
     assert plain.returncode == 0, plain.stderr
     launched = run(*TORCHRUN, "4", program, *ARGUMENTS, *batches_of(4), "--output_dir", "mesh", folder=tmp_path)
     assert launched.returncode == 0, launched.stderr
+    assert "SumLossWarning" not in launched.stderr
     resumed = ("--x", "1", "--z", "2", "--resume_from_checkpoint", "mesh/checkpoint-3", "--output_dir", "resumed")
     run_ranks(4, run_under_launcher, TRAINER, (*ARGUMENTS, *batches_of(2), *resumed), tmp_path)
 

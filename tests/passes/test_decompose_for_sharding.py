@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +18,16 @@ from fxpar.passes.decompose.decompositions import DECOMPOSITIONS
 from fxpar.passes.decompose.norm_decompositions import NORMS
 from fxpar.passes.decompose.norm_policy import ONE_RANK, NormPolicy
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
+from fxpar.rules import rule_for
+from fxpar.rules.call import argument, op_call
+from fxpar.rules.losses import LOSSES_OF_ELEMENTS, LOSSES_OF_ELEMENTS_BACKWARD, NO_REDUCTION
 from tests.support.joint_graphs import joint_graph
 from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 aten = torch.ops.aten
 CONVOLUTION_BACKWARD = aten.convolution_backward.default
+ELEMENTS = {*LOSSES_OF_ELEMENTS, *LOSSES_OF_ELEMENTS_BACKWARD}
+"""Of these, only the reductions are ops of their own afterwards."""
 
 
 class _Function(nn.Module):
@@ -61,7 +68,7 @@ def assert_same_function(
 ) -> fx.GraphModule:
     """Decompose a graph and compare all outputs, gradients among them."""
     decomposed = decompose_for_sharding(joint, norm_policy)
-    assert not set(ops(decomposed)) & (set(DECOMPOSITIONS) - {CONVOLUTION_BACKWARD})
+    assert not set(ops(decomposed)) & (set(DECOMPOSITIONS) - {CONVOLUTION_BACKWARD} - ELEMENTS)
     expected, found = run(joint, low, high), run(decomposed, low, high)
     for e, f in zip(expected, found, strict=True):
         loose = e.dtype in (torch.float16, torch.bfloat16)
@@ -154,6 +161,30 @@ def test_squared_errors(reduction: str) -> None:
         return F.mse_loss(x, y, reduction=reduction)
 
     assert_same_function(joint_of(function, torch.randn(2, 5), torch.randn(2, 5)))
+
+
+def binary(x: Tensor, y: Tensor, **options: Any) -> Tensor:
+    return F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), y.detach().abs(), **options)
+
+
+def logits(x: Tensor, y: Tensor, **options: Any) -> Tensor:
+    weights = y.detach().abs()
+    return F.binary_cross_entropy_with_logits(x, y, weights, pos_weight=weights[0], **options)
+
+
+def margins(x: Tensor, y: Tensor, **options: Any) -> Tensor:
+    return F.soft_margin_loss(x, y.detach().sign(), **options)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("loss", [binary, logits, margins, F.huber_loss, F.smooth_l1_loss])
+def test_losses_of_elements_are_reduced_apart(loss: Callable[..., Tensor], reduction: str) -> None:
+    joint = joint_of(functools.partial(loss, reduction=reduction), torch.randn(4, 5), torch.randn(4, 5))
+    decomposed = assert_same_function(joint)
+    assert {node.target for node in decomposed.graph.nodes} & ELEMENTS
+    assert all(op is operator.getitem or rule_for(op) is not None for op in ops(decomposed))
+    losses = [op_call(node) for node in decomposed.graph.nodes if node.target in ELEMENTS]
+    assert all(argument(call, "reduction") == NO_REDUCTION for call in losses)
 
 
 def test_rows_to_be_ignored_have_no_gradient_even_outside_of_the_classes() -> None:

@@ -17,6 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from fxpar.ir.random import random_state, streams
 from fxpar.rules import rule_for
+from fxpar.rules.losses import NO_REDUCTION
 from fxpar.rules.prove import prove, prove_two_axes
 from fxpar.rules.table import LIBRARY_OPS, TABLE
 
@@ -107,12 +108,15 @@ def written_samples() -> list[Call]:
             (aten.fill.Tensor, (x, torch.tensor(2.0))),
             (aten.log_sigmoid_forward.default, (x,)),
             (aten.log_sigmoid_backward.default, (x, x + 1, torch.exp(-(x + 1).abs()))),
+            (aten.diagonal.default, (x, 1, 2, -2)),
+            (aten.diagonal_backward.default, (torch.randn(4, 6), [4, 6, 8], 0, 1, 2)),
             (aten.unfold.default, (x, 1, 2, 2)),
             (aten.unfold_backward.default, (torch.randn(4, 3, 8, 2), [4, 6, 8], 1, 2, 2)),
             (aten.softplus_backward.default, (x, x + 1, 1.5, 20)),
             (aten.histc.default, (torch.arange(24.0), 4, 0, 24)),
             (aten.flip.default, (x, [0, -1])),
             (aten._log_softmax_backward_data.default, (x, x.log_softmax(1), 1, torch.float32)),
+            *_losses_of_elements(x),
             *_grouped_matmuls(),
             *_convolutions(),
             *_norms(x, row, weight),
@@ -130,6 +134,21 @@ def stream(number: int, chunk: int) -> Tensor:
     """What an op draws from in one microbatch."""
     (found,) = streams(random_state(3, 1, chunk, 1), [number])
     return found
+
+
+def _losses_of_elements(x: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
+    target, sign = (x + 0.3).sigmoid(), x.sign()
+    return [
+        (aten.binary_cross_entropy.default, (x.sigmoid(), target, torch.rand(8), NO_REDUCTION)),
+        (aten.binary_cross_entropy_backward.default, (x, x.sigmoid(), target, torch.rand(8), NO_REDUCTION)),
+        (aten.binary_cross_entropy_with_logits.default, (x, target, None, torch.rand(8), NO_REDUCTION)),
+        (aten.huber_loss.default, (x, target, NO_REDUCTION, 0.5)),
+        (aten.huber_loss_backward.default, (x + 1, x, target, NO_REDUCTION, 0.5)),
+        (aten.smooth_l1_loss.default, (x, target, NO_REDUCTION, 0.5)),
+        (aten.smooth_l1_loss_backward.default, (x + 1, x, target, NO_REDUCTION, 0.5)),
+        (aten.soft_margin_loss.default, (x, sign, NO_REDUCTION)),
+        (aten.soft_margin_loss_backward.default, (x + 1, x, sign, NO_REDUCTION)),
+    ]
 
 
 def _shapes(x: Tensor, row: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:

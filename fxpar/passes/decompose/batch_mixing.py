@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from fxpar.environment import is_first_rank
+from fxpar.errors import BatchMixingWarning, SumLossWarning
 from fxpar.ir.capture import Capture
 from fxpar.ir.node_meta import where
 from fxpar.ir.samples import Reduced
@@ -24,30 +25,26 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
     computed, no op is found.
     """
     microbatches, num_shards = distribution.microbatches_of(capture), num_batch_shards(distribution.mesh)
-    num_samples, num_parts = capture.microbatch_size, distribution.num_parts(capture)
-    if distribution.has_warned_of_mixing or num_parts == 1 or num_samples is None or not is_first_rank():
+    num_samples, is_whole = capture.microbatch_size, distribution.num_parts(capture) == 1
+    if distribution.has_warned_of_mixing or is_whole or num_samples is None or not is_first_rank():
         return
     results = range(len(capture.results)) if capture.loss is None else [capture.loss]
     wanted = [Port(PortKind.RESULT, str(position)) for position in results]
-    found = follow_samples(stages, capture.batch_dims, num_samples, wanted, means_are_whole=microbatches == 1)
-    text = None
+    found = follow_samples(
+        stages,
+        capture.batch_dims,
+        num_samples,
+        wanted,
+        means_are_whole=microbatches == 1,
+        counts=capture.counts,
+        counts_samples=capture.may_count_samples,
+    )
+    warning: Warning | None = None
     if found.mixing is not None and num_samples > 1:
-        text = _MIXES.format(found.mixing.target, where(found.mixing), num_samples, microbatches, num_shards)
+        op, line = found.mixing.target, where(found.mixing)
+        warning = BatchMixingWarning(op, line, num_samples, microbatches, num_shards)
     elif capture.loss is not None and found.outputs.get(wanted[0]) in (Reduced.SUM, Reduced.LINEAR):
-        text = _IS_SUM.format(microbatches, num_shards, num_parts)
-    if text is not None:
+        warning = SumLossWarning(microbatches, num_shards)
+    if warning is not None:
         distribution.has_warned_of_mixing = True
-        warnings.warn(text, stacklevel=2)
-
-
-_MIXES = (
-    "{} in {} combines samples of the batch with each other, and sees {} at a time: the batch comes in {} microbatches "
-    "on {} shards, on whose numbers the loss and its gradients therefore depend. For those of the whole batch, use one "
-    "microbatch and no axes data and z, or an operation that treats every sample by itself"
-)
-
-_IS_SUM = (
-    "the loss is a sum over samples, or has a term that is one. Of {} microbatches on {} batch shards the mean is "
-    "taken, as of any loss: such a sum, and its gradients, are 1/{} of those of the whole batch. Divide the sum in the "
-    "forward, by the number of samples for instance, or multiply it by the number of microbatches and shards"
-)
+        warnings.warn(warning, stacklevel=2)

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpar._torch.compiler import schema
+from fxpar.rules.losses import LOSSES_OF_ELEMENTS, LOSSES_OF_ELEMENTS_BACKWARD, MEAN, NO_REDUCTION
+
 aten = torch.ops.aten
 
-_NONE, _MEAN = 0, 1  # ATen's numbers for the reductions of a loss; 2 is the sum
 _ROUNDED = (torch.float16, torch.bfloat16)
 
 
@@ -100,11 +102,11 @@ def nll_loss(
     hit = _hits(log_probs, target, ignore_index)
     weighted = log_probs if weight is None else log_probs * _along_classes(weight, log_probs)
     losses = -torch.where(hit, weighted, 0.0).sum(_class_dim(log_probs))
-    if reduction == _NONE:
+    if reduction == NO_REDUCTION:
         return losses, torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
     total_weight = _total_weight(log_probs, target, weight, ignore_index)
     loss = losses.sum()
-    return (loss / total_weight if reduction == _MEAN else loss), total_weight
+    return (loss / total_weight if reduction == MEAN else loss), total_weight
 
 
 def nll_loss_backward(
@@ -145,17 +147,51 @@ def cross_entropy_backward(
     return (picked - precise(log_probs).exp() * row_grads).to(input_dtype)
 
 
-def mse_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def mse_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """Squares, and their sum or mean."""
-    losses = (x - target) * (x - target)
-    if reduction == _NONE:
+    return _reduced((x - target) * (x - target), reduction)
+
+
+def _reduced(losses: Tensor, reduction: int) -> Tensor:
+    if reduction == NO_REDUCTION:
         return losses
-    return mean(losses) if reduction == _MEAN else losses.sum()
+    return mean(losses) if reduction == MEAN else losses.sum()
 
 
 def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
     """The difference, scaled."""
-    return (x - target) * (grad * (2 / x.numel() if reduction == _MEAN else 2))
+    return (x - target) * (grad * (2 / x.numel() if reduction == MEAN else 2))
+
+
+def loss_of_elements(loss: torch._ops.OpOverload) -> Callable[..., Tensor]:
+    """Decompose a loss that treats each element by itself: the same without a reduction, and the reduction."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Tensor:
+        given = _by_name(loss, args, kwargs)
+        return _reduced(loss(**given | {"reduction": NO_REDUCTION}), given["reduction"])
+
+    return decomposed
+
+
+def loss_of_elements_backward(backward: torch._ops.OpOverload) -> Callable[..., Tensor]:
+    """Each element has a part of the gradient of the reduced loss."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Tensor:
+        given = _by_name(backward, args, kwargs)
+        grad, x, reduction = (given[name] for name in ("grad_output", "self", "reduction"))
+        if reduction == MEAN:
+            grad = grad / x.numel()
+        found: Tensor = backward(**given | {"grad_output": grad.expand_as(x), "reduction": NO_REDUCTION})
+        return found
+
+    return decomposed
+
+
+def _by_name(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The op's arguments by the names of its parameters."""
+    parameters = schema(op).arguments
+    defaults = {each.name: each.default_value for each in parameters if each.has_default_value()}
+    return defaults | {each.name: value for each, value in zip(parameters, args, strict=False)} | dict(kwargs)
 
 
 def _class_dim(log_probs: Tensor) -> int:
@@ -183,9 +219,9 @@ def _total_weight(log_probs: Tensor, target: Tensor, weight: Tensor | None, igno
 
 def _row_gradients(grad: Tensor, log_probs: Tensor, reduction: int, total_weight: Tensor) -> Tensor:
     """The gradient of each row's target, to be broadcast to `log_probs`."""
-    if reduction == _NONE:
+    if reduction == NO_REDUCTION:
         return -grad.unsqueeze(_class_dim(log_probs))
-    return -grad / total_weight if reduction == _MEAN else -grad
+    return -grad / total_weight if reduction == MEAN else -grad
 
 
 def convolution_backward(
@@ -255,6 +291,8 @@ DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.nll_loss2d_backward.default: nll_loss_backward,
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
+    **{loss: loss_of_elements(loss) for loss in LOSSES_OF_ELEMENTS},
+    **{backward: loss_of_elements_backward(backward) for backward in LOSSES_OF_ELEMENTS_BACKWARD},
     aten.convolution_backward.default: convolution_backward,
     aten.new_full.default: filled,
     aten.new_zeros.default: zeros,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,8 @@ def follow_samples(
     wanted: Collection[Port],
     *,
     means_are_whole: bool = False,
+    counts: Collection[Port] = (),
+    counts_samples: Callable[[float], bool] = lambda number: True,
 ) -> Followed:
     """Where the samples are in the outputs `wanted`, and which op that these depend on mixes them, if one does.
 
@@ -48,8 +50,11 @@ def follow_samples(
             graphs are read as they would be for two.
         means_are_whole: whether means over all batch shards, as of `SyncBatchNorm`, are those of the whole batch: if it
             comes in one microbatch.
+        counts: the inputs that are numbers of the whole batch.
+        counts_samples: whether a sum over samples that is divided by this number is a mean.
     """
-    following = _Following(batch_dims, num_samples, means_are_whole)
+    following = _Following(batch_dims, num_samples, means_are_whole, counts_samples)
+    following.outputs |= dict.fromkeys(counts, Reduced.COUNT)
     for joint, relevant in zip(stages, _leading_to(stages, wanted), strict=True):
         following.stage(joint, relevant)
     return Followed(following.outputs, following.mixing)
@@ -70,11 +75,17 @@ def _leading_to(stages: Sequence[JointGraph], wanted: Collection[Port]) -> list[
 class _Following:
     """What is known after some stages: as in `Followed`, and for one sample the outputs as they are for two."""
 
-    def __init__(self, batch_dims: Mapping[Port, int], num_samples: int, means_are_whole: bool) -> None:
+    def __init__(
+        self,
+        batch_dims: Mapping[Port, int],
+        num_samples: int,
+        means_are_whole: bool,
+        counts_samples: Callable[[float], bool],
+    ) -> None:
         self.outputs: dict[Port, Samples] = {}
         self.mixing: fx.Node | None = None
         self._batch_dims, self._means_are_whole = batch_dims, means_are_whole
-        self._num_samples = num_samples
+        self._num_samples, self._counts_samples = num_samples, counts_samples
         self._for_two: dict[Port, Tensor] = {}
 
     def stage(self, joint: JointGraph, relevant: set[fx.Node]) -> None:
@@ -104,7 +115,7 @@ class _Following:
         given = [values.get(value) for value in operation.operands]
         if self._means_are_whole and operation.node.target is torch.ops.fxpar.batch_mean.default:
             given = [None if isinstance(samples, Reduced) else samples for samples in given]
-        found = samples_of_results(operation, operation.call, given)
+        found = samples_of_results(operation, operation.call, given, self._counts_samples)
         if (found is None or Reduced.MAX in found) and self.mixing is None:
             self.mixing = node
         found = found or [Reduced.UNKNOWN] * len(operation.results)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fxpar
 from fxpar.errors import ForwardRaisesError, GraphBreakError
@@ -53,6 +55,33 @@ def with_another_branch(x: Tensor) -> Tensor:
 
 
 BAD = {large: 11.0, not_finite: float("nan"), out_of_range: -11.0, with_another_branch: 0.0}
+
+
+class WithVariances(nn.Module):
+    """PyTorch's loss of means and variances checks that the latter are no negative numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 6)
+
+    def forward(self, x: Tensor, y: Tensor, least: Tensor) -> Tensor:
+        mean, log_variance = self.linear(x).chunk(2, -1)
+        return F.gaussian_nll_loss(mean, y, log_variance.exp() + least)
+
+
+def test_a_loss_of_pytorch_that_raises_trains(mesh: fxpar.Mesh) -> None:
+    torch.manual_seed(0)
+    alone, (x, y) = WithVariances(), torch.randn(2, 4, 3)
+    model = copy.deepcopy(alone)
+    fxpar.distribute(model, mesh, microbatches=2, example_inputs=(x, y, torch.zeros(())))
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    expected, found = alone(x, y, torch.zeros(())), step(x, y, torch.zeros(()))
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    expected.backward()
+    torch.testing.assert_close(model.linear.weight.grad.full_tensor(), alone.linear.weight.grad)
+    with pytest.raises(RuntimeError, match="the forward raises at"):
+        step(x, y, torch.tensor(-100.0))
 
 
 @pytest.mark.parametrize("check", BAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from fxpar.errors import SumLossWarning
 from fxpar.ir import node_meta
 from fxpar.ir.stage import Port, PortKind
 from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
@@ -73,6 +75,12 @@ MIXING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "largest of the batch": (lambda a, b: a.amax() + b.mean(), "amax"),
     "root of a mean": (lambda a, b: (a - b).square().mean().sqrt(), "sqrt"),
     "load balance": (balanced, "mul"),
+    "the same samples of every batch": (lambda a, b: (a[torch.tensor([1, 0, 1])] * b[:3]).mean(), "index"),
+    "the first two": (lambda a, b: a.index_select(0, torch.arange(2)).mean() + b.mean(), "index_select"),
+    "median": (lambda a, b: a.median() + b.mean(), "median"),
+    "transform over the batch": (lambda a, b: torch.fft.fft2(a).abs().mean() + b.mean(), "_fft_c2c"),
+    "diagonal": (lambda a, b: a.diagonal().mean() + b.mean(), "diagonal"),
+    "memory": (lambda a, b: a.as_strided((2, WIDTH), (2 * WIDTH, 1)).mean() + b.mean(), "as_strided"),
 }
 
 
@@ -82,6 +90,23 @@ def test_what_mixes_samples_is_found(name: str) -> None:
     found = mixing(Encoder(loss), pairs())
     assert found is not None and found.target.overloadpacket.__name__ == op, found
     assert "test_batch_mixing.py" in node_meta.source_line(found)
+
+
+class Paired(nn.Module):
+    """The loss of samples with others of the batch, whose places are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, order: Tensor) -> Tensor:
+        y = self.linear(x)
+        return (y - y[order.long()]).square().mean()
+
+
+def test_places_in_the_batch_that_are_given_with_it_mix_samples() -> None:
+    found = mixing(Paired(), [torch.randn(SAMPLES, WIDTH), torch.randperm(SAMPLES).int()])
+    assert found is not None and found.target is torch.ops.aten.index.Tensor
 
 
 def of_last(a: Tensor, b: Tensor) -> Tensor:
@@ -99,6 +124,8 @@ SEPARATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sums, scaled and added": lambda a, b: 0.5 * a.sum().double().float() + (b.sum(0) / len(b)).mean() - 1.0,
     "one value of each": of_last,
     "attention inside samples": with_token,
+    "the same places of each sample": lambda a, b: (a[:, torch.tensor([1, 0])] * b[:, [2, 3]]).mean(),
+    "diagonals of samples": lambda a, b: (a[:, :, None] * b[:, None]).diagonal(dim1=1, dim2=2).mean(),
     "both in one batch": lambda a, b: torch.cat([a, b]).softmax(-1).chunk(2)[0].mean(),
     "detached from the loss": lambda a, b: ((a - b) + 0.0 * len((a @ b.t()).detach())).mean(),
 }
@@ -168,6 +195,11 @@ SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": lambda a, b: F.mse_loss(a, b, reduction="sum"),
     "scaled": lambda a, b: 0.5 * (a - b).square().sum(),
     "mean and sum": lambda a, b: a.square().mean() + 0.1 * b.square().sum(),
+    "smooth": functools.partial(F.smooth_l1_loss, reduction="sum"),
+    "Huber's": functools.partial(F.huber_loss, reduction="sum"),
+    "of margins": lambda a, b: F.soft_margin_loss(a, b.detach().sign(), reduction="sum"),
+    "cross entropies": lambda a, b: F.binary_cross_entropy_with_logits(a, b.sigmoid(), reduction="sum"),
+    "of probabilities": lambda a, b: F.binary_cross_entropy(a.sigmoid(), b.sigmoid(), reduction="sum"),
 }
 
 
@@ -178,6 +210,32 @@ def test_a_loss_that_is_a_sum_is_warned_of(name: str, microbatches: int) -> None
     assert text.startswith("the loss is a sum over samples, or has a term that is one")
     assert f"1/{microbatches} of those" in text
     assert warned(SUMS[name], 1) == []
+
+
+@pytest.mark.parametrize("divided", [lambda loss: loss / 7, lambda loss: loss / torch.full((), 8.0)])
+def test_a_sum_that_is_divided_by_another_number_is_still_one(divided: Callable[[Tensor], Tensor]) -> None:
+    (text,) = warned(lambda a, b: divided((a - b).square().sum()), 2)
+    assert text.startswith("the loss is a sum over samples")
+
+
+class Summed(nn.Module):
+    """A model whose loss is the sum over all items, divided by the number of items that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor, num_items: float | Tensor) -> Tensor:
+        return F.cross_entropy(self.linear(x), labels, reduction="sum") / num_items
+
+
+@pytest.mark.parametrize("num_items", [SAMPLES, float(SAMPLES), torch.tensor(SAMPLES)])
+def test_a_number_of_items_of_the_caller_makes_no_mean_of_a_microbatch(num_items: float | Tensor) -> None:
+    batch = torch.randn(SAMPLES, WIDTH), torch.randint(CLASSES, (SAMPLES,)), num_items
+    capture, distribution = captured(Summed(), batch, microbatches=2)
+    joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, [])]
+    with pytest.warns(SumLossWarning):
+        warn_of_batch_mixing(joints, capture, distribution)
 
 
 def test_a_sum_that_is_divided_is_a_mean() -> None:
