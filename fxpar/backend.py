@@ -14,7 +14,7 @@ from fxpar._torch.compiler import compile_single_device
 from fxpar.build_step import build_step
 from fxpar.config import Options, read_options
 from fxpar.environment import is_first_rank
-from fxpar.errors import FxparError, NotDistributedError
+from fxpar.errors import FxparError, ModeError, NotDistributedError
 from fxpar.garbage_collection import garbage_collection_paused
 from fxpar.ir.capture import Capture, belongs_to_distributed_model, read_capture
 from fxpar.ir.trace_forward import raising
@@ -25,7 +25,11 @@ from fxpar.world.mesh import mesh_of_this_world
 
 
 def fxpar(
-    module: fx.GraphModule, example_inputs: Sequence[Tensor], *, options: Mapping[str, Any] | None = None
+    module: fx.GraphModule,
+    example_inputs: Sequence[Tensor],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: a distributed model's whole step, or any other graph for one device.
 
@@ -33,8 +37,11 @@ def fxpar(
         module: Dynamo's graph.
         example_inputs: fake tensors for its arguments.
         options: see `fxpar.config.Options`.
+        mode: refused, rather than ignored.
     """
     try:
+        if mode is not None:
+            raise ModeError(mode)
         return _compile(module, example_inputs, read_options(options))
     except FxparError as error:
         return raising(error)

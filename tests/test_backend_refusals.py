@@ -7,18 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 import fxpar
 from fxpar.errors import (
+    ArgumentFormatError,
     BlockMaskError,
     ForwardRaisesError,
     GraphBreakError,
     InvalidOptionError,
     InvalidScheduleError,
     MicrobatchError,
+    ModeError,
     NoLossError,
+    NotCompiledError,
     NotDistributedError,
     RecompileLimitError,
     StaleOptimizerError,
@@ -152,6 +155,45 @@ def test_another_backend_is_refused_with_the_right_one(mesh: fxpar.Mesh, backend
     with torch.set_grad_enabled(with_grad), pytest.raises(Exception, match='backend="fxpar"') as raised:
         step(*batch(4))
     assert isinstance(getattr(raised.value, "inner_exception", raised.value), WrongBackendError)
+
+
+def test_a_mode_of_inductor_is_refused(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(distributed(mesh), backend="fxpar", mode="max-autotune")
+    with pytest.raises(ModeError, match=r"mode 'max-autotune' is one of Inductor's: expected options="):
+        step(*batch(4))
+
+
+def test_a_stance_that_leaves_the_forward_to_python_is_refused(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)
+    for stance in ("force_eager", "eager_on_recompile"):
+        with torch.compiler.set_stance(stance), pytest.raises(NotCompiledError, match="only runs compiled"):
+            step(*batch(4))
+
+
+class Branching(nn.Module):
+    """A model that leaves a branch to an op of control flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        return torch.cond(flag, torch.sin, torch.cos, (self.linear(x),)).mean()
+
+
+def test_an_op_that_calls_functions_is_refused_with_its_line(mesh: fxpar.Mesh) -> None:
+    given = torch.ones(4, 3), torch.tensor(True)
+    with pytest.raises(UnsupportedGraphError, match=r"calls cond at .*test_backend_refusals.py.*choose by torch.where"):
+        fxpar.distribute(Branching(), mesh, example_inputs=given)
+
+
+@pytest.mark.parametrize(
+    "given", [torch.eye(4).to_sparse(), torch.nested.nested_tensor([torch.ones(3)] * 4, layout=torch.jagged)]
+)
+def test_a_tensor_that_is_not_dense_is_refused_by_its_name(mesh: fxpar.Mesh, given: Tensor) -> None:
+    step = torch.compile(distributed(mesh), backend="fxpar", options=ATEN)
+    with pytest.raises(ArgumentFormatError, match=r"argument 'x' is a tensor in the format torch\..*expected dense"):
+        step(given, torch.ones(4, 3))
 
 
 def test_values_beyond_the_recompile_limit_are_an_error_that_names_it(mesh: fxpar.Mesh) -> None:

@@ -2,6 +2,7 @@
 
 from fxpar.errors.base import FxparError
 from fxpar.errors.capturing import (
+    ArgumentFormatError,
     BlockMaskError,
     DataDependentShapeError,
     ForwardRaisesError,
@@ -55,6 +56,7 @@ from fxpar.errors.options import (
     InvalidScheduleError,
     LoweringDeviceError,
     MemoryBudgetError,
+    ModeError,
     UnknownAlgorithmError,
     UnknownLoweringError,
     UnknownOptionError,
@@ -99,6 +101,7 @@ from fxpar.errors.weights import (
 __all__ = [
     "AlreadyDistributedError",
     "AmbiguousTargetError",
+    "ArgumentFormatError",
     "BatchMixingWarning",
     "BlockMaskError",
     "BrokenWorldError",
@@ -132,6 +135,7 @@ __all__ = [
     "MicrobatchError",
     "MissingPackageError",
     "MissingWeightsError",
+    "ModeError",
     "ModelFunctionError",
     "NoFactsError",
     "NoLossError",

@@ -98,6 +98,16 @@ class BlockMaskError(FxparError):
         )
 
 
+class ArgumentFormatError(FxparError):
+    """An argument of the forward is a sparse or a nested tensor."""
+
+    def __init__(self, argument: str, found: object) -> None:
+        super().__init__(
+            f"argument {argument} is a tensor in the format {found}: expected dense tensors, which can be divided into "
+            "microbatches and shards; pass its to_dense(), or of a nested tensor torch.nested.to_padded_tensor"
+        )
+
+
 class InputRequiresGradError(FxparError):
     """An argument of the forward requires a gradient."""
 

@@ -21,6 +21,16 @@ class InvalidOptionError(FxparError):
         super().__init__(f"option {option!r} is {found!r}: expected {expected}")
 
 
+class ModeError(FxparError):
+    """`torch.compile` was given a mode, which is one of Inductor."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__(
+            f"mode {mode!r} is one of Inductor's: expected options={{...}} (see fxpar.config.Options); fxpar's kernels "
+            "are Inductor's, and follow its settings, such as torch._inductor.config.max_autotune = True"
+        )
+
+
 class UnknownScheduleError(FxparError):
     """The schedule's name is not one that fxpar can build."""
 

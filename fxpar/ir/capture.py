@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.canonical_names import with_canonical_names
 from fxpar.ir.dense_gradients import make_gradients_dense
+from fxpar.ir.embedding_bags import write_out_bags
 from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
@@ -199,7 +201,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
         UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object, or keeps another one
             in the place of one that it has read.
         UnsupportedGraphError: an argument is a symbolic number, what the forward computes depends on a number in a
-            tensor, it reads what requires grad from elsewhere than the modules, or it returns no tensor that is found.
+            tensor, it reads what requires grad from elsewhere than the modules, it returns no tensor that is found, or
+            it calls functions by ops of control flow.
     """
     for node in carried_over():
         raise UnavailableTensorError(source_line(node))
@@ -208,6 +211,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     hold_flex_graphs(module)
     inline_checkpoints(module)
     define_attention_dropout(module)
+    _refuse_graphs_of_ops(module)
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
     _drop_unused_parameters(module)
@@ -215,6 +219,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
         write_out_of_place(module)
         keep_numbers_as_tensors(module)
         assign_at_all_places(module)
+        write_out_bags(module)
         make_gradients_dense(module)
         write_out_gradients(module)
     positions = {node.name: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
@@ -251,6 +256,21 @@ def read_capture(module: fx.GraphModule) -> Capture:
         lines,
         reads_grad_mode,
     )
+
+
+def _refuse_graphs_of_ops(module: fx.GraphModule) -> None:
+    """No pass looks into the graphs that ops of control flow take: they could hide what has to be sharded."""
+    held = (node for node in module.graph.find_nodes(op="get_attr") if _is_graph(module, node))
+    for user in (user for node in held for user in node.users):
+        raise UnsupportedGraphError(
+            f"the forward calls {user.target} at {source_line(user)}: expected ops on tensors, without functions of "
+            "their own; write a loop in Python, and in place of a branch compute both and choose by torch.where"
+        )
+
+
+def _is_graph(module: fx.GraphModule, node: fx.Node) -> bool:
+    assert isinstance(node.target, str), "a get_attr names an attribute"
+    return isinstance(operator.attrgetter(node.target)(module), fx.GraphModule)
 
 
 def _reads_grad_mode(module: fx.GraphModule) -> bool:

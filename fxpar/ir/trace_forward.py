@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from fxpar._torch.compiler import bare_traces, compile_options, never_compiled, skip_frame, wider_tracing
 from fxpar._torch.dynamo import change_tracing, layers_traced_once
 from fxpar._torch.dynamo.replaced_functions import trace_in_place_of
-from fxpar.errors import FxparError
+from fxpar.errors import FxparError, NotCompiledError
 from fxpar.ir.capture import Capture, read_capture
 from fxpar.ir.ctc_loss import ctc_loss
 from fxpar.ir.flex_attention import flex_attention_in_one_graph
@@ -59,6 +59,7 @@ class ForwardTracer:
         self._build: BuildStep | None = None
         self._options: Mapping[str, Any] | None = None
         self._arguments: Any = ()  # of the call under way
+        self._captures = False
         self._evaluates_in: bool | None = None  # while `evaluate` is under way, whether inference mode is on outside
         self._has_begun = False
         self._used: OrderedDict[_Steps, None] = OrderedDict()  # the latest last
@@ -99,14 +100,14 @@ class ForwardTracer:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
-        self._arguments = args, kwargs
+        self._arguments, self._captures = (args, kwargs), True
         try:
             with torch.enable_grad(), bare_traces(), self._tracing():
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture
         finally:
-            self._arguments = ()
+            self._arguments, self._captures = (), False
         raise AssertionError("the forward ran without being compiled")
 
     @never_compiled  # it is called under the user's `torch.compile`, and begins its own
@@ -162,8 +163,10 @@ class ForwardTracer:
         steps = _Steps(capture)
 
         def run(*given: Any) -> Any:
-            if self._build is None or self._options is None:
+            if self._captures:
                 raise _Captured(capture)
+            if self._build is None or self._options is None:
+                raise NotCompiledError
             if self._evaluates_in is None:
                 return self._step(steps, self._options, self._build)(*given)
             if capture.reads_grad_mode:

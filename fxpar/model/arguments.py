@@ -13,7 +13,13 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import mark_static, never_compiled
-from fxpar.errors import BlockMaskError, InputRequiresGradError, InvalidOptionError, MicrobatchError
+from fxpar.errors import (
+    ArgumentFormatError,
+    BlockMaskError,
+    InputRequiresGradError,
+    InvalidOptionError,
+    MicrobatchError,
+)
 from fxpar.model.distribution import Distribution
 from fxpar.world.mesh import Mesh, num_batch_shards
 
@@ -84,6 +90,7 @@ def prepare_arguments(
     Raises:
         MicrobatchError: the batch of the example inputs is not divisible by the number of microbatches.
         BlockMaskError: a block mask was made for the rows of all microbatches.
+        ArgumentFormatError: an argument is a sparse or a nested tensor.
         InputRequiresGradError: a gradient of an argument would be expected.
         InvalidOptionError: `batch_dims` names an argument that does not exist.
     """
@@ -98,6 +105,8 @@ def prepare_arguments(
     leaves = [_localize(leaf, dim, distribution.mesh) for leaf, dim in zip(leaves, dims, strict=True)]
     for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
+            if leaf.layout is not torch.strided:
+                raise ArgumentFormatError(repr(distribution.argument_name(position)), leaf.layout)
             if leaf.requires_grad and torch.is_grad_enabled():
                 raise InputRequiresGradError(repr(distribution.argument_name(position)))
             mark_static(leaf)

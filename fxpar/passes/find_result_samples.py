@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from fxpar.graph.extract import returned
 from fxpar.graph.min_cut import closure, operands
-from fxpar.ir.capture import Capture
+from fxpar.ir.capture import Capture, example
 from fxpar.ir.layout import Shard
 from fxpar.ir.node_meta import tensor
 from fxpar.ir.samples import Reduced, Samples
@@ -26,7 +26,8 @@ def find_result_samples(
     """Where samples are in the results of the forward other than its loss, which is a mean; by the rules of all ops.
 
     None if the batch comes in one part. Where the rules do not tell, and for what is computed from sizes alone, a first
-    dim as long as a microbatch is taken for that of the samples.
+    dim as long as a microbatch is taken for that of the samples; it surely is if the next one is as long as an input's,
+    as in the logits of tokens.
 
     Args:
         stages: the joint graphs of all stages, in order, as decomposed for sharding.
@@ -43,6 +44,7 @@ def find_result_samples(
         counts=capture.counts,
         counts_samples=capture.may_count_samples,
     ).outputs
+    leading = _leading_sizes(capture)
     found: dict[Port, Samples] = {}
     for port, node in zip(stages[-1].outputs, returned(stages[-1].module), strict=False):
         if port not in wanted:
@@ -52,9 +54,17 @@ def find_result_samples(
             samples = Shard(0, num_samples) if tensor(node).shape[:1] == (num_samples,) else known
         if samples is not None:
             found[port] = samples
-        if known in (Reduced.UNKNOWN, Reduced.LINEAR):
+        is_clear = isinstance(samples, Shard) and tuple(tensor(node).shape[:2]) in leading
+        if known in (Reduced.UNKNOWN, Reduced.LINEAR) and not is_clear:
             _warn(port, tensor(node), taken_for_samples=isinstance(samples, Shard))
     return found
+
+
+def _leading_sizes(capture: Capture) -> set[tuple[int, ...]]:
+    """The first two sizes of each input that has samples in its first dim."""
+    ports = {port for port, dim in capture.batch_dims.items() if dim == 0}
+    shapes = [example(node).shape for node, port in capture.sources.items() if port in ports]
+    return {tuple(shape[:2]) for shape in shapes if len(shape) > 1}
 
 
 def _depends_on_values(node: fx.Node) -> bool:

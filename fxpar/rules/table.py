@@ -51,6 +51,8 @@ _arange = EinsumRule(notations.counted, emit_local=local_indices.emit_arange)
 _pool = EinsumRule("... H W -> ... H W", linear_in=TOGETHER)
 _pool_backward = EinsumRule("... H W, ... H W -> ... H W", linear_in=(0,))
 _sized_pool = EinsumRule("... H W -> ... H W", linear_in=TOGETHER, emit_local=sized_like_result("input_size"))
+_box = EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER)
+_box_backward = EinsumRule("... D H W, ... D H W -> ... D H W", linear_in=(0,))
 _row = EinsumRule("... L -> ... L", linear_in=TOGETHER)
 _sized_row = EinsumRule("... L -> ... L", linear_in=TOGETHER, emit_local=sized_like_result("input_size"))
 
@@ -60,6 +62,9 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.bmm.default: EinsumRule("b m k, b k n -> b m n", linear_in=EACH),
     aten.mv.default: EinsumRule("m k, k -> m", linear_in=EACH),
     aten.dot.default: EinsumRule("k, k -> ()", linear_in=EACH),
+    aten._cdist_forward.default: EinsumRule("... p M, ... r M -> ... p r"),
+    aten._cdist_backward.default: EinsumRule("... p r, ... p M, ... r M, ... p r -> ... p M", linear_in=(0,)),
+    aten.linalg_matrix_exp.default: EinsumRule("... M N -> ... M N"),
     aten.linalg_solve_triangular.default: EinsumRule(notations.solved_triangular, linear_in=(1,)),
     aten._grouped_mm.default: EinsumRule(
         notations.grouped_matmul, linear_in=(0,), emit_local=local_indices.emit_dense("self", "mat2")
@@ -243,8 +248,10 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.replication_pad1d.default: _row,
     aten.replication_pad2d.default: _pool,
     aten.replication_pad2d_backward.default: _pool_backward,
-    aten.replication_pad3d.default: EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER),
-    aten.replication_pad3d_backward.default: EinsumRule("... D H W, ... D H W -> ... D H W", linear_in=(0,)),
+    aten.reflection_pad3d.default: _box,
+    aten.reflection_pad3d_backward.default: _box_backward,
+    aten.replication_pad3d.default: _box,
+    aten.replication_pad3d_backward.default: _box_backward,
     aten.grid_sampler_2d.default: EinsumRule("n c H W, n P Q D -> n c P Q", linear_in=(0,)),
     aten.grid_sampler_2d_backward.default: EinsumRule("n c P Q, n c H W, n P Q D -> n c H W, n P Q D"),
     # Pools: the dims that a window moves over are whole

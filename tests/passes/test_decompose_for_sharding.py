@@ -187,6 +187,24 @@ def test_losses_of_elements_are_reduced_apart(loss: Callable[..., Tensor], reduc
     assert all(argument(call, "reduction") == NO_REDUCTION for call in losses)
 
 
+@pytest.mark.parametrize("dim", [0, 2])
+def test_weights_are_normalized_in_parts(dim: int) -> None:
+    joint = joint_of(
+        lambda v, g: torch._weight_norm(v, g, dim),
+        torch.randn(4, 6, 5),
+        torch.randn((dim == 0 and (4, 1, 1)) or (1, 1, 5)),
+    )
+    assert aten._weight_norm_interface_backward.default in ops(joint)
+    assert_same_function(joint)
+
+
+@pytest.mark.parametrize("function", [F.pixel_shuffle, F.pixel_unshuffle])
+@pytest.mark.parametrize("shape", [(4, 4, 6), (2, 3, 8, 2, 4)], ids=str)
+def test_pixels_are_shuffled_by_views(function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    decomposed = assert_same_function(joint_of(lambda x: function(x, 2), torch.randn(shape)))
+    assert all(rule_for(op) is not None for op in ops(decomposed))
+
+
 def test_rows_to_be_ignored_have_no_gradient_even_outside_of_the_classes() -> None:
     joint = joint_of(F.cross_entropy, torch.randn(6, 7), torch.zeros(6, dtype=torch.long))
     decomposed = decompose_for_sharding(joint)

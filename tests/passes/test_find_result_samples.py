@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fxpar.ir.layout import Shard
 from fxpar.ir.samples import Reduced, Samples
@@ -74,6 +75,22 @@ UNKNOWN: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "mean and sum": (lambda v, n: torch.stack([v.mean(), v.sum()]), "it is that of the last microbatch"),
     "products": (lambda v, n: v[:, 0] @ v[:, 0].t(), "its first dim, which is as long as a microbatch, is taken"),
 }
+
+
+def routed(v: Tensor, n: Tensor) -> Tensor:
+    """As a mixture of experts computes tokens: in the order of their experts, from which they are put back."""
+    tokens = v.flatten(0, 1)
+    order = tokens[:, 0].argsort()
+    return torch.zeros_like(tokens).index_add(0, order, tokens[order] * 2).view(v.shape)
+
+
+def test_values_of_tokens_are_those_of_samples() -> None:
+    assert samples_of(routed) == (Shard(0, SAMPLES), [])
+
+
+def test_a_norm_over_the_batch_leaves_samples_where_they_are() -> None:
+    found = samples_of(lambda v, n: F.batch_norm(v, None, None, training=True).transpose(0, 1))
+    assert found == (Shard(1, SAMPLES), [])
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

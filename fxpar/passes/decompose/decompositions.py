@@ -254,6 +254,40 @@ def convolution_backward(
     )
 
 
+def weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """_weight_norm_interface: the norms over all other dims are roots of sums. Returns the weights and the norms."""
+    norms = vector_norm(direction, 2, _other_dims(direction, dim), keepdim=True)
+    return direction * (length / norms), norms
+
+
+def weight_norm_backward(
+    grad: Tensor, direction: Tensor, length: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of directions and lengths: the part of `grad` across a direction turns it."""
+    along = (grad * direction).sum(_other_dims(direction, dim), keepdim=True) / norms
+    return (length / norms) * (grad - direction * (along / norms)), along
+
+
+def _other_dims(x: Tensor, dim: int) -> list[int]:
+    return [other for other in range(x.dim()) if other != dim % x.dim()]
+
+
+def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    """Views and a permutation: the channels may be sharded that stay channels."""
+    *outer, channels, height, width = x.shape
+    parts = x.reshape(*outer, channels // factor**2, factor, factor, height, width)
+    order = [*range(len(outer) + 1), *(len(outer) + dim for dim in (3, 1, 4, 2))]
+    return parts.permute(order).reshape(*outer, -1, height * factor, width * factor)
+
+
+def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    """As `pixel_shuffle`."""
+    *outer, channels, height, width = x.shape
+    parts = x.reshape(*outer, channels, height // factor, factor, width // factor, factor)
+    order = [*range(len(outer) + 1), *(len(outer) + dim for dim in (2, 4, 1, 3))]
+    return parts.permute(order).reshape(*outer, -1, height // factor, width // factor)
+
+
 def filled(like: Tensor, size: Sequence[int], fill: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """new_full and similar ops: only the operand's dtype and device matter, so its layout must not."""
     return torch.full(size, fill, dtype=dtype or like.dtype, device=like.device)
@@ -294,6 +328,10 @@ DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **{loss: loss_of_elements(loss) for loss in LOSSES_OF_ELEMENTS},
     **{backward: loss_of_elements_backward(backward) for backward in LOSSES_OF_ELEMENTS_BACKWARD},
     aten.convolution_backward.default: convolution_backward,
+    aten._weight_norm_interface.default: weight_norm,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
+    aten.pixel_shuffle.default: pixel_shuffle,
+    aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.new_full.default: filled,
     aten.new_zeros.default: zeros,
     aten.new_ones.default: ones,

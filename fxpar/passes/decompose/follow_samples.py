@@ -13,7 +13,7 @@ from fxpar.graph.extract import returned
 from fxpar.graph.min_cut import closure, operands
 from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port
-from fxpar.passes.decompose.sample_positions import samples_of_results
+from fxpar.passes.decompose.sample_positions import samples_after_mixing, samples_of_results
 from fxpar.passes.decompose.two_samples import OneSampleError, operations_to_follow, samples_of_input
 
 
@@ -118,7 +118,7 @@ class _Following:
         found = samples_of_results(operation, operation.call, given, self._counts_samples)
         if (found is None or Reduced.MAX in found) and self.mixing is None:
             self.mixing = node
-        found = found or [Reduced.UNKNOWN] * len(operation.results)
+        found = found or samples_after_mixing(operation.call, given)
         pairs = zip(operation.results, found, strict=True)
         return {value: samples for value, samples in pairs if value is not None and samples is not None}
 

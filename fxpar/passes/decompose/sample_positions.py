@@ -161,6 +161,13 @@ def _kept(call: OpCall, given: Sequence[Samples | None], result: Shape | None) -
 
 _REDUCTIONS = {MEAN: Reduced.MEAN, SUM: Reduced.SUM}
 
+
+def samples_after_mixing(call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None]:
+    """Where samples are in the results of an op that mixes them: a norm over the batch leaves them where they are."""
+    unknown: list[Samples | None] = [Reduced.UNKNOWN] * len(call.outputs)
+    return [given[0], *unknown[1:]] if _is_batch_statistic(call) else unknown
+
+
 _BATCH_NORMS = (
     aten.native_batch_norm,
     aten._native_batch_norm_legit,
