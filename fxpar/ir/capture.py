@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +30,7 @@ from fxpar.ir.failed_trace import error_of_graph_break
 from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.inner_gradients import without_leaves, write_out_gradients
+from fxpar.ir.lift_parameters import lift_parameters
 from fxpar.ir.markers import PLAIN, is_marker
 from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import module_path, source_line
@@ -201,8 +201,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
         UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object, or keeps another one
             in the place of one that it has read.
         UnsupportedGraphError: an argument is a symbolic number, what the forward computes depends on a number in a
-            tensor, it reads what requires grad from elsewhere than the modules, it returns no tensor that is found, or
-            it calls functions by ops of control flow.
+            tensor, it reads what requires grad from elsewhere than the modules, or it returns no tensor that is found.
     """
     for node in carried_over():
         raise UnavailableTensorError(source_line(node))
@@ -210,8 +209,8 @@ def read_capture(module: fx.GraphModule) -> Capture:
     reads_grad_mode = _reads_grad_mode(module)
     hold_flex_graphs(module)
     inline_checkpoints(module)
+    lift_parameters(module)
     define_attention_dropout(module)
-    _refuse_graphs_of_ops(module)
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)
     _drop_unused_parameters(module)
@@ -256,21 +255,6 @@ def read_capture(module: fx.GraphModule) -> Capture:
         lines,
         reads_grad_mode,
     )
-
-
-def _refuse_graphs_of_ops(module: fx.GraphModule) -> None:
-    """No pass looks into the graphs that ops of control flow take: they could hide what has to be sharded."""
-    held = (node for node in module.graph.find_nodes(op="get_attr") if _is_graph(module, node))
-    for user in (user for node in held for user in node.users):
-        raise UnsupportedGraphError(
-            f"the forward calls {user.target} at {source_line(user)}: expected ops on tensors, without functions of "
-            "their own; write a loop in Python, and in place of a branch compute both and choose by torch.where"
-        )
-
-
-def _is_graph(module: fx.GraphModule, node: fx.Node) -> bool:
-    assert isinstance(node.target, str), "a get_attr names an attribute"
-    return isinstance(operator.attrgetter(node.target)(module), fx.GraphModule)
 
 
 def _reads_grad_mode(module: fx.GraphModule) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ from functools import cached_property
 from typing import Any, Literal
 from unittest.mock import patch
 
-import torch
 from torch import Tensor, fx
 
 from fxpar._torch.flex_attention import (
@@ -22,6 +20,7 @@ from fxpar._torch.flex_attention import (
     sdpa_dense_backward,
     training_on_cpus,
 )
+from fxpar.ir.held_graphs import HoldingCall
 from fxpar.ir.node_meta import set_value, value
 
 _NUM_OPERANDS = {"forward": 3, "backward": 7}
@@ -29,7 +28,7 @@ _NUM_OPERANDS = {"forward": 3, "backward": 7}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FlexCall:
+class FlexCall(HoldingCall):
     """Flex attention or its backward, with the graphs that PyTorch passes as arguments: the target of a node.
 
     Called with (query, key, value, block_mask, scale, kernel_options, score_buffers, mask_buffers), where the block
@@ -44,24 +43,11 @@ class FlexCall:
     """
 
     kind: Literal["forward", "backward"]
-    graphs: tuple[fx.GraphModule, ...]
 
-    def __post_init__(self) -> None:
-        """Name the call by what it computes: that is how equal ops are known, and how code calls it."""
-        text = "\n".join(line for graph in self.graphs for line in _described(graph))
-        suffix = "_backward" if self.kind == "backward" else ""
-        for attribute in ("__name__", "__qualname__"):
-            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-            object.__setattr__(self, attribute, f"flex_attention{suffix}_{digest}")
-
-    def __repr__(self) -> str:
-        name: str = vars(self)["__name__"]
-        return name
-
-    def nodes(self) -> Iterator[fx.Node]:
-        """The nodes of all graphs."""
-        for graph in self.graphs:
-            yield from graph.graph.nodes
+    @property
+    def prefix(self) -> str:
+        """The op."""
+        return "flex_attention_backward" if self.kind == "backward" else "flex_attention"
 
     def __call__(self, *args: Any) -> tuple[Tensor | None, ...]:
         """Call PyTorch's op."""
@@ -95,28 +81,6 @@ class FlexCall:
         return *gradients, *(found if needed else None for found, needed in pairs)
 
 
-def _described(graph: fx.GraphModule) -> Iterator[str]:
-    """Every operation of a graph with its arguments, whatever its nodes are called."""
-    names = {node: f"%{position}" for position, node in enumerate(graph.graph.nodes)}
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            constant = operator.attrgetter(node.target)(graph)
-            yield f"{constant.dtype} {constant.tolist()}"
-        else:
-            given = fx.node.map_aggregate((node.args, node.kwargs), lambda each: _plain(each, names))
-            yield f"{node.op} {'' if node.op == 'placeholder' else _target(node)} {given}"
-
-
-def _plain(argument: Any, names: dict[fx.Node, str]) -> Any:
-    if isinstance(argument, fx.Node):
-        return names[argument]
-    return argument.type if isinstance(argument, torch.device) else argument
-
-
-def _target(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else torch.typename(node.target)
-
-
 def hold_flex_graphs(module: fx.GraphModule) -> None:
     """Replace every call of flex attention in `module`, and in graphs inside it, by one that holds its graphs.
 
@@ -142,7 +106,7 @@ def _hold(owner: fx.GraphModule, node: fx.Node, kind: Literal["forward", "backwa
     stop = start + (1 if kind == "forward" else 2)
     (*blocks, mask), scale, options, *buffers = args[stop:]
     graphs: list[fx.Node] = [*args[start:stop], mask]
-    call = FlexCall(kind, tuple(operator.attrgetter(str(graph.target))(owner) for graph in graphs))
+    call = FlexCall(tuple(operator.attrgetter(str(graph.target))(owner) for graph in graphs), kind)
     args = (*args[:start], tuple(blocks), scale, options, *buffers, *[()] * (2 - len(buffers)))
     with owner.graph.inserting_before(node):
         holding = owner.graph.call_function(call, args)

@@ -43,7 +43,7 @@ class FlexAttentionRule:
         assert isinstance(call, FlexCall), f"{call} is no flex attention"
         *scores, mask = call.graphs
         graphs = [_at_logical_indices(graph, 1, local) for graph in scores]
-        return local.emit(FlexCall(call.kind, (*graphs, _at_logical_indices(mask, 0, local))), *local.args)
+        return local.emit(FlexCall((*graphs, _at_logical_indices(mask, 0, local)), call.kind), *local.args)
 
 
 FLEX_ATTENTION = FlexAttentionRule()

@@ -242,7 +242,9 @@ def batch_shard(whole: Mapping[str, Any], mesh: fxpar.Mesh) -> dict[str, Any]:
     """This rank's part of a batch, whose tensors may be nested."""
     shards = fxpar.num_batch_shards(mesh)
     part: dict[str, Any] = tree_map_only(
-        torch.Tensor, lambda value: value.chunk(shards)[fxpar.batch_rank(mesh)], dict(whole)
+        torch.Tensor,
+        lambda value: value.chunk(shards)[fxpar.batch_rank(mesh)] if value.dim() else value,
+        dict(whole),
     )
     return part
 

@@ -139,13 +139,15 @@ def _samples_in(placement: Placement) -> Samples | None:
 def _without_rule(operation: Operation, call: OpCall, given: Sequence[Samples | None]) -> list[Samples | None] | None:
     """For an op without a rule: a result that has the operand's sizes up to the batch dim keeps the samples there.
 
-    A loss with a reduction says which one it is. What else is computed with samples is taken to mix them.
+    A loss with a reduction says which one it is. What else is computed with samples is taken to mix them, but by
+    functions of the user.
     """
-    if isinstance(call.target, torch._ops.OpOverload) and has_parameter(call, "reduction"):
-        reduced = _REDUCTIONS.get(argument(call, "reduction"))
-        if reduced is not None:
-            return [reduced] * len(call.outputs)
     found: list[Samples | None] = [_kept(call, given, shape) for shape in call.outputs]
+    if not isinstance(call.target, torch._ops.OpOverload):
+        return found
+    reduced = _REDUCTIONS.get(argument(call, "reduction")) if has_parameter(call, "reduction") else None
+    if reduced is not None:
+        return [reduced] * len(call.outputs)
     return None if Reduced.UNKNOWN in found and _computes(operation) else found
 
 

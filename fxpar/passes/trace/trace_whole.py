@@ -24,6 +24,7 @@ from fxpar._torch.linalg_checks import AS_ASSERTIONS, linalg_checks_in_any_order
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.capture import example
 from fxpar.ir.flex_attention import hold_flex_graphs
+from fxpar.ir.held_graphs import hold_graphs
 from fxpar.ir.node_meta import has_no_result, known_value, module_path, set_value
 from fxpar.ir.stage import JointGraph, Port, PortKind, StageGraph
 
@@ -44,6 +45,7 @@ def trace_whole(stage: StageGraph, *, with_backward: bool) -> JointGraph:
         module = joint.graph_module
     _check_effects(module, stage)
     hold_flex_graphs(module)
+    hold_graphs(module)
     _remove_borders(module)
     _note_missing_results(module)
     return _with_ports(module, stage)
