@@ -85,6 +85,8 @@ class _Encoder(pickle.Pickler):
             return _constant, _contents(given)
         if isinstance(given, torch._ops.OpOverload):
             return _op, (given.name(),)
+        if isinstance(given, torch._ops.HigherOrderOperator):
+            return _control_flow, (given.name(),)
         if isinstance(given, torch.device):
             return torch.device, (given.type,)
         if isinstance(given, torch.dtype | torch.memory_format | torch.layout):
@@ -133,7 +135,7 @@ def _mutable(given: Any) -> Any:
     return given
 
 
-def _constants(module: fx.GraphModule) -> dict[str, Tensor]:
+def _constants(module: fx.GraphModule) -> dict[str, Tensor | fx.GraphModule]:
     names = [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
     return {name: operator.attrgetter(name)(module) for name in names}
 
@@ -148,7 +150,7 @@ def _contents(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], str, bytes]
 # What makes the values again.
 
 
-def _graph_module(rows: list[_Row], constants: dict[str, Tensor]) -> fx.GraphModule:
+def _graph_module(rows: list[_Row], constants: dict[str, Tensor | fx.GraphModule]) -> fx.GraphModule:
     graph = ConcreteGraph()
     nodes: list[fx.Node] = []
     for op, name, target, args, kwargs, meta in rows:
@@ -184,6 +186,10 @@ def _op(name: str) -> Any:
     return getattr(found, overload or "default")
 
 
+def _control_flow(name: str) -> Any:
+    return getattr(torch.ops.higher_order, name)
+
+
 def _torch_constant(name: str) -> Any:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype | torch.memory_format | torch.layout):
@@ -207,7 +213,8 @@ def _fake(*_: Any) -> Tensor:
 
 
 _MAKERS = {
-    maker.__name__: maker for maker in (_graph_module, _constant, _op, _torch_constant, _read_only, _data, _fake)
+    maker.__name__: maker
+    for maker in (_graph_module, _constant, _op, _control_flow, _torch_constant, _read_only, _data, _fake)
 }
 
 

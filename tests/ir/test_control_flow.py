@@ -15,8 +15,13 @@ from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.while_loop import while_loop
 
 import fxpar
+from fxpar.cache.encode import decode, encode
 from fxpar.errors import UnsupportedGraphError
+from fxpar.ir.held_graphs import ControlFlowCall
+from fxpar.passes.split_stages import split_stages
+from fxpar.passes.trace_joint import trace_joint
 from fxpar.world.launch import run_ranks
+from tests.support.captures import captured
 from tests.support.one_process import mesh_of_one_process
 from tests.support.parity import compare_copy
 
@@ -103,6 +108,18 @@ def test_inductor_compiles_what_holds_graphs(flow: Callable[[], nn.Module], mesh
         assert (gradient is None) == (wanted is None), name
         if wanted is not None:
             torch.testing.assert_close(gradient.full_tensor(), wanted)
+
+
+@pytest.mark.parametrize("flow", [Branches, Loops])
+def test_calls_come_back_from_bytes(flow: Callable[[], nn.Module]) -> None:
+    capture, _ = captured(Net(flow()), batch(flag=True))
+    (stage,) = split_stages(capture, [])
+    nodes = trace_joint(stage, with_backward=True).module.graph.nodes
+    calls = [node.target for node in nodes if isinstance(node.target, ControlFlowCall)]
+    assert calls
+    for call in calls:
+        again = decode(encode(call))
+        assert str(again) == str(call) == str(ControlFlowCall(again.graphs, again.op, again.places))
 
 
 class Repeated(nn.Module):
