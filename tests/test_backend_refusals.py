@@ -170,23 +170,6 @@ def test_a_stance_that_leaves_the_forward_to_python_is_refused(mesh: fxpar.Mesh)
             step(*batch(4))
 
 
-class Branching(nn.Module):
-    """A model that leaves a branch to an op of control flow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
-        return torch.cond(flag, torch.sin, torch.cos, (self.linear(x),)).mean()
-
-
-def test_an_op_that_calls_functions_is_refused_with_its_line(mesh: fxpar.Mesh) -> None:
-    given = torch.ones(4, 3), torch.tensor(True)
-    with pytest.raises(UnsupportedGraphError, match=r"calls cond at .*test_backend_refusals.py.*choose by torch.where"):
-        fxpar.distribute(Branching(), mesh, example_inputs=given)
-
-
 @pytest.mark.parametrize(
     "given", [torch.eye(4).to_sparse(), torch.nested.nested_tensor([torch.ones(3)] * 4, layout=torch.jagged)]
 )

@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpar.ir import node_meta
 from fxpar.rules.call import argument, dim_argument, has_parameter
-from fxpar.rules.einsum import Dim, Einsum, free_dims
+from fxpar.rules.einsum import Dim, Einsum, Pattern, free_dims
 from fxpar.rules.rule import OpCall, Shape
 
 
@@ -41,6 +41,19 @@ def along_dim(call: OpCall) -> Einsum:
     if dims:
         dims[dim_argument(call)] = None
     return Einsum((tuple(dims),) * len(call.inputs), (tuple(dims),) * len(call.outputs))
+
+
+def of_matrices(call: OpCall) -> Einsum:
+    """An op of linear algebra: the last two dims of its first operand are matrices, which are whole."""
+    outer = call.inputs[0][:-2]
+    dims = free_dims(len(outer))
+
+    def pattern(shape: Shape | None) -> Pattern:
+        if shape is None or shape[: len(outer)] != outer:
+            return None  # a result that was not asked for is empty
+        return (*dims, *[None] * (len(shape) - len(outer)))
+
+    return Einsum(tuple(map(pattern, call.inputs)), tuple(map(pattern, call.outputs)))
 
 
 def along_dims(call: OpCall) -> Einsum:

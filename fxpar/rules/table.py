@@ -64,7 +64,22 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.dot.default: EinsumRule("k, k -> ()", linear_in=EACH),
     aten._cdist_forward.default: EinsumRule("... p M, ... r M -> ... p r"),
     aten._cdist_backward.default: EinsumRule("... p r, ... p M, ... r M, ... p r -> ... p M", linear_in=(0,)),
-    aten.linalg_matrix_exp.default: EinsumRule("... M N -> ... M N"),
+    **dict.fromkeys(
+        (
+            aten._linalg_det.default,
+            aten._linalg_eigh.default,
+            aten._linalg_slogdet.default,
+            aten._linalg_svd.default,
+            aten.linalg_cholesky_ex.default,
+            aten.linalg_inv_ex.default,
+            aten.linalg_lu.default,
+            aten.linalg_lu_factor_ex.default,
+            aten.linalg_matrix_exp.default,
+            aten.linalg_qr.default,
+            aten.lu_unpack.default,
+        ),
+        EinsumRule(notations.of_matrices),
+    ),
     aten.linalg_solve_triangular.default: EinsumRule(notations.solved_triangular, linear_in=(1,)),
     aten._grouped_mm.default: EinsumRule(
         notations.grouped_matmul, linear_in=(0,), emit_local=local_indices.emit_dense("self", "mat2")
