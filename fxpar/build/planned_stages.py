@@ -11,6 +11,7 @@ from fxpar.cache.folder import own_cache
 from fxpar.cache.own_warnings import give, recorded_warnings
 from fxpar.compiler import plan_stages
 from fxpar.costs.prices import cluster_of
+from fxpar.environment import is_first_rank
 from fxpar.ir.capture import Capture
 from fxpar.ir.stage import PlannedStage
 from fxpar.lowering.vector_isa import find_vector_isa
@@ -29,7 +30,9 @@ class _Answer:
 def planned_stages(
     capture: Capture, distribution: Distribution, boundaries: Sequence[str], *, with_backward: bool = True
 ) -> tuple[PlannedStage, ...]:
-    """The result of `plan_stages`, which one rank calls for all that ask for the same, and its warnings.
+    """The result of `plan_stages`, which one rank calls for all that ask for the same.
+
+    Where it is not the first rank that calls it, that one gives its warnings.
 
     Raises: what the passes raise.
     """
@@ -46,7 +49,7 @@ def planned_stages(
         find_vector_isa()  # while one rank plans
     question = plan_question(capture, distribution, boundaries, with_backward=with_backward)
     answer = derive_once(question, derive, on_disk=may_be_kept(capture))
-    if not own:
+    if not own and is_first_rank():
         give(answer.warnings)
     return answer.stages
 
