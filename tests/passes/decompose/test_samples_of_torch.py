@@ -65,8 +65,6 @@ def is_told(model: Sampled) -> bool:
             warn_of_batch_mixing(joints, capture, distribution)
         except (FxparError, torch._dynamo.exc.TorchDynamoException):
             return True
-        finally:
-            torch.compiler.reset()
     return any(isinstance(each.message, BatchMixingWarning | SumLossWarning) for each in given)
 
 
