@@ -86,7 +86,7 @@ class _Encoder(pickle.Pickler):
         if isinstance(given, torch._ops.OpOverload):
             return _op, (given.name(),)
         if isinstance(given, torch._ops.HigherOrderOperator):
-            return _control_flow, (given.name(),)
+            return _higher_order, (given.name(),)
         if isinstance(given, torch.device):
             return torch.device, (given.type,)
         if isinstance(given, torch.dtype | torch.memory_format | torch.layout):
@@ -186,7 +186,7 @@ def _op(name: str) -> Any:
     return getattr(found, overload or "default")
 
 
-def _control_flow(name: str) -> Any:
+def _higher_order(name: str) -> Any:
     return getattr(torch.ops.higher_order, name)
 
 
@@ -214,7 +214,7 @@ def _fake(*_: Any) -> Tensor:
 
 _MAKERS = {
     maker.__name__: maker
-    for maker in (_graph_module, _constant, _op, _control_flow, _torch_constant, _read_only, _data, _fake)
+    for maker in (_graph_module, _constant, _op, _higher_order, _torch_constant, _read_only, _data, _fake)
 }
 
 

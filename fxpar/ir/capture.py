@@ -27,7 +27,8 @@ from fxpar.ir.canonical_names import with_canonical_names
 from fxpar.ir.dense_gradients import make_gradients_dense
 from fxpar.ir.embedding_bags import write_out_bags
 from fxpar.ir.failed_trace import error_of_graph_break
-from fxpar.ir.flex_attention import FlexCall, hold_flex_graphs
+from fxpar.ir.flex_attention import hold_flex_graphs
+from fxpar.ir.held_graphs import HoldingCall, hold_graphs
 from fxpar.ir.inline_checkpoints import inline_checkpoints
 from fxpar.ir.inner_gradients import without_leaves, write_out_gradients
 from fxpar.ir.lift_parameters import lift_parameters
@@ -162,7 +163,7 @@ def _is_op(node: fx.Node) -> bool:
 def _is_torchs_own(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
-    if isinstance(node.target, FlexCall):
+    if isinstance(node.target, HoldingCall):
         return all(map(_is_torchs_own, node.target.nodes()))
     if _is_op(node):
         return str(node.target).partition(".")[0] in _OWN_NAMESPACES
@@ -210,6 +211,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     hold_flex_graphs(module)
     inline_checkpoints(module)
     lift_parameters(module)
+    hold_graphs(module)
     define_attention_dropout(module)
     if not any(is_marker(node, "exit") for node in module.graph.nodes):
         raise _graph_break(module)

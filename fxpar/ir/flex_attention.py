@@ -20,7 +20,7 @@ from fxpar._torch.flex_attention import (
     sdpa_dense_backward,
     training_on_cpus,
 )
-from fxpar.ir.held_graphs import HoldingCall
+from fxpar.ir.held_graphs import HoldingCall, erase_unused
 from fxpar.ir.node_meta import set_value, value
 
 _NUM_OPERANDS = {"forward": 3, "backward": 7}
@@ -113,9 +113,7 @@ def _hold(owner: fx.GraphModule, node: fx.Node, kind: Literal["forward", "backwa
     holding.meta = dict(node.meta)
     node.replace_all_uses_with(holding)
     owner.graph.erase_node(node)
-    for graph in dict.fromkeys(graphs):
-        if not graph.users:
-            owner.graph.erase_node(graph)
+    erase_unused(graphs)
     return holding
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,8 @@ class HoldingCall:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ControlFlowCall(HoldingCall):
-    """An op of control flow with its graphs, which are called with the other arguments.
+class HigherOrderCall(HoldingCall):
+    """An op of control flow, or a function with a gradient of its own, with its graphs.
 
     op: PyTorch's op, such as `torch.ops.higher_order.cond`.
     places: where the graphs are among the op's arguments.
@@ -80,11 +80,19 @@ def hold_graphs(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         graphs = graphs_of(module, node)
         if graphs and isinstance(node.target, torch._ops.HigherOrderOperator):
-            call = ControlFlowCall(tuple(graphs.values()), node.target, tuple(graphs))
             _check_sizes(node)
-            node.target, node.args = call, tuple(arg for i, arg in enumerate(node.args) if i not in graphs)
-    module.graph.eliminate_dead_code()
-    module.recompile()
+            held = [node.args[place] for place in graphs]
+            node.target = HigherOrderCall(tuple(graphs.values()), node.target, tuple(graphs))
+            node.args = tuple(arg for place, arg in enumerate(node.args) if place not in graphs)
+            erase_unused(held)
+            module.recompile()
+
+
+def erase_unused(graphs: Iterable[Any]) -> None:
+    """Erase those of the nodes that stand for graphs that nothing calls any more."""
+    for graph in dict.fromkeys(graphs):
+        if not graph.users:
+            graph.graph.erase_node(graph)
 
 
 def _check_sizes(node: fx.Node) -> None:

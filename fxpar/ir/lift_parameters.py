@@ -26,7 +26,6 @@ def lift_parameters(module: fx.GraphModule) -> None:
             lift_parameters(graph)
         if graphs and getattr(node.target, "__name__", None) in _WITH_OPERANDS:
             _lift(module, node, graphs)
-    module.recompile()
 
 
 def _lift(module: fx.GraphModule, call: fx.Node, graphs: Sequence[fx.GraphModule]) -> None:
@@ -46,6 +45,7 @@ def _lift(module: fx.GraphModule, call: fx.Node, graphs: Sequence[fx.GraphModule
         graph.recompile()
     kept = [operand for place, operand in enumerate(operands, -len(operands)) if place not in unread]
     call.update_arg(len(call.args) - 1, tuple(kept))
+    module.recompile()
 
 
 def _parameter(marker: fx.Node) -> tuple[str, ...]:

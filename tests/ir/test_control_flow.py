@@ -17,12 +17,12 @@ from torch._higher_order_ops.while_loop import while_loop
 import fxpar
 from fxpar.cache.encode import decode, encode
 from fxpar.errors import UnsupportedGraphError
-from fxpar.ir.held_graphs import ControlFlowCall
+from fxpar.ir.held_graphs import HigherOrderCall
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.trace_joint import trace_joint
 from fxpar.world.launch import run_ranks
 from tests.support.captures import captured
-from tests.support.one_process import mesh_of_one_process
+from tests.support.one_process import ATEN, mesh_of_one_process
 from tests.support.parity import compare_copy
 
 mesh = pytest.fixture(mesh_of_one_process)
@@ -115,11 +115,35 @@ def test_calls_come_back_from_bytes(flow: Callable[[], nn.Module]) -> None:
     capture, _ = captured(Net(flow()), batch(flag=True))
     (stage,) = split_stages(capture, [])
     nodes = trace_joint(stage, with_backward=True).module.graph.nodes
-    calls = [node.target for node in nodes if isinstance(node.target, ControlFlowCall)]
+    calls = [node.target for node in nodes if isinstance(node.target, HigherOrderCall)]
     assert calls
     for call in calls:
         again = decode(encode(call))
-        assert str(again) == str(call) == str(ControlFlowCall(again.graphs, again.op, again.places))
+        assert str(again) == str(call) == str(HigherOrderCall(again.graphs, again.op, again.places))
+
+
+class Switched(nn.Module):
+    """A layer behind one of two functions, which the module chooses: but for these, the traces are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.doubles = nn.Linear(WIDTH, WIDTH), True
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        chosen = (lambda y: y * 2) if self.doubles else (lambda y: y * 3)
+        found: Tensor = torch.cond(flag, chosen, torch.sin, (self.linear(x),))
+        return found
+
+
+def test_programs_whose_functions_differ_are_told_apart(mesh: fxpar.Mesh) -> None:
+    torch.manual_seed(0)
+    alone, given = Net(Switched()), batch(flag=True)
+    model = copy.deepcopy(alone)
+    fxpar.distribute(model, mesh, example_inputs=given)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    for doubles in (True, False):
+        alone.flow.doubles = model.flow.doubles = doubles
+        torch.testing.assert_close(step(**given), alone(**given))
 
 
 class Repeated(nn.Module):
@@ -142,7 +166,7 @@ def test_a_loop_of_unknown_length_evaluates_but_does_not_train(mesh: fxpar.Mesh)
     torch.manual_seed(0)
     alone, given = Net(Repeated()), batch(flag=True)
     model = fxpar.distribute(copy.deepcopy(alone), mesh)
-    step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
+    step = torch.compile(model, backend="fxpar", options=ATEN)
     with pytest.raises(UnsupportedGraphError, match=r"while_loop.* in module 'flow' keeps .* how many iterations"):
         step(**given)
     with torch.no_grad():
