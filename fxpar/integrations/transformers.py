@@ -109,13 +109,13 @@ class FxparTrainer(Trainer):
 
         A model divides the sum over tokens by the number of those in the batch, so each microbatch is given its share.
         """
-        if num_items_in_batch is not None:
-            dims = split_dim((), inputs, self._distribution.batch_dims)
-            microbatches = count_microbatches(tree_leaves(inputs), dims, self._distribution.microbatches)
-            num_items_in_batch = num_items_in_batch / microbatches
+        if num_items_in_batch is None:
+            return super().compute_loss(model, inputs, return_outputs)
+        dims = split_dim((), inputs, self._distribution.batch_dims)
+        microbatches = count_microbatches(tree_leaves(inputs), dims, self._distribution.microbatches)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SumLossWarning)
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch / microbatches)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model for `from_pretrained`. All ranks call it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
 
 import torch
 from torch import Tensor, fx
@@ -18,28 +18,20 @@ def write_out_bags(module: fx.GraphModule) -> None:
     After:  `_bags_of_rows(ids, weight, None, ..., mode="mean")`, which is `embedding(ids, weight).mean(1)`
     """
     for node in module.graph.find_nodes(op="call_function", target=functional.embedding_bag):
-        ids = known_value(node.all_input_nodes[0])
+        given = _SIGNATURE.bind(*node.args, **node.kwargs).arguments
+        # The former changes the weights, the latter lets gradients be other than those of embeddings.
+        is_plain = given.get("max_norm") is None and not given.get("scale_grad_by_freq")
+        ids = known_value(given["input"])
         assert isinstance(ids, Tensor), f"{node} reads ids"
-        if ids.dim() == 2 and not _has_own_gradient(*node.args, **node.kwargs):
+        if is_plain and ids.dim() == 2:
             node.target = _bags_of_rows
 
 
-def _has_own_gradient(
-    ids: Any,
-    weight: Any,
-    offsets: Any = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    *_: Any,
-    **__: Any,
-) -> bool:
-    """Whether a call changes its weights, or its gradients are other than those of embeddings."""
-    return max_norm is not None or scale_grad_by_freq
+_SIGNATURE = inspect.signature(functional.embedding_bag)
 
 
 def _bags_of_rows(
-    ids: Tensor,
+    input: Tensor,
     weight: Tensor,
     offsets: None = None,
     max_norm: None = None,
@@ -52,12 +44,12 @@ def _bags_of_rows(
     padding_idx: int | None = None,
 ) -> Tensor:
     """As `torch.nn.functional.embedding_bag` of ids of shape (bags, length); a bag of padding alone is zero."""
-    rows = functional.embedding(ids, weight)
+    rows = functional.embedding(input, weight)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if padding_idx is None:
         return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
-    counts = (ids != padding_idx % len(weight)).unsqueeze(-1)
+    counts = (input != padding_idx % len(weight)).unsqueeze(-1)
     if mode == "max":
         largest = torch.where(counts, rows, -torch.inf).amax(1)
         return torch.where(counts.any(1), largest, 0.0)

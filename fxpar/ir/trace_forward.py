@@ -58,8 +58,7 @@ class ForwardTracer:
         self._backend: Callable[..., Any] | None = None
         self._build: BuildStep | None = None
         self._options: Mapping[str, Any] | None = None
-        self._arguments: Any = ()  # of the call under way
-        self._captures = False
+        self._arguments: Any = None  # of the call under way
         self._evaluates_in: bool | None = None  # while `evaluate` is under way, whether inference mode is on outside
         self._has_begun = False
         self._used: OrderedDict[_Steps, None] = OrderedDict()  # the latest last
@@ -100,14 +99,14 @@ class ForwardTracer:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: torch.zeros_like(t, device=device_type) if t.is_meta else t, (args, dict(kwargs))
         )
-        self._arguments, self._captures = (args, kwargs), True
+        self._arguments = args, kwargs
         try:
             with torch.enable_grad(), bare_traces(), self._tracing():
                 self._traced(*args, **kwargs)
         except _Captured as captured:
             return captured.capture
         finally:
-            self._arguments, self._captures = (), False
+            self._arguments = None
         raise AssertionError("the forward ran without being compiled")
 
     @never_compiled  # it is called under the user's `torch.compile`, and begins its own
@@ -121,7 +120,7 @@ class ForwardTracer:
             with self._tracing():
                 return self._traced(*args, **kwargs)
         finally:
-            self._options, self._arguments = None, ()
+            self._options = self._arguments = None
 
     @skip_frame
     def evaluate(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -163,10 +162,10 @@ class ForwardTracer:
         steps = _Steps(capture)
 
         def run(*given: Any) -> Any:
-            if self._captures:
-                raise _Captured(capture)
-            if self._build is None or self._options is None:
+            if self._arguments is None:
                 raise NotCompiledError
+            if self._build is None or self._options is None:
+                raise _Captured(capture)
             if self._evaluates_in is None:
                 return self._step(steps, self._options, self._build)(*given)
             if capture.reads_grad_mode:

@@ -17,10 +17,7 @@ import fxpar
 from fxpar.errors import BatchMixingWarning
 from fxpar.world.launch import run_ranks
 from tests.support.captures import captured
-from tests.support.one_process import mesh_of_one_process
 from tests.support.parity import compare_copy
-
-mesh = pytest.fixture(mesh_of_one_process)
 
 IDS = torch.tensor([[1, 2, 2], [0, 0, 0], [3, 0, 9], [0, 4, 1]] * 2)
 WAYS = [
