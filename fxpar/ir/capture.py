@@ -74,11 +74,6 @@ class Capture:
     totals: BatchTotals | None = None
     numbers: frozenset[float] = frozenset()
 
-    @property
-    def counts(self) -> Sequence[Port]:
-        """The inputs that are numbers of the whole batch."""
-        return () if self.totals is None else self.totals.results
-
     def may_count_samples(self, number: float) -> bool:
         """Whether to divide a sum over samples by a constant of the trace may be to take a mean over a microbatch.
 

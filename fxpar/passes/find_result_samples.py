@@ -15,7 +15,7 @@ from fxpar.ir.node_meta import tensor
 from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.model.distribution import Distribution
-from fxpar.passes.decompose.follow_samples import follow_samples
+from fxpar.passes.decompose.follow_samples import follow_capture
 from fxpar.progress.phases import as_phase
 
 
@@ -36,20 +36,13 @@ def find_result_samples(
     wanted = [Port(PortKind.RESULT, str(i)) for i in range(len(capture.results)) if i != capture.loss]
     if distribution.num_parts(capture) == 1 or num_samples is None or not wanted:
         return {}
-    followed = follow_samples(
-        stages,
-        capture.batch_dims,
-        num_samples,
-        wanted,
-        counts=capture.counts,
-        counts_samples=capture.may_count_samples,
-    ).outputs
+    followed = follow_capture(stages, capture, wanted).outputs
     leading = _leading_sizes(capture)
     found: dict[Port, Samples] = {}
     for port, node in zip(stages[-1].outputs, returned(stages[-1].module), strict=False):
         if port not in wanted:
             continue
-        known = samples = None if followed.get(port) is Reduced.COUNT else followed.get(port)
+        known = samples = followed.get(port)
         if known is Reduced.UNKNOWN or (known is None and not _depends_on_values(node)):
             samples = Shard(0, num_samples) if tensor(node).shape[:1] == (num_samples,) else known
         if samples is not None:

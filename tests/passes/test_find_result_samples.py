@@ -13,12 +13,10 @@ from torch.nn import functional as F
 from fxpar.ir.layout import Shard
 from fxpar.ir.samples import Reduced, Samples
 from fxpar.passes.find_result_samples import find_result_samples
-from fxpar.passes.split_stages import split_stages
 from fxpar.passes.total_over_batch import total_over_batch
-from fxpar.passes.trace_joint import trace_joint
 from fxpar.world.mesh import Mesh
 from tests.support.captures import captured
-from tests.support.halves import decomposed
+from tests.support.halves import decomposed_stages
 
 SAMPLES, LENGTH, WIDTH = 4, 3, 5
 
@@ -40,7 +38,7 @@ def samples_of(result: Callable[[Tensor, Tensor], Tensor], rows: int = SAMPLES) 
     batch = torch.zeros(rows, LENGTH, WIDTH), torch.ones(rows, dtype=torch.int64)
     traced, distribution = captured(Net(result), batch, mesh=Mesh(data=2))
     capture = total_over_batch(traced, distribution)
-    stages = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, [])]
+    stages = decomposed_stages(capture)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = find_result_samples(stages, capture, distribution)

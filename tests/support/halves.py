@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, fx, nn
 
+from fxpar.ir.capture import Capture
 from fxpar.ir.stage import JointGraph, PortKind
 from fxpar.passes.decompose_for_sharding import decompose_for_sharding
 from fxpar.passes.partition import Partitioned, partition
@@ -30,6 +31,11 @@ def joints_of(
 def decomposed(joint: JointGraph) -> JointGraph:
     """`joint` in the ops that shard better."""
     return replace(joint, module=decompose_for_sharding(joint.module))
+
+
+def decomposed_stages(capture: Capture, boundaries: Sequence[str] = ()) -> list[JointGraph]:
+    """The joint graphs of all stages of a capture, in the ops that shard better."""
+    return [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, boundaries)]
 
 
 def split(joint: JointGraph) -> tuple[Partitioned, SplitBackward]:

@@ -12,7 +12,7 @@ from fxpar.ir.node_meta import where
 from fxpar.ir.samples import Reduced
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.model.distribution import Distribution
-from fxpar.passes.decompose.follow_samples import follow_samples
+from fxpar.passes.decompose.follow_samples import follow_capture
 from fxpar.world.mesh import num_batch_shards
 
 
@@ -30,15 +30,7 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
         return
     results = range(len(capture.results)) if capture.loss is None else [capture.loss]
     wanted = [Port(PortKind.RESULT, str(position)) for position in results]
-    found = follow_samples(
-        stages,
-        capture.batch_dims,
-        num_samples,
-        wanted,
-        means_are_whole=microbatches == 1,
-        counts=capture.counts,
-        counts_samples=capture.may_count_samples,
-    )
+    found = follow_capture(stages, capture, wanted, means_are_whole=microbatches == 1)
     warning: Warning | None = None
     if found.mixing is not None and num_samples > 1:
         op, line = found.mixing.target, where(found.mixing)

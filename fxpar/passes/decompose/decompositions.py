@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpar._torch.compiler import schema
+from fxpar.rules.call import parameters
 from fxpar.rules.losses import LOSSES_OF_ELEMENTS, LOSSES_OF_ELEMENTS_BACKWARD, MEAN, NO_REDUCTION
 
 aten = torch.ops.aten
@@ -189,9 +189,9 @@ def loss_of_elements_backward(backward: torch._ops.OpOverload) -> Callable[..., 
 
 def _by_name(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The op's arguments by the names of its parameters."""
-    parameters = schema(op).arguments
-    defaults = {each.name: each.default_value for each in parameters if each.has_default_value()}
-    return defaults | {each.name: value for each, value in zip(parameters, args, strict=False)} | dict(kwargs)
+    names = [parameter.name for parameter in parameters(op)]
+    defaults = {parameter.name: parameter.default for parameter in parameters(op)}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _class_dim(log_probs: Tensor) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from fxpar.costs.dataflow import Border, Operation, Value
 from fxpar.graph.extract import returned
 from fxpar.graph.min_cut import closure, operands
+from fxpar.ir.capture import Capture
 from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port
 from fxpar.passes.decompose.sample_positions import samples_after_mixing, samples_of_results
@@ -57,7 +58,24 @@ def follow_samples(
     following.outputs |= dict.fromkeys(counts, Reduced.COUNT)
     for joint, relevant in zip(stages, _leading_to(stages, wanted), strict=True):
         following.stage(joint, relevant)
-    return Followed(following.outputs, following.mixing)
+    found = {port: samples for port, samples in following.outputs.items() if samples is not Reduced.COUNT}
+    return Followed(found, following.mixing)
+
+
+def follow_capture(
+    stages: Sequence[JointGraph], capture: Capture, wanted: Collection[Port], *, means_are_whole: bool = False
+) -> Followed:
+    """The result of `follow_samples` for the stages of a capture that has a batch."""
+    assert capture.microbatch_size is not None, "without a batch there are no samples"
+    return follow_samples(
+        stages,
+        capture.batch_dims,
+        capture.microbatch_size,
+        wanted,
+        means_are_whole=means_are_whole,
+        counts=() if capture.totals is None else capture.totals.results,
+        counts_samples=capture.may_count_samples,
+    )
 
 
 def _leading_to(stages: Sequence[JointGraph], wanted: Collection[Port]) -> list[set[fx.Node]]:

@@ -16,12 +16,10 @@ from fxpar.ir import node_meta
 from fxpar.ir.stage import Port, PortKind
 from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
 from fxpar.passes.decompose.follow_samples import follow_samples
-from fxpar.passes.split_stages import split_stages
 from fxpar.passes.total_over_batch import total_over_batch
-from fxpar.passes.trace_joint import trace_joint
 from fxpar.world.mesh import Mesh
 from tests.support.captures import captured
-from tests.support.halves import decomposed
+from tests.support.halves import decomposed_stages
 from tests.support.small_models import GPT, hf_gpt2, hf_llama
 
 SAMPLES, WIDTH, CLASSES = 4, 6, 5
@@ -43,7 +41,7 @@ def mixing(
     model: nn.Module, batch: Mapping[str, Tensor] | Sequence[Tensor], boundaries: Sequence[str] = ()
 ) -> fx.Node | None:
     capture = total_over_batch(*captured(model, batch, mesh=Mesh(data=2)))
-    joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, boundaries)]
+    joints = decomposed_stages(capture, boundaries)
     assert capture.microbatch_size is not None
     wanted = [Port(PortKind.RESULT, str(capture.loss))]
     return follow_samples(joints, capture.batch_dims, capture.microbatch_size, wanted).mixing
@@ -175,7 +173,7 @@ def warned(
     loss: Callable[[Tensor, Tensor], Tensor], microbatches: int, norm: nn.Module | None = None, **sizes: int
 ) -> list[str]:
     capture, distribution = captured(Encoder(loss, norm), pairs(), microbatches=microbatches, mesh=Mesh(**sizes))
-    joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, [])]
+    joints = decomposed_stages(capture)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -233,7 +231,7 @@ class Summed(nn.Module):
 def test_a_number_of_items_of_the_caller_makes_no_mean_of_a_microbatch(num_items: float | Tensor) -> None:
     batch = torch.randn(SAMPLES, WIDTH), torch.randint(CLASSES, (SAMPLES,)), num_items
     capture, distribution = captured(Summed(), batch, microbatches=2)
-    joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, [])]
+    joints = decomposed_stages(capture)
     with pytest.warns(SumLossWarning):
         warn_of_batch_mixing(joints, capture, distribution)
 

@@ -13,10 +13,8 @@ from torch import Tensor
 from fxpar.errors import BatchMixingWarning, FxparError, SumLossWarning
 from fxpar.passes.decompose.batch_mixing import warn_of_batch_mixing
 from fxpar.passes.settle_capture import settle_capture
-from fxpar.passes.split_stages import split_stages
-from fxpar.passes.trace_joint import trace_joint
 from tests.support.captures import captured
-from tests.support.halves import decomposed
+from tests.support.halves import decomposed_stages
 from tests.support.torch_samples import Sampled, models_of_modules, models_of_ops
 
 ROUNDED = {"bfloat16", "half", "chalf", "matrix_exp"}
@@ -61,7 +59,7 @@ def is_told(model: Sampled) -> bool:
         try:
             traced, distribution = captured(model, model.batch, microbatches=2)
             capture = settle_capture(traced, distribution)
-            joints = [decomposed(trace_joint(stage, with_backward=True)) for stage in split_stages(capture, [])]
+            joints = decomposed_stages(capture)
             warn_of_batch_mixing(joints, capture, distribution)
         except (FxparError, torch._dynamo.exc.TorchDynamoException):
             return True
