@@ -2,6 +2,7 @@
 
 from fxpar.errors.base import FxparError
 from fxpar.errors.capturing import (
+    AllRowsWarning,
     ArgumentFormatError,
     BlockMaskError,
     DataDependentShapeError,
@@ -99,6 +100,7 @@ from fxpar.errors.weights import (
 )
 
 __all__ = [
+    "AllRowsWarning",
     "AlreadyDistributedError",
     "AmbiguousTargetError",
     "ArgumentFormatError",

@@ -28,6 +28,17 @@ class DataDependentShapeError(GraphBreakError):
         )
 
 
+class AllRowsWarning(UserWarning):
+    """Many masks select rows of one tensor, such as the tokens of each expert, and all rows are computed for each."""
+
+    def __init__(self, masks: int, rows: int, where: str) -> None:
+        super().__init__(
+            f"{masks} masks select rows of one tensor at {where}. No shape may depend on values, so what is computed "
+            f"of the selected rows is computed of all {rows} of a microbatch, once for each mask. To compute each "
+            "token by its own experts alone, use a grouped product, torch.nn.functional.grouped_mm"
+        )
+
+
 class ForwardRaisesError(FxparError):
     """The model's forward raises an exception of its own for the arguments that it was given."""
 

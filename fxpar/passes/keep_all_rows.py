@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Set
+import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +13,21 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from fxpar.errors import DataDependentShapeError
+from fxpar.environment import is_first_rank
+from fxpar.errors import AllRowsWarning, DataDependentShapeError
 from fxpar.graph.describe import describe_call
 from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.ctc_loss import rows_of_selected
-from fxpar.ir.example_values import value_of_call
 from fxpar.ir.layout import Shard
 from fxpar.ir.markers import is_marker
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
+from fxpar.ir.out_of_place import write_out_of_place
 from fxpar.passes.decompose.follow_samples import follow_samples
+from fxpar.passes.selected_rows.assignment import added, assigned, read_assignment
+from fxpar.passes.selected_rows.indexing import Index, Indexing, read_indexing, taken_indices
+from fxpar.passes.selected_rows.rows import Rows, RowWriter
 from fxpar.passes.trace_part import trace_part
 from fxpar.progress.phases import as_phase
 
@@ -41,8 +46,13 @@ _OF_ELEMENTS = (
 
 _SUMS, _MEANS = ("sum", torch.sum), ("mean", torch.mean)
 
-_FILLER = 0.5
-"""What rows have that a mask leaves out: in the domain of most functions, so that no gradient is NaN."""
+_SELECTS = ("masked_select", torch.masked_select)
+
+_FINDS = ("nonzero", torch.nonzero, torch.where, torch.argwhere, "argwhere")
+"""With one argument, they return the indices of what is true."""
+
+_MANY_MASKS = 3
+"""Of one tensor: a mask and its opposite, which are common, still compute each row twice at most."""
 
 
 @as_phase
@@ -63,6 +73,8 @@ def keep_all_rows(capture: Capture) -> Capture:
     capture = capture.copied()
     keeping = _Keeping(capture.module)
     keeping.run()
+    if is_first_rank():
+        keeping.warn_of_many_masks()
     return replace(capture, results=[keeping.replaced.get(node, node) for node in capture.results])
 
 
@@ -74,25 +86,25 @@ def _is_of_known_shape(node: fx.Node) -> bool:
 class _Keeping:
     """The state of the rewriting.
 
-    _rows: for nodes that have selected rows, the node that has all rows, and the mask.
+    _rows: for nodes that have selected rows, rows for all places of the mask.
     _selected: for nodes that select, what they select from, and the mask.
-    _indices: for nodes that have the indices of the rows that a mask selects, that mask.
+    _indices: for nodes that have indices of the places that a mask selects, of which dims of it.
+    _matrices: for nodes that have them as columns, the mask.
     _sizes: nodes that have sizes of selected rows, and assertions about them.
-    _keep: masks as vectors, which say which rows are kept.
     _first: for each node the first one that has the same value, as masks have that are computed twice.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
-        self._rows: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
-        self._indices: dict[fx.Node, fx.Node] = {}
+        self._writer = RowWriter()
+        self._rows: dict[fx.Node, Rows] = {}
         self._selected: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self._indices: dict[fx.Node, tuple[Index, ...]] = {}
+        self._matrices: dict[fx.Node, fx.Node] = {}
         self._sizes: set[fx.Node] = set()
-        self._keep: dict[fx.Node, fx.Node] = {}
         self._equal: dict[str, fx.Node] = {}
         self._first: dict[fx.Node, fx.Node] = {}
         self._changed = {changed for changed, _ in storages_mutated_later(list(module.graph.nodes))}
-        self._before: fx.Node
         self.replaced: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> None:
@@ -100,25 +112,41 @@ class _Keeping:
             if node.op != "placeholder":
                 self._visit(node)
         for node in reversed(self._module.graph.nodes):
-            if any(node in gone for gone in (self._rows, self._indices, self._sizes, self.replaced)):
+            gone = (self._rows, self._indices, self._matrices, self._sizes, self.replaced)
+            if any(node in each for each in gone):
                 self._module.graph.erase_node(node)
-        self._module.recompile()
+        write_out_of_place(self._module)
+
+    def warn_of_many_masks(self) -> None:
+        """Warn if so many masks select rows of a tensor that computing all rows for each is a waste."""
+        selections: dict[fx.Node, dict[fx.Node, fx.Node]] = {}
+        for node, (source, mask) in self._selected.items():
+            selections.setdefault(source, {})[mask] = node
+        most = max(selections.values(), key=len, default={})
+        if len(most) >= _MANY_MASKS:
+            node = next(iter(most.values()))
+            rows = self._rows[node]
+            num_rows = example(rows.node).shape[rows.dim]
+            warnings.warn(AllRowsWarning(len(most), num_rows, source_line(node)), stacklevel=2)
 
     def _visit(self, node: fx.Node) -> None:
-        self._before = node
+        self._writer.before = node
         self._first[node] = self._first_like(node)
         selection = self._selection(node)
         if selection is not None:
-            self._selected[node] = selection
-            self._rows[node] = self._select(*selection)
-        elif (mask := self._counted(node)) is not None:
-            self._indices[node] = mask
-        elif any(used in self._sizes or used in self._indices for used in node.all_input_nodes):
+            source, by = selection
+            self._selected[node] = source, by.mask
+            self._rows[node] = self._writer.select(source, by)
+        elif not (self._finds(node) or self._assigns(node)):
+            self._use(node)
+
+    def _use(self, node: fx.Node) -> None:
+        """Rewrite what takes selected rows, but neither selects nor assigns any."""
+        given = node.all_input_nodes
+        if any(used in self._sizes or used in self._indices or used in self._matrices for used in given):
             self._note_size(node)
-        elif any(used in self._rows for used in node.all_input_nodes):
-            if node.target is operator.setitem:
-                self._assign(node)
-            elif isinstance(known_value(node), Tensor) and not is_marker(node, "exit") and mutated(node) is None:
+        elif any(used in self._rows for used in given):
+            if isinstance(known_value(node), Tensor) and not is_marker(node, "exit") and mutated(node) is None:
                 self._compute(node)
             else:
                 self._note_size(node)
@@ -142,92 +170,85 @@ class _Keeping:
     def _refusal(self, node: fx.Node) -> DataDependentShapeError:
         return DataDependentShapeError(node.name, source_line(node))
 
-    def _selection(self, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-        """The tensor of which `node` selects rows or elements, and the mask."""
-        if node.target not in ("masked_select", torch.masked_select, operator.getitem) or len(node.args) != 2:
+    def _selection(self, node: fx.Node) -> tuple[fx.Node, Indexing] | None:
+        """The tensor of which `node` selects rows or elements, and by what."""
+        if node.target not in (*_SELECTS, operator.getitem) or len(node.args) != 2:
             return None
-        source, mask = node.args
-        mask = mask[0] if isinstance(mask, tuple) and len(mask) == 1 else mask
-        mask = self._indices.get(mask, mask) if isinstance(mask, fx.Node) else mask
-        if not (isinstance(source, fx.Node) and isinstance(mask, fx.Node)) or source in self._rows:
+        source, index = node.args
+        if not isinstance(source, fx.Node) or source in self._rows:
             return None
-        values = known_value(source), known_value(mask)
-        if not all(isinstance(value, Tensor) for value in values) or values[1].dtype != torch.bool:
-            return None
-        return (source, self._first[mask]) if values[0].shape[: values[1].dim()] == values[1].shape else None
+        by = read_indexing(source, index, self._indices, self._first)
+        is_whole = by is not None and len(by.dims) == example(source).dim()
+        return (source, by) if by is not None and (is_whole or node.target not in _SELECTS) else None
 
-    def _counted(self, node: fx.Node) -> fx.Node | None:
-        """The mask of which `node` has the indices of the true rows, or a tuple of these."""
-        given = node.all_input_nodes
-        if node.target is operator.getitem and node.args[1] == 0 and given and given[0] in self._indices:
-            return self._indices[given[0]]
-        is_tuple = node.target in ("nonzero", torch.nonzero) and node.kwargs.get("as_tuple") is True
-        if len(given) == 1 and (is_tuple or (node.target is torch.where and len(node.args) == 1)):
-            value = known_value(given[0])
-            return self._first[given[0]] if value.dim() == 1 and value.dtype == torch.bool else None
-        return None
+    def _finds(self, node: fx.Node) -> bool:
+        """Note what indices of the places of a mask `node` has, if it has any."""
+        if node.target in _FINDS and len(node.all_input_nodes) == 1 and len(node.args) == 1:
+            mask = self._first[node.all_input_nodes[0]]
+            if isinstance(known_value(node), tuple):
+                self._indices[node] = tuple(Index(mask, dim) for dim in range(example(mask).dim()))
+            else:
+                self._matrices[node] = mask
+            return True
+        taken = taken_indices(node, self._indices, self._matrices)
+        if taken:
+            self._indices[node] = taken
+        return bool(taken)
 
-    def _select(self, source: fx.Node, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
-        dims = example(mask).dim()
-        rows = source if dims == 1 else self._call("flatten", source, 0, dims - 1)
-        if mask not in self._keep:
-            self._keep[mask] = mask if dims == 1 else self._call("flatten", mask, 0, dims - 1)
-        keep = self._keep[mask]
-        dtype = example(source).dtype
-        return self._where(keep, rows, _FILLER if dtype.is_floating_point else dtype == torch.bool), keep
-
-    def _where(self, keep: fx.Node, rows: fx.Node, other: float) -> fx.Node:
-        """The rows, with `other` in the place of those that are not kept."""
-        places = self._call(operator.getitem, keep, (..., *[None] * (example(rows).dim() - 1)))
-        value = example(rows)
-        filler = bool(other) if value.dtype == torch.bool else other if value.is_floating_point() else int(other)
-        return self._call("where", rows, places, filler)
+    def _assigns(self, node: fx.Node) -> bool:
+        """Rewrite an assignment to places of a mask, or an addition to them, if `node` is one."""
+        call = read_assignment(node)
+        if call is None or call.tensor in self._rows:
+            return False
+        at = read_indexing(call.tensor, call.index, self._indices, self._first)
+        values = self._rows.get(call.values, call.values) if isinstance(call.values, fx.Node) else call.values
+        if at is None or not (isinstance(values, Rows) or (_is_number(values) and not call.adds)):
+            return False
+        if call.adds:
+            assert isinstance(values, Rows), "numbers are not added"
+            found = added(self._writer, call.tensor, at, values)
+        else:
+            found = assigned(self._writer, call.tensor, at, values)
+        if found is None:
+            raise self._refusal(node)
+        node.op, node.kwargs = "call_method", {"alpha": call.alpha} if call.alpha != 1 else {}
+        node.target = ("add" if call.adds else "copy") + ("_" if call.in_place else "")
+        node.args = call.tensor, found
+        if node.target == "copy":
+            self._replace(node, found)
+        return True
 
     def _compute(self, node: fx.Node) -> None:
         """Compute what `node` does with selected rows from all rows."""
-        masks = {self._rows[used][1] for used in node.all_input_nodes if used in self._rows}
-        if len(masks) > 1:
+        used = [self._rows[each] for each in node.all_input_nodes if each in self._rows]
+        if len({each.mask for each in used}) > 1:
             raise self._refusal(node)
-        keep, whole = masks.pop(), len(node.args) == 1 and not node.kwargs
+        is_whole = len(node.args) == 1 and not node.kwargs
+        dims = tuple(sorted({dim for each in used for dim in each.dims}))
         if node.target in _OF_CLASSES:
-            self._loss_of_classes(node, keep)
+            self._loss_of_classes(node, dims)
         elif node.target is torch.ops.fxpar.ctc_losses:
             self._give_targets_in_rows(node)
         elif node.target in _OF_ELEMENTS:
             given = arguments_by_name(node)
-            losses = self._on_rows(node, (), given | {"reduction": "none"}, keep)
-            self._settle(node, losses, keep, given["reduction"])
-        elif whole and node.target in (*_SUMS, *_MEANS):
-            rows, _ = self._rows[node.all_input_nodes[0]]
-            self._settle(node, rows, keep, "mean" if node.target in _MEANS else "sum")
+            losses = self._on_rows(node, (), given | {"reduction": "none"}, dims)
+            self._settle(node, losses, given["reduction"])
+        elif is_whole and node.target in (*_SUMS, *_MEANS):
+            self._settle(node, used[0], "mean" if node.target in _MEANS else "sum")
         else:
-            self._settle(node, self._on_rows(node, node.args, node.kwargs, keep), keep, "none")
+            self._rows[node] = self._on_rows(node, node.args, node.kwargs, dims)
 
-    def _assign(self, node: fx.Node) -> None:
-        """Assign the selected rows of `values` to those of the tensor: `tensor[mask] = values`."""
-        tensor, mask, values = node.args
-        if tensor in self._rows or mask not in self._first or values not in self._rows:
-            raise self._refusal(node)
-        assert isinstance(tensor, fx.Node) and isinstance(mask, fx.Node) and isinstance(values, fx.Node)
-        rows, keep = self._rows[values]
-        assigned = example(tensor)
-        if self._keep.get(self._first[mask]) is not keep or rows.meta["example_value"].numel() != assigned.numel():
-            raise self._refusal(node)
-        whole = self._call("reshape", rows, tuple(assigned.shape))
-        places = self._call(operator.getitem, mask, (..., *[None] * (assigned.dim() - example(mask).dim())))
-        node.op, node.target = "call_method", "copy_"
-        node.args = tensor, self._call(torch.where, places, whole, tensor)
-
-    def _loss_of_classes(self, node: fx.Node, keep: fx.Node) -> None:
+    def _loss_of_classes(self, node: fx.Node, dims: tuple[int, ...]) -> None:
         """Rows that are not kept have a target that is ignored."""
         given = arguments_by_name(node)
-        if given["target"] not in self._rows or given["input"] not in self._rows or example(given["target"]).dim() > 1:
+        scores, targets = self._rows.get(given["input"]), self._rows.get(given["target"])
+        if scores is None or targets is None or example(targets.node).dim() > 1 or scores.dim != 0:
             raise self._refusal(node)
-        (scores, _), (targets, _) = self._rows[given["input"]], self._rows[given["target"]]
-        given |= {"input": scores, "target": self._where(keep, targets, given["ignore_index"])}
-        losses = self._call(node.target, **given)
+        scores, targets = (self._writer.expanded(each, dims) for each in (scores, targets))
+        ignored = self._writer.masked(targets, given["ignore_index"])
+        losses = self._writer.call(node.target, **given | {"input": scores.node, "target": ignored})
         if given["reduction"] == "none":
-            self._rows[node] = losses, keep
+            self._rows[node] = replace(targets, node=losses)
         else:
             self._replace(node, losses)
 
@@ -237,53 +258,68 @@ class _Keeping:
         labels, mask = self._selected.get(targets, (None, None)) if isinstance(targets, fx.Node) else (None, None)
         if labels is None or mask is None or not example(labels).dim() == example(mask).dim() == 2:
             raise self._refusal(node)
-        node.update_arg(1, self._call(rows_of_selected, labels, mask))
+        node.update_arg(1, self._writer.call(rows_of_selected, labels, mask))
 
-    def _on_rows(self, node: fx.Node, args: Any, kwargs: Any, keep: fx.Node) -> fx.Node:
-        """The call of `node` with these arguments, on all rows in place of the selected ones.
+    def _on_rows(self, node: fx.Node, args: Any, kwargs: Any, dims: tuple[int, ...]) -> Rows:
+        """The call of `node` with these arguments, on rows for all places along `dims` in place of the selected ones.
 
         Raises:
             DataDependentShapeError: it does not treat each row by itself.
         """
-        args, kwargs = fx.map_arg((args, dict(kwargs)), lambda used: self._rows.get(used, (used,))[0])
+        rows = {
+            used: self._writer.expanded(self._rows[used], dims) for used in node.all_input_nodes if used in self._rows
+        }
+        args, kwargs = fx.map_arg((args, dict(kwargs)), lambda used: rows[used].node if used in rows else used)
         try:
-            made = self._call(node.target, *args, **kwargs)
+            made = self._writer.call(node.target, *args, **kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise self._refusal(node) from error
-        of_rows = {rows for rows, _ in self._rows.values()}
-        if not _treats_each_by_itself(self._module, made, of_rows, example(keep).shape[0]):
+        mask = next(iter(rows.values())).mask
+        num_rows = example(self._writer.keep(mask, dims)).shape[0]
+        dim = _dim_of_rows(self._module, made, {each.node: each.dim for each in rows.values()}, num_rows)
+        if dim is None:
             raise self._refusal(node)
-        return made
+        return Rows(made, mask, dims, dim)
 
-    def _settle(self, node: fx.Node, rows: fx.Node, keep: fx.Node, reduction: str) -> None:
+    def _settle(self, node: fx.Node, rows: Rows, reduction: str) -> None:
         """Let `rows`, reduced over those that are kept, take the place of `node`."""
         if reduction == "none":
-            self._rows[node] = rows, keep
+            self._rows[node] = rows
             return
-        found = self._call("sum", self._where(keep, rows, 0))
+        rows = self._writer.expanded(rows, tuple(range(example(rows.mask).dim())))
+        found = self._writer.call("sum", self._writer.masked(rows, 0))
         if reduction == "mean":
-            number = self._call(operator.mul, self._call("sum", keep), math.prod(example(rows).shape[1:]))
-            found = self._call(operator.truediv, found, number)
+            shape = example(rows.node).shape
+            keep = self._writer.keep(rows.mask, rows.dims)
+            number = self._writer.call(
+                operator.mul, self._writer.call("sum", keep), math.prod(shape) // shape[rows.dim]
+            )
+            found = self._writer.call(operator.truediv, found, number)
         self._replace(node, found)
 
     def _replace(self, node: fx.Node, found: fx.Node) -> None:
         node.replace_all_uses_with(found)
         self.replaced[node] = found
 
-    def _call(self, target: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call in front of the node that is visited, of a function or a method."""
-        graph = self._module.graph
-        with graph.inserting_before(self._before):
-            add = graph.call_method if isinstance(target, str) else graph.call_function
-            made = add(target, args, kwargs)
-        made.meta = {**self._before.meta, "example_value": value_of_call(target, args, kwargs)}
-        return made
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, also one on a tensor."""
+    if isinstance(value, fx.Node):
+        value = known_value(value)
+        return isinstance(value, Tensor) and value.dim() == 0
+    return isinstance(value, int | float)
 
 
-def _treats_each_by_itself(module: fx.GraphModule, node: fx.Node, of_rows: Set[fx.Node], num_rows: int) -> bool:
-    """Whether what `node` returns consists of rows that depend on one row each of those of its inputs `of_rows`."""
+def _dim_of_rows(module: fx.GraphModule, node: fx.Node, of_rows: Mapping[fx.Node, int], num_rows: int) -> int | None:
+    """The dim along which what `node` returns has rows that depend on one row each of those of its inputs.
+
+    None if it has none.
+
+    Args:
+        of_rows: for inputs that have rows, the dim along which they lie.
+    """
     inputs = tuple(node.all_input_nodes)
     joint = trace_part(module, [node], inputs, [node])
-    dims = {port: 0 for port in joint.inputs if inputs[int(port.name)] in of_rows}
+    dims = {port: of_rows[inputs[int(port.name)]] for port in joint.inputs if inputs[int(port.name)] in of_rows}
     found = follow_samples([joint], dims, num_rows, joint.outputs).outputs.get(joint.outputs[0])
-    return isinstance(found, Shard) and (found.dim, found.outer) == (0, 1)
+    return found.dim if isinstance(found, Shard) and found.outer == 1 else None

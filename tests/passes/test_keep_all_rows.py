@@ -70,6 +70,36 @@ def experts(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
     return (found - hidden).square().mean()
 
 
+def pairs_of_a_matrix(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Tokens, found by rows and columns, are changed and put back by both, or added up by one of them."""
+    rows, columns = torch.where(labels >= 0)
+    found = hidden.clone()
+    found[rows, columns] += model.head(hidden[rows, columns]).sum(-1, keepdim=True)
+    sums = torch.zeros(len(hidden), WIDTH).index_add_(0, rows, model.norm(hidden[rows, columns]) * found[rows, columns])
+    return found.square().mean() + sums.mean() + labels[rows, columns].float().mean() * hidden.mean()
+
+
+def columns_of_a_matrix(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The indices are the columns of a matrix, and those of a dim that is not the first."""
+    places = (labels > 0).nonzero()
+    row, column = places[:, 0], places.unbind(1)[1]
+    alone = (labels[:, 1] > 0).nonzero().squeeze(1)
+    flat = hidden.transpose(0, 1)
+    doubled = flat.index_add(1, alone, model.norm(flat[:, alone]), alpha=2)
+    put = hidden.index_put((row, column), model.norm(hidden[row, column]), accumulate=True)
+    return doubled.square().mean() + put.square().mean() + flat[..., alone, :].mean()
+
+
+def last_of_several(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Of several values for one row the last one stays, as in eager mode on one thread; there all have its gradient."""
+    rows, columns = torch.where(labels % 2 == 0)
+    found = hidden.mean(1).detach()
+    found[rows] = hidden[rows, columns].detach()
+    found[rows, :] *= 2
+    found[(labels[:, 0] == 1).nonzero().flatten()] = 0.0
+    return (found * model.norm(hidden.sum(1))).square().mean()
+
+
 def selected(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return a[mask], b[mask]
 
@@ -80,6 +110,9 @@ LOSSES: dict[str, Loss] = {
     "where defined": where_defined,
     "by indices": by_indices,
     "experts": experts,
+    "pairs of a matrix": pairs_of_a_matrix,
+    "columns of a matrix": columns_of_a_matrix,
+    "last of several": last_of_several,
     "masks before and after": lambda model, h, y: masks_before_and_after(model, h, y),
     "of losses": lambda model, h, y: functional.cross_entropy(
         model.head(h).flatten(0, 1), y.flatten().clamp(min=0), reduction="none"
@@ -156,6 +189,11 @@ REFUSED: dict[str, Loss] = {
     ),
     "assigned elsewhere": lambda model, h, y: h.clone().index_put_((y < 0,), h[y >= 0]).mean(),
     "their number": lambda model, h, y: h[y >= 0].sum() / len(h[y >= 0]),
+    "a mask of other rows": lambda model, h, y: h[..., 0].masked_select(y[0] >= 0).mean(),
+    "indices as numbers": lambda model, h, y: h.mean() * torch.where(y >= 0)[0].float().mean(),
+    "assigned to rows of another mask": lambda model, h, y: (
+        h.mean(1).index_add(0, torch.where(y >= 0)[0], h[y > 0]).mean()
+    ),
     "pairs": lambda model, h, y: torch.cdist(*selected(h, h + 1, y >= 0)).mean(),
 }
 

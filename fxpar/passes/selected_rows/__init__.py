@@ -1,0 +1,1 @@
+"""What stands for rows that a mask selects, where all rows are kept."""
