@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fxpar._torch.compiler import assert_async
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.example_values import add_call, value_of_call
 from fxpar.ir.node_meta import source_line
+from fxpar.ir.parts_of_rows import SPLITS, select_parts
 
 aten = torch.ops.aten
 
@@ -39,12 +41,17 @@ def _smallest(one: Any, other: Any) -> Tensor:
     return torch.minimum(tensor, bound) if isinstance(bound, Tensor) else torch.clamp(tensor, max=bound)
 
 
+def _sum(numbers: Sequence[Any]) -> Any:
+    return functools.reduce(operator.add, numbers)
+
+
 _ON_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.sym_ite: torch.where,
     torch.sym_not: torch.logical_not,
     torch.sym_float: Tensor.double,
     torch.sym_max: _largest,
     torch.sym_min: _smallest,
+    torch.sym_sum: _sum,
     aten._assert_scalar.default: assert_async,
 }
 """What computes on tensors what a function of PyTorch's symbolic numbers computes on these."""
@@ -55,6 +62,8 @@ def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
 
     Assertions about such numbers, of Dynamo or of the model, become assertions about tensors.
 
+    Parts of a tensor whose sizes are such numbers are rows that masks select (`fxpar.ir.parts_of_rows`).
+
     Before: `n = lengths.max().item(); ok = n <= 8; _assert_scalar(ok, ...); y = x * n`
     After:  `n = _read(lengths.max()); ok = n <= 8; _assert_async(ok, ...); y = x * n`
 
@@ -62,7 +71,7 @@ def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
         UnsupportedGraphError: a number decides what is computed: a size, an index, or a result that leaves.
     """
     uses = _uses(module)
-    targets = {node: _on_tensors(node, number) for node, number in uses.items()}
+    targets = {node: _on_tensors(node, number) for node, number in uses.items() if node.target not in SPLITS}
     for node, target in targets.items():
         node.op, node.target = "call_function", target
         node.meta.pop("unbacked_bindings", None)  # it binds no symbol any more
@@ -70,6 +79,9 @@ def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
             node.args = (node.args[0], f"an assertion about a number in a tensor failed: {source_line(uses[node])}")
         else:
             _note_value(node, target)
+    for node in uses:
+        if node.target in SPLITS:
+            select_parts(node)
     module.recompile()
 
 
@@ -80,13 +92,21 @@ def _uses(module: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     for node in module.graph.nodes:
         if node.op == "call_method" and node.target == "item":
             uses[node] = numbers[node] = node
+            _complete(node.all_input_nodes[0])
             continue
         read = next((numbers[operand] for operand in node.all_input_nodes if operand in numbers), None)
         if read is not None:
             uses[node] = read
-            if not isinstance(node.meta.get("example_value"), Tensor):
+            if not isinstance(node.meta.get("example_value"), Tensor) and node.target not in SPLITS:
                 numbers[node] = read
     return uses
+
+
+def _complete(element: fx.Node) -> None:
+    """Note the value of an element that Dynamo takes out of a tensor for `tolist`, without saying what it is."""
+    if "example_value" not in element.meta:
+        assert callable(element.target), f"{element} takes an element"
+        element.meta["example_value"] = value_of_call(element.target, element.args)
 
 
 def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from fxpar.environment import is_first_rank
 from fxpar.errors import AllRowsWarning, DataDependentShapeError
@@ -19,11 +20,13 @@ from fxpar.graph.describe import describe_call
 from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.ctc_loss import rows_of_selected
+from fxpar.ir.example_values import value_of_call
 from fxpar.ir.layout import Shard
 from fxpar.ir.markers import is_marker
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
 from fxpar.ir.out_of_place import write_out_of_place
+from fxpar.ir.parts_of_rows import are_all_parts
 from fxpar.passes.decompose.follow_samples import follow_samples
 from fxpar.passes.selected_rows.assignment import added, assigned, read_assignment
 from fxpar.passes.selected_rows.indexing import Index, Indexing, read_indexing, taken_indices
@@ -47,6 +50,8 @@ _OF_ELEMENTS = (
 _SUMS, _MEANS = ("sum", torch.sum), ("mean", torch.mean)
 
 _SELECTS = ("masked_select", torch.masked_select)
+
+_JOINS = (torch.cat, torch.concat, torch.concatenate)
 
 _FINDS = ("nonzero", torch.nonzero, torch.where, torch.argwhere, "argwhere")
 """With one argument, they return the indices of what is true."""
@@ -79,8 +84,8 @@ def keep_all_rows(capture: Capture) -> Capture:
 
 
 def _is_of_known_shape(node: fx.Node) -> bool:
-    value = known_value(node)
-    return not isinstance(value, Tensor) or all(isinstance(size, int) for size in value.shape)
+    values = pytree.tree_leaves(known_value(node))
+    return all(isinstance(size, int) for each in values if isinstance(each, Tensor) for size in each.shape)
 
 
 class _Keeping:
@@ -90,6 +95,7 @@ class _Keeping:
     _selected: for nodes that select, what they select from, and the mask.
     _indices: for nodes that have indices of the places that a mask selects, of which dims of it.
     _matrices: for nodes that have them as columns, the mask.
+    _several: for nodes that have several tensors of rows, as a tuple, the call that makes these.
     _sizes: nodes that have sizes of selected rows, and assertions about them.
     _first: for each node the first one that has the same value, as masks have that are computed twice.
     """
@@ -101,6 +107,7 @@ class _Keeping:
         self._selected: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._indices: dict[fx.Node, tuple[Index, ...]] = {}
         self._matrices: dict[fx.Node, fx.Node] = {}
+        self._several: dict[fx.Node, _Made] = {}
         self._sizes: set[fx.Node] = set()
         self._equal: dict[str, fx.Node] = {}
         self._first: dict[fx.Node, fx.Node] = {}
@@ -112,7 +119,7 @@ class _Keeping:
             if node.op != "placeholder":
                 self._visit(node)
         for node in reversed(self._module.graph.nodes):
-            gone = (self._rows, self._indices, self._matrices, self._sizes, self.replaced)
+            gone = (self._rows, self._indices, self._matrices, self._several, self._sizes, self.replaced)
             if any(node in each for each in gone):
                 self._module.graph.erase_node(node)
         write_out_of_place(self._module)
@@ -143,15 +150,47 @@ class _Keeping:
     def _use(self, node: fx.Node) -> None:
         """Rewrite what takes selected rows, but neither selects nor assigns any."""
         given = node.all_input_nodes
+        if node.target in _JOINS and self._joins(node):
+            return
         if any(used in self._sizes or used in self._indices or used in self._matrices for used in given):
             self._note_size(node)
+        elif node.target is operator.getitem and given[0] in self._several:
+            self._rows[node] = self._taken(node, self._several[given[0]])
         elif any(used in self._rows for used in given):
-            if isinstance(known_value(node), Tensor) and not is_marker(node, "exit") and mutated(node) is None:
+            if is_marker(node, "exit") or mutated(node) is not None:
+                raise self._refusal(node)
+            if isinstance(known_value(node), Tensor):
                 self._compute(node)
+            elif isinstance(known_value(node), tuple | list):
+                self._several[node] = self._made(node, node.args, node.kwargs, self._dims_of(node))
             else:
                 self._note_size(node)
         elif not _is_of_known_shape(node):
+            self._compute_again(node)
+
+    def _compute_again(self, node: fx.Node) -> None:
+        """Note the value of a node whose inputs have been given known shapes."""
+        if node.all_input_nodes and all(map(_is_of_known_shape, node.all_input_nodes)):
+            node.meta["example_value"] = value_of_call(node.target, node.args, node.kwargs)
+        if not _is_of_known_shape(node):
             raise self._refusal(node)
+
+    def _joins(self, node: fx.Node) -> bool:
+        """Rewrite a call that joins the rows of all parts of a tensor, if `node` is one."""
+        parts = node.args[0]
+        assert isinstance(parts, tuple | list), f"{node} joins several tensors"
+        rows = [self._rows[part] for part in parts if isinstance(part, fx.Node) and part in self._rows]
+        if len(rows) < len(parts) or not are_all_parts([each.mask for each in rows]):
+            return False
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        assert isinstance(dim, int), f"{node} joins along a dim"
+        if any(each.dim != dim % example(each.node).dim() for each in rows):
+            return False
+        found = rows[-1].node
+        for each in rows[:-1]:
+            found = self._writer.call(torch.where, self._writer.places(each), each.node, found)
+        self._replace(node, found)
+        return True
 
     def _first_like(self, node: fx.Node) -> fx.Node:
         """The first node that has the same value as `node`, which no op changes in place."""
@@ -220,11 +259,8 @@ class _Keeping:
 
     def _compute(self, node: fx.Node) -> None:
         """Compute what `node` does with selected rows from all rows."""
-        used = [self._rows[each] for each in node.all_input_nodes if each in self._rows]
-        if len({each.mask for each in used}) > 1:
-            raise self._refusal(node)
         is_whole = len(node.args) == 1 and not node.kwargs
-        dims = tuple(sorted({dim for each in used for dim in each.dims}))
+        dims = self._dims_of(node)
         if node.target in _OF_CLASSES:
             self._loss_of_classes(node, dims)
         elif node.target is torch.ops.fxpar.ctc_losses:
@@ -234,9 +270,16 @@ class _Keeping:
             losses = self._on_rows(node, (), given | {"reduction": "none"}, dims)
             self._settle(node, losses, given["reduction"])
         elif is_whole and node.target in (*_SUMS, *_MEANS):
-            self._settle(node, used[0], "mean" if node.target in _MEANS else "sum")
+            self._settle(node, self._rows[node.all_input_nodes[0]], "mean" if node.target in _MEANS else "sum")
         else:
             self._rows[node] = self._on_rows(node, node.args, node.kwargs, dims)
+
+    def _dims_of(self, node: fx.Node) -> tuple[int, ...]:
+        """The dims of the mask along which what `node` takes has rows."""
+        used = [self._rows[each] for each in node.all_input_nodes if each in self._rows]
+        if len({each.mask for each in used}) > 1:
+            raise self._refusal(node)
+        return tuple(sorted({dim for each in used for dim in each.dims}))
 
     def _loss_of_classes(self, node: fx.Node, dims: tuple[int, ...]) -> None:
         """Rows that are not kept have a target that is ignored."""
@@ -266,6 +309,10 @@ class _Keeping:
         Raises:
             DataDependentShapeError: it does not treat each row by itself.
         """
+        made = self._made(node, args, kwargs, dims)
+        return self._with_rows(node, [made.node], made)
+
+    def _made(self, node: fx.Node, args: Any, kwargs: Any, dims: tuple[int, ...]) -> _Made:
         rows = {
             used: self._writer.expanded(self._rows[used], dims) for used in node.all_input_nodes if used in self._rows
         }
@@ -274,12 +321,21 @@ class _Keeping:
             made = self._writer.call(node.target, *args, **kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise self._refusal(node) from error
-        mask = next(iter(rows.values())).mask
+        return _Made(made, tuple(rows.values()))
+
+    def _taken(self, node: fx.Node, made: _Made) -> Rows:
+        """The rows of one of several tensors."""
+        taken = self._writer.call(operator.getitem, made.node, node.args[1])
+        return self._with_rows(node, [made.node, taken], made)
+
+    def _with_rows(self, node: fx.Node, calls: Sequence[fx.Node], made: _Made) -> Rows:
+        """What the last of `calls` returns, for `node`, as rows, if it has a row for each of those that the first takes."""
+        mask, dims = made.rows[0].mask, made.rows[0].dims
         num_rows = example(self._writer.keep(mask, dims)).shape[0]
-        dim = _dim_of_rows(self._module, made, {each.node: each.dim for each in rows.values()}, num_rows)
+        dim = _dim_of_rows(self._module, calls, {each.node: each.dim for each in made.rows}, num_rows)
         if dim is None:
             raise self._refusal(node)
-        return Rows(made, mask, dims, dim)
+        return Rows(calls[-1], mask, dims, dim)
 
     def _settle(self, node: fx.Node, rows: Rows, reduction: str) -> None:
         """Let `rows`, reduced over those that are kept, take the place of `node`."""
@@ -302,6 +358,14 @@ class _Keeping:
         self.replaced[node] = found
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A call on rows of one mask, in the place of selected ones."""
+
+    node: fx.Node
+    rows: tuple[Rows, ...]
+
+
 def _is_number(value: Any) -> bool:
     """Whether it is a number, also one on a tensor."""
     if isinstance(value, fx.Node):
@@ -310,16 +374,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _dim_of_rows(module: fx.GraphModule, node: fx.Node, of_rows: Mapping[fx.Node, int], num_rows: int) -> int | None:
-    """The dim along which what `node` returns has rows that depend on one row each of those of its inputs.
+def _dim_of_rows(
+    module: fx.GraphModule, calls: Sequence[fx.Node], of_rows: Mapping[fx.Node, int], num_rows: int
+) -> int | None:
+    """The dim along which what the last of `calls` returns has rows that depend on one row each of the inputs' rows.
 
     None if it has none.
 
     Args:
+        calls: one, or a call and one that takes an element of what it returns.
         of_rows: for inputs that have rows, the dim along which they lie.
     """
-    inputs = tuple(node.all_input_nodes)
-    joint = trace_part(module, [node], inputs, [node])
+    inputs = tuple(calls[0].all_input_nodes)
+    joint = trace_part(module, calls, inputs, [calls[-1]])
     dims = {port: of_rows[inputs[int(port.name)]] for port in joint.inputs if inputs[int(port.name)] in of_rows}
     found = follow_samples([joint], dims, num_rows, joint.outputs).outputs.get(joint.outputs[0])
     return found.dim if isinstance(found, Shard) and found.outer == 1 else None

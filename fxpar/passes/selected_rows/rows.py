@@ -85,11 +85,14 @@ class RowWriter:
     def masked(self, rows: Rows, other: float) -> fx.Node:
         """The rows, with `other` in the place of those that are not kept."""
         value = example(rows.node)
-        after = value.dim() - rows.dim - 1
-        keep = self.keep(rows.mask, rows.dims)
-        places = self.call(operator.getitem, keep, (*[None] * rows.dim, slice(None), *[None] * after))
         filler = bool(other) if value.dtype == torch.bool else other if value.is_floating_point() else int(other)
-        return self.call("where", rows.node, places, filler)
+        return self.call("where", rows.node, self.places(rows), filler)
+
+    def places(self, rows: Rows) -> fx.Node:
+        """Which rows are kept, of as many dims as the tensor that has them."""
+        after = example(rows.node).dim() - rows.dim - 1
+        keep = self.keep(rows.mask, rows.dims)
+        return self.call(operator.getitem, keep, (*[None] * rows.dim, slice(None), *[None] * after))
 
     def expanded(self, rows: Rows, dims: tuple[int, ...]) -> Rows:
         """A row for each place along more dims of the mask."""
