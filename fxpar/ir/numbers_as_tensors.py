@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.branches import begin_branch
 from fxpar._torch.compiler import assert_async
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.example_values import add_call, value_of_call
@@ -53,6 +54,7 @@ _ON_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.sym_min: _smallest,
     torch.sym_sum: _sum,
     aten._assert_scalar.default: assert_async,
+    begin_branch: begin_branch,
 }
 """What computes on tensors what a function of PyTorch's symbolic numbers computes on these."""
 
@@ -77,7 +79,7 @@ def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
         node.meta.pop("unbacked_bindings", None)  # it binds no symbol any more
         if target is assert_async:
             node.args = (node.args[0], f"an assertion about a number in a tensor failed: {source_line(uses[node])}")
-        else:
+        elif target is not begin_branch:
             _note_value(node, target)
     for node in uses:
         if node.target in SPLITS:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.branches import begin_branch, end_branch
 from fxpar._torch.compiler import FakeTensor, storage_of
 from fxpar.ir.example_values import value_of_call
 from fxpar.ir.node_meta import known_value
@@ -27,8 +28,9 @@ _METHODS = {
 def write_out_of_place(module: fx.GraphModule) -> None:
     """Rewrite pointwise operations in place of `module`, a graph from Dynamo, if no view of the operand is read later.
 
-    Nor may the operand belong to the caller or to a module. What reads it later reads the new value. Without grad, what
-    is changed in place keeps the gradient that it had, and what is computed has none; so such operations stay.
+    Nor may the operand belong to the caller or to a module, or be from before a branch that the operation is in
+    (`fxpar._torch.branches`). What reads it later reads the new value. Without grad, what is changed in place keeps the
+    gradient that it had, and what is computed has none; so such operations stay.
 
     Before: `iadd(x, y)`, `relu(x)`
     After:  `z = add(x, y)`, `relu(z)`
@@ -37,7 +39,12 @@ def write_out_of_place(module: fx.GraphModule) -> None:
     places = {node: place for place, node in enumerate(nodes)}
     views: dict[int, list[fx.Node]] = {}
     with_grad = True
+    begun: list[int] = []
     for place, node in enumerate(nodes):
+        if node.target is begin_branch:
+            begun.append(place)
+        elif node.target is end_branch:
+            begun.pop()
         if node.target is torch._C._set_grad_enabled:
             with_grad = bool(node.args[0])
         rewritten = _out_of_place(node) if with_grad else None
@@ -45,7 +52,7 @@ def write_out_of_place(module: fx.GraphModule) -> None:
             operand: Any = node.args[0]
             others = [each for each in views[storage_of(known_value(operand))] if each is not operand]
             read_later = any(places[user] > place for each in others for user in each.users)
-            held = any(map(_is_held, [operand, *others]))
+            held = any(map(_is_held, [operand, *others])) or places[operand] < max(begun, default=0)
             if not read_later and not held and _returns_the_same(node, operand, *rewritten):
                 node.op, node.target, node.kwargs = rewritten
                 operand.replace_all_uses_with(node, lambda user, place=place: places[user] > place)

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from fxpar._torch.branches import begin_branch, end_branch
 from fxpar.environment import is_first_rank
 from fxpar.errors import AllRowsWarning, DataDependentShapeError
 from fxpar.graph.describe import describe_call
@@ -29,6 +30,7 @@ from fxpar.ir.out_of_place import write_out_of_place
 from fxpar.ir.parts_of_rows import are_all_parts
 from fxpar.passes.decompose.follow_samples import follow_samples
 from fxpar.passes.selected_rows.assignment import added, assigned, read_assignment
+from fxpar.passes.selected_rows.branches import Branches, Condition
 from fxpar.passes.selected_rows.indexing import Index, Indexing, read_indexing, taken_indices
 from fxpar.passes.selected_rows.rows import Rows, RowWriter
 from fxpar.passes.trace_part import trace_part
@@ -51,6 +53,13 @@ _SUMS, _MEANS = ("sum", torch.sum), ("mean", torch.mean)
 
 _SELECTS = ("masked_select", torch.masked_select)
 
+_OF_NUMBERS: Mapping[Any, Any] = {
+    torch.sym_not: torch.logical_not,
+    operator.not_: torch.logical_not,
+    **{each: each for each in (operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne)},
+}
+"""What computes on tensors what conditions compute of numbers."""
+
 _JOINS = (torch.cat, torch.concat, torch.concatenate)
 
 _FINDS = ("nonzero", torch.nonzero, torch.where, torch.argwhere, "argwhere")
@@ -64,6 +73,8 @@ _MANY_MASKS = 3
 def keep_all_rows(capture: Capture) -> Capture:
     """The capture without tensors of unknown shapes, which a forward makes when it selects rows by a mask.
 
+    Where a branch skips something, as it does for masks that select nothing, that is computed, and has no effect.
+
     What treats each row by itself, by the sharding rules of its ops, is computed for all rows; sums and means over rows
     are those of the rows that the mask selects.
 
@@ -73,7 +84,8 @@ def keep_all_rows(capture: Capture) -> Capture:
     Raises:
         DataDependentShapeError: something else is done with the rows.
     """
-    if all(map(_is_of_known_shape, capture.module.graph.nodes)):
+    nodes = capture.module.graph.nodes
+    if all(_is_of_known_shape(node) and node.target is not begin_branch for node in nodes):
         return capture
     capture = capture.copied()
     keeping = _Keeping(capture.module)
@@ -91,6 +103,7 @@ def _is_of_known_shape(node: fx.Node) -> bool:
 class _Keeping:
     """The state of the rewriting.
 
+    _marks: the nodes where branches begin and end.
     _rows: for nodes that have selected rows, rows for all places of the mask.
     _selected: for nodes that select, what they select from, and the mask.
     _indices: for nodes that have indices of the places that a mask selects, of which dims of it.
@@ -103,6 +116,8 @@ class _Keeping:
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._writer = RowWriter()
+        self._branches = Branches(self._writer, self._number)
+        self._marks: set[fx.Node] = set()
         self._rows: dict[fx.Node, Rows] = {}
         self._selected: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._indices: dict[fx.Node, tuple[Index, ...]] = {}
@@ -116,10 +131,12 @@ class _Keeping:
 
     def run(self) -> None:
         for node in list(self._module.graph.nodes):
-            if node.op != "placeholder":
+            if node.op == "placeholder":
+                self._first[node] = node
+            else:
                 self._visit(node)
         for node in reversed(self._module.graph.nodes):
-            gone = (self._rows, self._indices, self._matrices, self._several, self._sizes, self.replaced)
+            gone = (self._rows, self._indices, self._matrices, self._several, self._sizes, self._marks, self.replaced)
             if any(node in each for each in gone):
                 self._module.graph.erase_node(node)
         write_out_of_place(self._module)
@@ -139,13 +156,62 @@ class _Keeping:
     def _visit(self, node: fx.Node) -> None:
         self._writer.before = node
         self._first[node] = self._first_like(node)
+        if node.target in (begin_branch, end_branch):
+            self._marks.add(node)
+            self._begin(node) if node.target is begin_branch else self._branches.end()
+            return
         selection = self._selection(node)
         if selection is not None:
             source, by = selection
             self._selected[node] = source, by.mask
             self._rows[node] = self._writer.select(source, by)
         elif not (self._finds(node) or self._assigns(node)):
+            self._branches.visit(node, self._rows)
             self._use(node)
+
+    def _begin(self, mark: fx.Node) -> None:
+        condition, holds = mark.args
+        assert isinstance(condition, fx.Node) and isinstance(holds, bool), f"{mark} begins a branch"
+        self._branches.begin(Condition(condition, holds, self._asked_for(condition, holds)))
+
+    def _asked_for(self, node: fx.Node, holds: bool) -> fx.Node | None:
+        """The mask that selects something if, and only if, the truth of `node` is `holds`; None if there is none."""
+        match node.target, node.args:
+            case (("any" | torch.any), (fx.Node() as mask,)) if holds and not node.kwargs:
+                return self._first[mask]
+            case ((operator.gt | operator.ne), (fx.Node() as number, 0)) if holds:
+                return self._counted(number)
+            case (operator.ge, (fx.Node() as number, 1)) if holds:
+                return self._counted(number)
+            case (operator.eq, (fx.Node() as number, 0)) if not holds:
+                return self._counted(number)
+        return self._counted(node) if holds else None
+
+    def _counted(self, node: fx.Node) -> fx.Node | None:
+        """The mask of which `node` has the number of what it selects."""
+        match node.target, node.args:
+            case (("sum" | torch.sum), (fx.Node() as mask,)) if example(mask).dtype == torch.bool:
+                return self._first[mask]
+            case torch.ops.aten.sym_size.int, (fx.Node() as sized, int(dim)):
+                return self._mask_of(sized) if dim == (self._rows[sized].dim if sized in self._rows else 0) else None
+        return None
+
+    def _number(self, node: fx.Node) -> fx.Node:
+        """A number as a tensor, also if it is computed of numbers of selected rows."""
+        if isinstance(known_value(node), Tensor):
+            return node
+        if (mask := self._counted(node)) is not None:
+            return self._writer.call("sum", self._writer.chosen(mask, tuple(range(example(mask).dim()))))
+        if node.target in _OF_NUMBERS:
+            numbers = [self._number(each) if isinstance(each, fx.Node) else each for each in node.args]
+            return self._writer.call(_OF_NUMBERS[node.target], *numbers)
+        raise self._branches.refusal(node)
+
+    def _mask_of(self, node: fx.Node) -> fx.Node | None:
+        """The mask that has selected what `node` has."""
+        if node in self._rows:
+            return self._rows[node].mask
+        return self._indices[node][0].mask if node in self._indices else self._matrices.get(node)
 
     def _use(self, node: fx.Node) -> None:
         """Rewrite what takes selected rows, but neither selects nor assigns any."""
@@ -292,6 +358,8 @@ class _Keeping:
         losses = self._writer.call(node.target, **given | {"input": scores.node, "target": ignored})
         if given["reduction"] == "none":
             self._rows[node] = replace(targets, node=losses)
+        elif given["reduction"] == "mean" and self._branches:
+            raise self._branches.refusal(node)
         else:
             self._replace(node, losses)
 
@@ -329,7 +397,7 @@ class _Keeping:
         return self._with_rows(node, [made.node, taken], made)
 
     def _with_rows(self, node: fx.Node, calls: Sequence[fx.Node], made: _Made) -> Rows:
-        """What the last of `calls` returns, for `node`, as rows, if it has a row for each of those that the first takes."""
+        """What the last of `calls` returns, in the place of `node`: a row for each of those that the first takes."""
         mask, dims = made.rows[0].mask, made.rows[0].dims
         num_rows = example(self._writer.keep(mask, dims)).shape[0]
         dim = _dim_of_rows(self._module, calls, {each.node: each.dim for each in made.rows}, num_rows)
@@ -342,6 +410,8 @@ class _Keeping:
         if reduction == "none":
             self._rows[node] = rows
             return
+        if reduction == "mean" and self._branches:
+            raise self._branches.refusal(node)  # of no rows it is not a number
         rows = self._writer.expanded(rows, tuple(range(example(rows.mask).dim())))
         found = self._writer.call("sum", self._writer.masked(rows, 0))
         if reduction == "mean":

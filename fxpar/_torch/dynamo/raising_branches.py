@@ -6,26 +6,16 @@ After:  `torch._assert_async(~(x < 0).any(), ...)`
 
 import dis
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._dynamo.bytecode_transformation import Instruction
 from torch._dynamo.exc import unimplemented
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import LazyVariableTracker, TensorVariable
-from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxpar._torch.compiler import assert_async
-
-_JUMPS_IF: dict[str, bool] = {
-    name: "IF_TRUE" in name
-    for name in dis.opmap
-    if name.startswith("POP_JUMP") and name.endswith(("IF_TRUE", "IF_FALSE")) and "BACKWARD" not in name
-}
-"""Instructions that take a condition from the stack, and whether they jump where it holds."""
+from fxpar._torch.dynamo.jumps import Jump, change_jumps, truth_of_tensor
 
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
@@ -33,26 +23,16 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 @functools.cache
 def assert_what_branches_raise() -> None:
     """Let Dynamo trace such branches, where it also traces numbers that are read from tensors."""
-    translators: list[Any] = [InstructionTranslatorBase, *_subclasses(InstructionTranslatorBase)]
-    for table in (translator.dispatch_table for translator in translators):
-        for name, jumps_if in _JUMPS_IF.items():
-            opcode = dis.opmap[name]
-            if table[opcode] is not None:
-                table[opcode] = _asserting(table[opcode], jumps_if)
+    change_jumps(_asserting)
 
 
-def _subclasses(cls: type) -> list[type]:
-    children: list[type] = cls.__subclasses__()
-    return [each for child in children for each in (child, *_subclasses(child))]
-
-
-def _asserting(jump: Callable[[Any, Instruction], None], jumps_if: bool) -> Callable[[Any, Instruction], None]:
+def _asserting(jump: Jump, jumps_if: bool) -> Jump:
     """An instruction that jumps, but asserts that neither branch is taken that only raises."""
 
     def run(self: Any, inst: Instruction) -> None:
         if isinstance(self.stack[-1], SymNodeVariable):
             return _jump_by_number(jump, self, inst)
-        condition = _truth_of_tensor(self.stack[-1])
+        condition = truth_of_tensor(self.stack[-1])
         if condition is None or not torch._dynamo.config.capture_scalar_outputs:
             return jump(self, inst)
         next_raises = _only_raises(self, self.instruction_pointer)
@@ -71,23 +51,12 @@ def _asserting(jump: Callable[[Any, Instruction], None], jumps_if: bool) -> Call
     return run
 
 
-def _jump_by_number(jump: Callable[[Any, Instruction], None], self: Any, inst: Instruction) -> None:
+def _jump_by_number(jump: Jump, self: Any, inst: Instruction) -> None:
     """Break the graph where a number from a tensor decides: Dynamo does so for comparisons, but not for the number."""
     try:
         jump(self, inst)
     except GuardOnDataDependentSymNode as error:
         unimplemented(gb_type="Data-dependent branching", context=str(error), explanation=str(error), hints=[])
-
-
-def _truth_of_tensor(condition: VariableTracker) -> VariableTracker | None:
-    """A condition that is a tensor of one element; None for any other, which is left as lazy as it is."""
-    if isinstance(condition, LazyVariableTracker):
-        if not condition.is_realized() and not isinstance(condition.peek_value(), torch.Tensor):
-            return None
-        condition = condition.realize()
-    if not isinstance(condition, TensorVariable):
-        return None
-    return condition if condition.as_proxy().node.meta["example_value"].numel() == 1 else None
 
 
 def _only_raises(self: Any, start: int) -> str | None:

@@ -7,9 +7,13 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch._dynamo.variables import TorchInGraphFunctionVariable, UserFunctionVariable
+from torch import Tensor
+from torch._dynamo.variables import TensorVariable, TorchInGraphFunctionVariable, UserFunctionVariable
 
 _replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+_replaced_methods: dict[str, Callable[..., Any]] = {}
+"""Of tensors."""
 
 
 def trace_in_place_of(function: Callable[..., Any], other: Callable[..., Any]) -> None:
@@ -37,6 +41,23 @@ def trace_past_flags_of_kernels() -> None:
     trace_in_place_of(torch.backends.cudnn.flags, _no_flags)
 
 
+def trace_counts_of_known_length() -> None:
+    """Let Dynamo trace `torch.bincount` with a least length as that many counts: how many there are depends on values.
+
+    A larger number is an error of the step then, where PyTorch would return more counts.
+    """
+    trace_in_place_of(torch.bincount, _counts)
+    _replaced_methods["bincount"] = _counts
+
+
+def _counts(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    if weights is not None or minlength == 0:
+        found: Tensor = torch.ops.aten.bincount(input, weights, minlength)
+        return found
+    zeros = torch.zeros(minlength, dtype=torch.int64, device=input.device)
+    return zeros.scatter_add(0, input.long(), torch.ones_like(input, dtype=torch.int64))
+
+
 def _no_flags(*_: Any, **__: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
@@ -52,3 +73,12 @@ def _install() -> None:
         return UserFunctionVariable(cast(FunctionType, other)).call_function(tx, args, kwargs)
 
     TorchInGraphFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+    call_method = TensorVariable.call_method
+
+    def call_replaced_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        other = _replaced_methods.get(name)
+        if other is None:
+            return call_method(self, tx, name, args, kwargs)
+        return UserFunctionVariable(cast(FunctionType, other)).call_function(tx, [self, *args], kwargs)
+
+    TensorVariable.call_method = call_replaced_method  # type: ignore[method-assign]

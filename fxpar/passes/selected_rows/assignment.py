@@ -51,7 +51,7 @@ def assigned(writer: RowWriter, tensor: fx.Node, at: Indexing, values: Rows | fx
     Of several rows for one place the last one counts, as in eager mode on one thread, and it alone has a gradient.
     """
     if not isinstance(values, Rows):
-        chosen = _of_tensor(writer, writer.chosen(at.mask, tuple(sorted(at.dims))), tensor, at)
+        chosen = _of_tensor(writer, writer.assigned(at.mask, tuple(sorted(at.dims))), tensor, at)
         return writer.call(torch.where, chosen, values, tensor)
     found = _by_place(writer, tensor, at, values)
     if found is None:
@@ -91,7 +91,7 @@ def _by_place(writer: RowWriter, tensor: fx.Node, at: Indexing, values: Rows) ->
     rows = writer.unflatten(rows, 0, [example(at.mask).shape[dim] for dim in dims])
     extra = [dim for dim in dims if dim not in at.dims]
     order = [dims.index(dim) for dim in (*extra, *at.dims)]
-    chosen = writer.permute(writer.chosen(at.mask, dims), order)
+    chosen = writer.permute(writer.assigned(at.mask, dims), order)
     return writer.permute(rows, [*order, *range(len(dims), example(rows).dim())]), chosen, len(extra)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,10 +36,15 @@ class Rows:
 
 
 class RowWriter:
-    """Writes calls that make rows of tensors, in front of the node `before`."""
+    """Writes calls that make rows of tensors, in front of the node `before`.
+
+    condition_beside: gives a boolean tensor without dims that is true where what is written is to have an effect; None
+        if that is wherever the given mask selects something.
+    """
 
     def __init__(self) -> None:
         self.before: fx.Node
+        self.condition_beside: Callable[[fx.Node], fx.Node | None] = lambda mask: None
         self._chosen: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
         self._keep: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
 
@@ -61,6 +66,11 @@ class RowWriter:
                     found = self.call("any", found, dim)
             self._chosen[mask, dims] = found
         return self._chosen[mask, dims]
+
+    def assigned(self, mask: fx.Node, dims: tuple[int, ...]) -> fx.Node:
+        """`chosen`, where the condition holds."""
+        chosen, condition = self.chosen(mask, dims), self.condition_beside(mask)
+        return chosen if condition is None else self.call(torch.logical_and, chosen, condition)
 
     def keep(self, mask: fx.Node, dims: tuple[int, ...]) -> fx.Node:
         """`chosen` as a vector, which says which rows are kept."""

@@ -1,0 +1,13 @@
+"""Marks in a graph where what is computed has an effect only if a branch was taken."""
+
+from typing import Any
+
+
+def begin_branch(condition: Any, holds: bool) -> None:
+    """What follows is to have an effect where the truth of `condition`, a tensor or a number of one, is `holds`."""
+    raise AssertionError("branches are for passes")
+
+
+def end_branch() -> None:
+    """The end of the branch that was begun last."""
+    raise AssertionError("branches are for passes")

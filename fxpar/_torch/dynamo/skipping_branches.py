@@ -1,0 +1,278 @@
+"""Branches on the values of tensors that only skip something are traced as if they were taken, between two marks.
+
+Before: `if mask.any(): y[mask] = f(x[mask])`, where Dynamo would end the graph
+After:  `begin_branch(mask.any(), True); y[mask] = f(x[mask]); end_branch()`
+
+What is traced between the marks may change tensors in place, but no object or variable that is read after it.
+"""
+
+import functools
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.bytecode_transformation import Instruction
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import LazyVariableTracker
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import SymNodeVariable
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from fxpar._torch.branches import begin_branch, end_branch
+from fxpar._torch.dynamo.jumps import Jump, change_jumps, truth_of_tensor
+
+
+@functools.cache
+def trace_what_branches_skip() -> None:
+    """Let Dynamo trace such branches, where it also traces numbers that are read from tensors."""
+    change_jumps(_tracing)
+    _note_changes()
+
+
+def _tracing(jump: Jump, jumps_if: bool) -> Jump:
+    """An instruction that jumps, but traces what one of two branches does, if the other one does nothing."""
+
+    def run(self: Any, inst: Instruction) -> None:
+        condition = _condition(self.stack[-1]) if torch._dynamo.config.capture_scalar_outputs else None
+        branch = None if condition is None else _branch(self, inst)
+        if condition is None or branch is None:
+            return jump(self, inst)
+        self.pop()
+        jumps = branch.start == self.indexof[inst.target]
+        holds = jumps_if if jumps else not jumps_if
+        self.output.create_proxy("call_function", begin_branch, (condition.as_proxy(), holds), {})
+        branch.note(self)
+        _watch(self, branch)
+        if jumps:
+            self.jump(inst)
+        return None
+
+    return run
+
+
+def _condition(condition: VariableTracker) -> VariableTracker | None:
+    """A condition that depends on values of tensors; None for any other."""
+    if isinstance(condition, SymNodeVariable):
+        return condition if free_unbacked_symbols(condition.sym_num) else None
+    return truth_of_tensor(condition)
+
+
+@dataclass(eq=False, slots=True)
+class _Branch:
+    """The instructions that one branch runs, and the other one does not.
+
+    start: the first one.
+    ends: where they may end, which is where the other branch goes on, or a copy of what follows there, up to a return.
+    line: that of the branch.
+    variables: the local variables where it begins.
+    before: the ids of what there was then, besides what has a source.
+    changed: what has been changed of that.
+    """
+
+    start: int
+    ends: Set[int]
+    line: str
+    variables: dict[str, VariableTracker] = field(default_factory=dict)
+    depth: int = 0
+    before: set[int] = field(default_factory=set)
+    kept: list[VariableTracker] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+    def note(self, translator: Any) -> None:
+        """Note what there is where the branch begins."""
+        self.variables, self.depth = dict(translator.symbolic_locals), len(translator.stack)
+        VariableTracker.visit(self.kept.append, list(_values(translator)))
+        self.before = {id(each) for each in self.kept}
+
+    def change(self, item: VariableTracker, what: str) -> None:
+        """Note a change of an object, if it is one that there was before."""
+        if item.source is not None or id(item) in self.before:
+            self.changed.append(what)
+
+    def problem(self, translator: Any) -> str | None:
+        """What the branch has changed that is read after it, or None."""
+        if self.changed or len(translator.stack) != self.depth:
+            return ", ".join(self.changed) or "what it leaves to compute with"
+        now = translator.symbolic_locals
+        for name, before in self.variables.items():
+            if not _is_same(before, now.get(name)) and _is_read(translator, translator.instruction_pointer, name):
+                return f"the variable {name!r}"
+        return None
+
+
+def _values(translator: Any) -> Iterator[Any]:
+    """What the frames of a call have in variables and on their stacks."""
+    while translator is not None:
+        yield from translator.symbolic_locals.values()
+        yield from translator.stack
+        translator = translator.parent
+
+
+def _is_same(before: VariableTracker, after: VariableTracker | None) -> bool:
+    if after is None:
+        return False
+    before, after = (each.unwrap() if isinstance(each, LazyVariableTracker) else each for each in (before, after))
+    if before is after:
+        return True
+    constants = before.is_python_constant() and after.is_python_constant()
+    return constants and bool(before.as_python_constant() == after.as_python_constant())
+
+
+def _branch(self: Any, inst: Instruction) -> _Branch | None:
+    """The branch that does something, if the other one leads to where it ends without doing anything."""
+    ways = self.instruction_pointer, self.indexof[inst.target]
+    for start, other in (ways, ways[::-1]):
+        ends = _copies_of(self, _next_that_acts(self, other))
+        if _leads_to(self, start, ends):
+            line = inst.positions.lineno if inst.positions else "an unknown line"
+            return _Branch(start, ends, f"{self.f_code.co_filename}:{line}")
+    return None
+
+
+_ENDS = ("RETURN", "RAISE", "RERAISE")
+
+_ALWAYS_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
+
+
+def _next_that_acts(self: Any, place: int) -> int:
+    """The first instruction from `place` on that does more than to jump."""
+    seen: set[int] = set()
+    while place not in seen:
+        seen.add(place)
+        inst = self.instructions[place]
+        if inst.opname in _ALWAYS_JUMPS:
+            place = self.indexof[inst.target]
+        elif inst.opname == "NOP":
+            place += 1
+    return place
+
+
+def _copies_of(self: Any, place: int) -> Set[int]:
+    """The places of equal instructions up to a return, of which the compiler makes copies for each branch."""
+    tail: list[tuple[str, Any]] = []
+    for inst in self.instructions[place:]:
+        if inst.target is not None:
+            return {place}
+        tail.append((inst.opname, inst.argval))
+        if inst.opname.startswith(_ENDS):
+            break
+    count = len(tail)
+    described = [(inst.opname, inst.argval) for inst in self.instructions]
+    return {place, *(each for each in range(len(described) - count + 1) if described[each : each + count] == tail)}
+
+
+def _leads_to(self: Any, start: int, ends: Set[int]) -> bool:
+    """Whether the ways from `start` that do not raise lead to one of `ends`: none returns or yields before."""
+    seen: set[int] = set()
+    places = [start]
+    while places:
+        place = places.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        if place in ends:
+            continue
+        if self.instructions[place].opname.startswith(("RETURN", "YIELD")):
+            return False
+        places += _next(self, place)
+    return bool(seen & ends)
+
+
+def _is_read(self: Any, start: int, name: str) -> bool:
+    """Whether a way from `start` leads to where a local variable is read, or deleted, before it is assigned again.
+
+    Dynamo's own analysis says so of any that is read on a way that has a branch.
+    """
+    seen: set[int] = set()
+    places = [start]
+    while places:
+        place = places.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        inst = self.instructions[place]
+        if "FAST" in inst.opname and name in (inst.argval if isinstance(inst.argval, tuple) else (inst.argval,)):
+            if not inst.opname.replace("STORE_FAST", "").strip("_"):
+                continue
+            return True
+        places += _next(self, place)
+    return False
+
+
+def _next(self: Any, place: int) -> Iterator[int]:
+    """Where the instruction may go on."""
+    inst = self.instructions[place]
+    if inst.target is not None:
+        yield self.indexof[inst.target]
+    if inst.opname not in _ALWAYS_JUMPS and not inst.opname.startswith(_ENDS):
+        yield place + 1
+
+
+_OPEN = "open_branches"
+"""The attribute of Dynamo's `OutputGraph` that has the branches that are being traced."""
+
+
+def _watch(self: Any, branch: _Branch) -> None:
+    """End the branch before the translator traces the instruction where the other one goes on."""
+    step = self.step
+    setattr(self.output, _OPEN, [*getattr(self.output, _OPEN, ()), branch])
+
+    def watching() -> bool:
+        if self.instruction_pointer not in branch.ends:
+            went_on: bool = step()
+            return went_on
+        self.step = step
+        _end(self, branch)
+        return bool(self.step())
+
+    self.step = watching
+
+
+def _end(self: Any, branch: _Branch) -> None:
+    getattr(self.output, _OPEN).remove(branch)
+    if (problem := branch.problem(self)) is not None:
+        unimplemented(
+            gb_type="Data-dependent branching",
+            context=problem,
+            explanation=f"A tensor decides whether the branch at {branch.line} changes {problem}.",
+            hints=["Compute both, and choose by torch.where, or branch by torch.cond."],
+        )
+    self.output.create_proxy("call_function", end_branch, (), {})
+
+
+def _note_changes() -> None:
+    """Let open branches know what of the objects that there were before is changed."""
+    mutation, store_attr, store_cell, store_global = (
+        SideEffects.mutation,
+        SideEffects.store_attr,
+        SideEffects.store_cell,
+        SideEffects.store_global,
+    )
+
+    def changing(self: SideEffects, var: VariableTracker) -> None:
+        _note(self, var, "a container")
+        mutation(self, var)
+
+    def storing_attr(self: SideEffects, item: VariableTracker, name: str, *args: Any, **kwargs: Any) -> None:
+        _note(self, item, f"the attribute {name!r}")
+        store_attr(self, item, name, *args, **kwargs)
+
+    def storing_cell(self: SideEffects, cellvar: VariableTracker, value: VariableTracker) -> None:
+        _note(self, cellvar, "a variable of a closure")
+        store_cell(self, cellvar, value)
+
+    def storing_global(self: SideEffects, gvar: VariableTracker, name: str, value: VariableTracker) -> None:
+        _note(self, gvar, f"the global variable {name!r}")
+        store_global(self, gvar, name, value)
+
+    SideEffects.mutation = changing  # type: ignore[method-assign]
+    SideEffects.store_attr = storing_attr  # type: ignore[method-assign]
+    SideEffects.store_cell = storing_cell  # type: ignore[method-assign]
+    SideEffects.store_global = storing_global  # type: ignore[method-assign]
+
+
+def _note(effects: SideEffects, item: VariableTracker, what: str) -> None:
+    for branch in getattr(effects.output_graph_weakref(), _OPEN, ()):
+        branch.change(item, what)

@@ -1,0 +1,146 @@
+"""Compute what a branch skips, and let it have an effect only where the branch was taken."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from fxpar._torch.compiler import assert_async
+from fxpar.errors import GraphBreakError
+from fxpar.graph.shared_values import is_side_effect_only, mutated
+from fxpar.ir.capture import example
+from fxpar.ir.mean_losses import arguments_by_name
+from fxpar.ir.node_meta import is_of_size, source_line
+from fxpar.passes.selected_rows.rows import RowWriter
+
+_SINGULAR = frozenset(
+    f"{arc}{name}{h}" for arc in ("a", "arc") for name in ("cos", "sin", "tan") for h in ("", "h")
+) | {
+    *("log", "log2", "log10", "log1p", "logit", "lgamma", "digamma", "polygamma", "erfinv", "reciprocal"),
+    *("sqrt", "rsqrt", "pow", "rpow", "float_power", "std", "var", "norm", "vector_norm"),
+}
+"""Functions of PyTorch with infinite values or derivatives, which a branch may be there to avoid."""
+
+_DIVISIONS = {
+    *("truediv", "itruediv", "div", "true_divide", "divide", "floordiv", "floor_divide", "mod", "remainder", "fmod")
+}
+
+_RUNNING = functional.batch_norm, functional.instance_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """When a branch is taken: where the truth of a tensor of one element, or of a number of one, is `holds`.
+
+    mask: the mask of which it asks whether it selects anything, if it does only that.
+    """
+
+    node: fx.Node
+    holds: bool
+    mask: fx.Node | None
+
+
+class Branches:
+    """The branches that a node is in, the innermost last.
+
+    Args:
+        number: gives a number as a tensor of one element.
+    """
+
+    def __init__(self, writer: RowWriter, number: Callable[[fx.Node], fx.Node]) -> None:
+        self._writer = writer
+        self._number = number
+        self._open: list[tuple[Condition, set[fx.Node]]] = []
+        writer.condition_beside = self._taken
+
+    def begin(self, condition: Condition) -> None:
+        """Begin a branch that is taken where the condition holds."""
+        self._open.append((condition, set()))
+
+    def end(self) -> None:
+        """End the innermost branch."""
+        self._open.pop()
+
+    def _taken(self, mask: fx.Node | None = None) -> fx.Node | None:
+        """Whether the branches are taken, a boolean tensor without dims; None if they are wherever `mask` selects."""
+        taken = [self._truth(each) for each, _ in self._open if mask is None or each.mask is not mask]
+        return functools.reduce(partial(self._writer.call, torch.logical_and), taken) if taken else None
+
+    def _truth(self, condition: Condition) -> fx.Node:
+        call, number = self._writer.call, self._number(condition.node)
+        truth = number if example(number).dtype == torch.bool else call(operator.ne, number, 0)
+        truth = call("reshape", truth, ()) if example(truth).dim() else truth
+        return truth if condition.holds else call(torch.logical_not, truth)
+
+    def visit(self, node: fx.Node, rows: Collection[fx.Node]) -> None:
+        """Let `node` have no effect outside of the branches that it is in, unless they are taken.
+
+        Args:
+            rows: the nodes that have selected rows, whose values are regular also where none is selected.
+
+        Raises:
+            GraphBreakError: it has one that is not known to be harmless.
+        """
+        if not self._open:
+            return
+        for _, inside in self._open:
+            inside.add(node)
+        changed = mutated(node)
+        if changed is not None and changed not in self._open[-1][1]:
+            self._change_if(node)
+        elif node.target is assert_async:
+            skipped = self._writer.call(torch.logical_not, self._taken())
+            node.update_arg(0, self._writer.call(torch.logical_or, node.args[0], skipped))
+        elif (
+            (is_side_effect_only(node) and not is_of_size(node))
+            or _changes_statistics(node)
+            or _may_be_singular(node, rows)
+        ):
+            raise self.refusal(node)
+
+    def _change_if(self, node: fx.Node) -> None:
+        tensor, *given = node.args
+        match node.target, given:
+            case "copy_", [fx.Node() as value]:
+                node.update_arg(1, self._writer.call(torch.where, self._taken(), value, tensor))
+            case "masked_fill_", [fx.Node() as mask, _]:
+                node.update_arg(1, self._writer.call(torch.logical_and, mask, self._taken()))
+            case _:
+                raise self.refusal(node)
+
+    def refusal(self, node: fx.Node) -> GraphBreakError:
+        """The error that `node` depends on a branch."""
+        return GraphBreakError(
+            f"values of tensors decide whether {node.name} is computed. What a branch skips is computed in any case, "
+            "and may only assign rows that a mask selects, by values that are finite, too, where it selects none; for "
+            "others, choose by torch.where, or branch by torch.cond",
+            source_line(node),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+
+def _changes_statistics(node: fx.Node) -> bool:
+    """Whether it is a norm that updates what it has seen so far."""
+    if node.target not in _RUNNING:
+        return False
+    given = arguments_by_name(node)
+    return given.get("running_mean") is not None and bool(given.get("training", given.get("use_input_stats")))
+
+
+def _may_be_singular(node: fx.Node, rows: Collection[fx.Node]) -> bool:
+    """Whether it is a function that is not finite everywhere, of a tensor that may be anywhere."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name.rstrip("_")
+    if name in _DIVISIONS:
+        return len(node.args) < 2 or (isinstance(node.args[1], fx.Node) and node.args[1] not in rows)
+    is_power = name == "pow" and len(node.args) > 1 and isinstance(node.args[1], int) and node.args[1] >= 0
+    return name in _SINGULAR and not is_power and any(used not in rows for used in node.all_input_nodes)

@@ -1,0 +1,269 @@
+"""Forwards that skip something for values of their tensors train as on one process, whether it is skipped or not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxpar
+from fxpar.errors import GraphBreakError
+from tests.support.one_process import ATEN, mesh_of_one_process
+from tests.support.parity import compare
+
+mesh = pytest.fixture(mesh_of_one_process)
+
+ROWS, WIDTH = 8, 4
+
+Part = Callable[["Model", Tensor, Tensor], Tensor | None]
+
+
+class Model(nn.Module):
+    """A layer, a part that changes what the layer returns, and the mean of the squares of another layer."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__()
+        self.first, self.other, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.token = nn.Parameter(torch.randn(WIDTH))
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.part, self.seen = part, 0
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        hidden = self.first(x)
+        changed = self.part(self, hidden, kinds)
+        loss: Tensor = self.last(hidden if changed is None else changed).square().mean()
+        return loss
+
+
+def if_any(model: Model, h: Tensor, kinds: Tensor) -> None:
+    mask = kinds == 1
+    if mask.any():
+        h[mask] = model.other(h[mask])
+
+
+def if_not_any(model: Model, h: Tensor, kinds: Tensor) -> None:
+    for kind in range(3):
+        mask = kinds == kind
+        if not mask.any():
+            continue
+        h[mask] += (kind + 1) * model.other(h[mask])
+
+
+def if_so_many(model: Model, h: Tensor, kinds: Tensor) -> None:
+    places = torch.where(kinds > 1)[0]
+    if places.numel() > 0:
+        h[places] = model.other(h[places]).relu()
+    if len(places) == 0:
+        h[kinds == 0] = model.other(h[kinds == 0])
+    if places.shape[0] >= 1:
+        h.index_add_(0, places, h[places])
+
+
+def if_counted(model: Model, h: Tensor, kinds: Tensor) -> None:
+    numbers = torch.bincount(kinds, minlength=3).tolist()
+    for kind in range(3):
+        if numbers[kind] != 0:
+            mask = kinds == kind
+            h[mask] = kind * model.other(h[mask])
+    if kinds.bincount(minlength=3)[1] > 0 and kinds.max() > 0:
+        h[kinds == 1] = 2 * h[kinds == 1]
+
+
+def if_something_else(model: Model, h: Tensor, kinds: Tensor) -> None:
+    """Whether rows are assigned does not depend on whether there are any."""
+    if kinds.float().mean() > 1.0:
+        h[kinds == 1] = model.other(h[kinds == 1])
+        if (kinds == 2).all():
+            h[kinds > 0] *= 3
+        h[kinds == 2] = 0.5
+
+
+def if_a_token(model: Model, h: Tensor, kinds: Tensor) -> None:
+    mask = kinds == 1
+    if mask.sum() > 0:
+        h[mask] = model.token
+    if kinds.min() > 0:
+        h.masked_fill_(mask[:, None], 0.25)
+        h.copy_(h.flip(1))
+
+
+def if_asserted(model: Model, h: Tensor, kinds: Tensor) -> None:
+    """An assertion counts only where the branch is taken."""
+    mask = kinds == 1
+    if mask.any():
+        if (kinds > 1).any():
+            raise ValueError("expected no other kinds beside 1")
+        h[mask] = model.other(h[mask])
+
+
+def with_a_variable_of_its_own(model: Model, h: Tensor, kinds: Tensor) -> None:
+    chosen = kinds == 0
+    for kind in range(2):
+        chosen = kinds == kind
+        if chosen.any():
+            rows = h[chosen]
+            scaled = rows * (kind + 2)
+            parts = [scaled]
+            parts.append(rows)
+            h[chosen] = parts[0] + parts[1]
+
+
+TRAIN: dict[str, Part] = {
+    part.__name__: part
+    for part in (
+        if_any,
+        if_not_any,
+        if_so_many,
+        if_counted,
+        if_something_else,
+        if_a_token,
+        if_asserted,
+        with_a_variable_of_its_own,
+    )
+}
+
+KINDS = {
+    "of each": [0, 1, 2, 1, 0, 0, 2, 1],
+    "of the first": [0] * ROWS,
+    "of the second": [1] * ROWS,
+    "of the last": [2] * ROWS,
+    "of two": [2, 1, 1, 2, 2, 2, 1, 1],
+}
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_what_a_branch_skips_has_no_effect(name: str, mesh: fxpar.Mesh) -> None:
+    torch.manual_seed(1)
+    alone, x = Model(TRAIN[name]), torch.randn(ROWS, WIDTH)
+    model = fxpar.distribute(copy.deepcopy(alone), mesh)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    for what, kinds in KINDS.items():
+        if name == "if_asserted" and what == "of each":
+            continue
+        given = x, torch.tensor(kinds)
+        losses = alone(*given), step(*given)
+        for loss in losses:
+            loss.backward()
+        for parameter in alone.parameters():  # of what is skipped, a step has zeros
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        compare(f"{name}, rows {what}", *losses, alone, model)
+        alone.zero_grad()
+        model.zero_grad()
+
+
+def test_an_assertion_in_a_branch_that_is_taken_raises(mesh: fxpar.Mesh) -> None:
+    model = fxpar.distribute(Model(if_asserted), mesh)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    step(torch.randn(ROWS, WIDTH), torch.tensor(KINDS["of the last"]))
+    with pytest.raises(RuntimeError, match="the forward raises at"):
+        step(torch.randn(ROWS, WIDTH), torch.tensor(KINDS["of each"]))
+
+
+@pytest.mark.filterwarnings("error::fxpar.errors.BatchMixingWarning")
+@pytest.mark.parametrize("name", ["if_any", "if_not_any", "if_so_many", "if_something_else", "if_a_token"])
+def test_microbatches_may_differ_in_whether_there_are_rows(name: str, mesh: fxpar.Mesh) -> None:
+    torch.manual_seed(1)
+    alone, x, kinds = Model(TRAIN[name]), torch.randn(ROWS, WIDTH), torch.tensor(KINDS["of each"])
+    model = fxpar.distribute(copy.deepcopy(alone), mesh, microbatches=4)
+    losses = alone(x, kinds), torch.compile(model, backend="fxpar", options=ATEN)(x, kinds)
+    for loss in losses:
+        loss.backward()
+    compare(name, *losses, alone, model)
+
+
+def otherwise(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    return model.other(h) if (kinds == 1).any() else h
+
+
+def another_variable(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    if (kinds == 1).any():
+        h = model.other(h)
+    return h
+
+
+def in_a_list(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    parts = [h]
+    if (kinds == 1).any():
+        parts.append(model.other(h))
+    return torch.stack(parts).sum(0)
+
+
+def an_attribute(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (kinds == 1).any():
+        model.seen += 1
+    h *= model.seen
+
+
+def a_return(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    if not (kinds == 1).any():
+        return h
+    return model.other(h)
+
+
+def in_place(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (kinds == 1).any():
+        h.mul_(2)
+
+
+def an_operator_in_place(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (kinds == 1).any():
+        h += 1
+
+
+def a_quotient(model: Model, h: Tensor, kinds: Tensor) -> None:
+    number = kinds.sum()
+    if number > 0:
+        h[kinds == 1] = h.sum(0) / number
+
+
+def a_mean(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (kinds == 1).any():
+        h[kinds == 0] = h[kinds == 1].mean()
+
+
+def a_logarithm(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (h > 0).all():
+        h[kinds == 1] = h.log().sum(0)
+
+
+def statistics(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (kinds == 1).any():
+        h[kinds == 1] = model.norm(h).sum(0)
+
+
+def a_loop_that_ends(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    for _ in range(3):
+        if (h.abs() < 1).all():
+            break
+        h = h / 2
+    return h
+
+
+REFUSED: dict[str, Part] = {
+    part.__name__: part
+    for part in (
+        otherwise,
+        another_variable,
+        in_a_list,
+        an_attribute,
+        a_return,
+        in_place,
+        an_operator_in_place,
+        a_quotient,
+        a_mean,
+        a_logarithm,
+        statistics,
+        a_loop_that_ends,
+    )
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_branch_that_changes_something_else_is_refused(name: str, mesh: fxpar.Mesh) -> None:
+    model = fxpar.distribute(Model(REFUSED[name]), mesh)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    with pytest.raises(GraphBreakError, match=r"test_skipping_branches.py"):
+        step(torch.randn(ROWS, WIDTH), torch.tensor(KINDS["of each"]))
