@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from fxpar._torch.branches import begin_branch, end_branch
 from fxpar.environment import is_first_rank
 from fxpar.errors import AllRowsWarning, DataDependentShapeError
-from fxpar.graph.describe import describe_call
+from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.ctc_loss import rows_of_selected
@@ -109,6 +109,7 @@ class _Keeping:
     _indices: for nodes that have indices of the places that a mask selects, of which dims of it.
     _matrices: for nodes that have them as columns, the mask.
     _several: for nodes that have several tensors of rows, as a tuple, the call that makes these.
+    _dims_of_kinds: for each kind of call, in which dim what it returns has rows.
     _sizes: nodes that have sizes of selected rows, and assertions about them.
     _first: for each node the first one that has the same value, as masks have that are computed twice.
     """
@@ -123,6 +124,7 @@ class _Keeping:
         self._indices: dict[fx.Node, tuple[Index, ...]] = {}
         self._matrices: dict[fx.Node, fx.Node] = {}
         self._several: dict[fx.Node, _Made] = {}
+        self._dims_of_kinds: dict[str, int | None] = {}
         self._sizes: set[fx.Node] = set()
         self._equal: dict[str, fx.Node] = {}
         self._first: dict[fx.Node, fx.Node] = {}
@@ -400,7 +402,13 @@ class _Keeping:
         """What the last of `calls` returns, in the place of `node`: a row for each of those that the first takes."""
         mask, dims = made.rows[0].mask, made.rows[0].dims
         num_rows = example(self._writer.keep(mask, dims)).shape[0]
-        dim = _dim_of_rows(self._module, calls, {each.node: each.dim for each in made.rows}, num_rows)
+        of_rows = {each.node: each.dim for each in made.rows}
+        names = {used: f"{describe(known_value(used))} {of_rows.get(used)}" for used in calls[0].all_input_nodes}
+        names[calls[0]] = "made"
+        kind = " ".join([str(num_rows), *(f"{call.op} {describe_call(call, names)}" for call in calls)])
+        if kind not in self._dims_of_kinds:
+            self._dims_of_kinds[kind] = _dim_of_rows(self._module, calls, of_rows, num_rows)
+        dim = self._dims_of_kinds[kind]
         if dim is None:
             raise self._refusal(node)
         return Rows(calls[-1], mask, dims, dim)

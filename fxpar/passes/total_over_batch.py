@@ -45,8 +45,9 @@ def total_over_batch(capture: Capture, distribution: Distribution) -> Capture:
     what a forward divides by must not be the sum over one part. It becomes the mean over the parts, by which a loss of
     the form `sum / number` is that of the whole batch: `mean(sum_i / mean(number_i)) = sum(sum_i) / sum(number_i)`.
 
-    This is done for sums over samples that depend on no parameter, and for what is computed from such sums alone, if it
-    is one number. A lower bound is that of the whole sum: `sum.clamp(min=1)` is one divided by the number of parts.
+    This is done for sums over samples that depend on no parameter, for largest and smallest values, and for what is
+    computed from such alone, if it is one number. A lower bound is that of the whole sum: `sum.clamp(min=1)` is one
+    divided by the number of parts.
 
     Before: `loss = cross_entropy(logits, target, ignore_index=-100)`
     After:  `loss = _quotient(cross_entropy(logits, target, ignore_index=-100, reduction="sum"), batch_total_0)`
@@ -109,7 +110,7 @@ class _Search:
     """What is known of `numbers` of a capture.
 
     joint: the ATen graph that computes them from `inputs`, a port for each of its placeholders.
-    values: which of its nodes are sums over samples, and which are computed from such sums alone.
+    values: which of its nodes are sums or extremes over samples, and which are computed from such alone.
     """
 
     numbers: Sequence[fx.Node]
@@ -138,36 +139,58 @@ class _Search:
         """The numbers of the whole batch of which others than such numbers are computed, with their ATen nodes."""
         made = zip(self.numbers, returned(self.joint.module), strict=True)
         whole = {n: node for n, node in made if node in self.values.derived and self._is_computed_from_means(node)}
-        return {number: node for number, node in whole.items() if _takers(number, whole)}
+        return {number: node for number, node in whole.items() if _takers(number, whole, self._dtype(number, node))}
+
+    def _dtype(self, number: fx.Node, node: fx.Node) -> torch.dtype:
+        """Of a total in the place of `number`, of which `node` is the ATen node: means of integers are no integers."""
+        dtype = example(number).dtype
+        is_exact = dtype.is_floating_point or dtype == torch.bool or not self._of_batch([node]).sums
+        return dtype if is_exact else torch.float32
 
     def _is_computed_from_means(self, number: fx.Node) -> bool:
         """Whether a number may be computed from means of sums, which are no integers: pointwise."""
-        _, _, of_batch = self._of_batch([number])
-        return all(_is_pointwise(node) for node in of_batch.graph.nodes if node.op == "call_function")
+        found = self._of_batch([number])
+        calls = [node for node in found.graph.graph.nodes if node.op == "call_function"]
+        return not found.sums or all(map(_is_pointwise, calls))
 
-    def _of_batch(self, wanted: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
-        """The sums and the constants that the ATen nodes `wanted` are computed from, and the graph that does so."""
-        after = closure(wanted, lambda node: () if node in self.values.sums else node.all_input_nodes)
-        sums = [node for node in self.values.sums if node in after]
-        constants = [node for node in self.inputs if node in after]
-        module = self.joint.module
-        return sums, constants, extract(module, list(module.graph.nodes), [*sums, *constants], wanted, ())
+    def _of_batch(self, wanted: Sequence[fx.Node]) -> _OfBatch:
+        """What the ATen nodes `wanted` are computed from, and the graph that does so."""
+        values, module = self.values, self.joint.module
+        after = closure(
+            wanted, lambda node: () if node in values.sums or node in values.extremes else node.all_input_nodes
+        )
+        sums, extremes, constants = (
+            [node for node in nodes if node in after] for nodes in (values.sums, values.extremes, self.inputs)
+        )
+        given = [*sums, *extremes, *constants]
+        return _OfBatch(sums, extremes, constants, extract(module, list(module.graph.nodes), given, wanted, ()))
 
     def totals(self, found: Mapping[fx.Node, fx.Node], num_parts: int) -> BatchTotals:
         """How a step computes the numbers `found`."""
-        sums, constants, of_batch = self._of_batch([*found.values()])
-        _bound_whole_sums(of_batch, {node.name for node in sums}, num_parts)
-        before = closure(sums, operands)
+        whole, module = self._of_batch([*found.values()]), self.joint.module
+        _bound_whole_sums(whole.graph, {node.name for node in whole.sums}, num_parts)
+        reduced = [*whole.sums, *whole.extremes]
+        before = closure(reduced, operands)
         inputs = [node for node in self.inputs if node in before]
-        module = self.joint.module
         return BatchTotals(
-            extract(module, list(module.graph.nodes), inputs, sums, ()),
+            extract(module, list(module.graph.nodes), inputs, reduced, ()),
             tuple(map(self.inputs.__getitem__, inputs)),
-            of_batch,
-            tuple(map(self.inputs.__getitem__, constants)),
+            tuple(map(self.values.extremes.__getitem__, whole.extremes)),
+            whole.graph,
+            tuple(map(self.inputs.__getitem__, whole.constants)),
             tuple(Port(PortKind.INPUT, f"batch_total_{position}") for position in range(len(found))),
-            tuple(_dtype_of_total(node) for node in found),
+            tuple(self._dtype(number, node) for number, node in found.items()),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _OfBatch:
+    """A graph that takes sums and extremes over the whole batch, and constants, in this order; nodes of another one."""
+
+    sums: Sequence[fx.Node]
+    extremes: Sequence[fx.Node]
+    constants: Sequence[fx.Node]
+    graph: fx.GraphModule
 
 
 def _needed_for(numbers: Sequence[fx.Node], capture: Capture) -> set[fx.Node]:
@@ -187,13 +210,13 @@ def _is_pointwise(node: fx.Node) -> bool:
     return is_pointwise or target in _SAME_NUMBER or is_view(target) or not node.all_input_nodes
 
 
-def _takers(node: fx.Node, numbers: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """What uses a number, and takes a total in its place: no other of the numbers, nor where it leaves the forward.
+def _takers(node: fx.Node, numbers: Mapping[fx.Node, fx.Node], dtype: torch.dtype) -> list[fx.Node]:
+    """What uses a number, and takes a total of this dtype in its place: none of the numbers, nor where it leaves.
 
-    A total in the place of an integer is none, and no index.
+    A total in the place of an integer that is none is no index.
     """
     users = [user for user in node.users if user not in numbers and user.op != "output" and not is_marker(user, "exit")]
-    return users if _dtype_of_total(node) == example(node).dtype else [user for user in users if _is_arithmetic(user)]
+    return users if dtype == example(node).dtype else [user for user in users if _is_arithmetic(user)]
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
@@ -219,12 +242,6 @@ def _origin(node: fx.Node) -> fx.Node:
     return _origin(node.all_input_nodes[0]) if node.target in _SAME_NUMBER else node
 
 
-def _dtype_of_total(number: fx.Node) -> torch.dtype:
-    """Means of integers are no integers."""
-    dtype = example(number).dtype
-    return dtype if dtype.is_floating_point or dtype == torch.bool else torch.float32
-
-
 def _replace(module: fx.GraphModule, found: Mapping[fx.Node, fx.Node], totals: BatchTotals) -> dict[fx.Node, Port]:
     """Let users of the numbers `found` take `totals` instead; returns the nodes where these enter."""
     entering = {}
@@ -236,7 +253,7 @@ def _replace(module: fx.GraphModule, found: Mapping[fx.Node, fx.Node], totals: B
         assert isinstance(value, FakeTensor), "every example value is one"
         with value.fake_mode:
             total.meta["example_value"] = torch.empty(value.shape, dtype=dtype, device=value.device)
-        for user in _takers(number, found):
+        for user in _takers(number, found, dtype):
             user.replace_input_with(number, total if dtype == value.dtype else _like_integer(user, total))
         entering[total] = port
     module.recompile()

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxpar._torch.lazy_graph_module import code_of
-from fxpar.ir.batch_totals import BatchTotals, dtype_of_mean
+from fxpar.ir.batch_totals import BatchTotals, Extreme, dtype_of_mean
 from fxpar.ir.stage import Port, PortKind
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh, num_batch_shards
@@ -40,8 +40,11 @@ class StepTotals:
         totals, held = self._totals, {PortKind.INPUT: inputs, PortKind.BUFFER: buffers}
         given = [self._pieces(port, held[port.kind][port.name]) for port in totals.inputs]
         of_parts = [self._of_microbatch(*pieces) for pieces in zip(*given, strict=True)]
-        means = self._means([sum(parts[1:], parts[0]) for parts in zip(*of_parts, strict=True)])
-        found = self._of_batch(*means, *(held[port.kind][port.name] for port in totals.constants))
+        reduced = list(zip(*of_parts, strict=True))
+        num_sums = len(reduced) - len(totals.extremes)
+        means = self._means([sum(parts[1:], parts[0]) for parts in reduced[:num_sums]]) if num_sums else []
+        extremes = self._extremes([torch.stack(parts) for parts in reduced[num_sums:]])
+        found = self._of_batch(*means, *extremes, *(held[port.kind][port.name] for port in totals.constants))
         named = zip(totals.results, found, totals.dtypes, strict=True)
         return {port.name: total.to(dtype) for port, total, dtype in named}
 
@@ -61,3 +64,18 @@ class StepTotals:
         flat /= self._microbatches * num_batch_shards(self._mesh)
         means = flat.split([each.numel() for each in sums])
         return [mean.view(each.shape).to(dtype_of_mean(each)) for mean, each in zip(means, sums, strict=True)]
+
+    def _extremes(self, of_parts: Sequence[Tensor]) -> list[Tensor]:
+        """The largest or smallest values of the whole batch, from those of the parts of this batch shard."""
+        pairs = zip(of_parts, self._totals.extremes, strict=True)
+        return [self._reduced(each.amax(0) if kind == "max" else each.amin(0), kind) for each, kind in pairs]
+
+    def _reduced(self, value: Tensor, kind: Extreme) -> Tensor:
+        """The extreme of all batch shards."""
+        found = value.to(torch.uint8) if value.dtype == torch.bool else value.clone()
+        operation = dist.ReduceOp.MAX if kind == "max" else dist.ReduceOp.MIN
+        for axis in self._mesh.batch_axes:
+            if self._mesh.sizes[axis] > 1:
+                with naming_lost_peers("extremes over the batch"):
+                    dist.all_reduce(found, operation, group=self._mesh.group(axis))
+        return found.to(value.dtype)

@@ -177,10 +177,33 @@ def test_the_graph_of_a_part_takes_the_number_as_an_input() -> None:
     assert "batch_total_0" not in capture.signature, "the capture itself stays as it is"
 
 
+EXTREMES: dict[str, Loss] = {
+    "largest": lambda logits, labels: logits.mean() / labels.max(),
+    "smallest of each column": lambda logits, labels: logits.mean() * (labels.amin(0).sum() + 5),
+    "any and all": lambda logits, labels: torch.where(
+        (labels == 2).any() & ~(labels >= 0).all(), logits.square(), logits
+    ).mean(),
+    "an index": lambda logits, labels: logits.index_select(2, labels.max().view(1)).mean(),
+    "beside a sum": lambda logits, labels: logits.sum() / ((labels >= 0).sum() * labels.max()),
+}
+
+
+@pytest.mark.parametrize("num_parts", [2, ROWS])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes_of_what_is_known_are_those_of_the_whole_batch(name: str, num_parts: int) -> None:
+    batch = batch_of(some_labels())
+    capture, distribution, model = capture_of(EXTREMES[name], batch, num_parts)
+    changed = total_over_batch(capture, distribution)
+    assert changed is not capture
+    whole = EXTREMES[name](functional.linear(batch["x"], model.linear.weight, model.linear.bias), batch["labels"])
+    torch.testing.assert_close(loss_in_parts(changed, model, batch, num_parts), whole, rtol=1e-6, atol=0)
+
+
 UNCHANGED: dict[str, Loss] = {
     "no number": lambda logits, labels: logits.square().mean(),
     "of parameters": lambda logits, labels: logits.sum() / (logits > 0).sum(),
-    "largest": lambda logits, labels: logits.sum() / labels.max(),
+    "largest row": lambda logits, labels: (logits.sum((1, 2)) / labels.amax(1)).mean(),
+    "largest logit": lambda logits, labels: logits.mean() / logits.max(),
     "of a product over the batch": lambda logits, labels: logits.sum() / (labels @ labels.t()).sum(),
     "classes with probabilities": lambda logits, _: functional.cross_entropy(
         logits[:, 0], torch.ones(len(logits), CLASSES) / CLASSES
@@ -190,7 +213,7 @@ UNCHANGED: dict[str, Loss] = {
 
 
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_what_is_no_sum_over_samples_stays(name: str) -> None:
+def test_what_is_no_number_of_the_batch_stays(name: str) -> None:
     capture, distribution, _ = capture_of(UNCHANGED[name], batch_of(some_labels()), 2)
     assert total_over_batch(capture, distribution) is capture
 

@@ -74,7 +74,34 @@ def of_the_first(experts: nn.ModuleList, x: Tensor, weights: Tensor, chosen: Ten
     return found * weights[:, :1]
 
 
-LOOPS: Mapping[str, Loop] = {loop.__name__: loop for loop in (by_columns, by_rows, by_masks, of_repeated, of_the_first)}
+def by_parts(experts: nn.ModuleList, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """Tokens sorted by their experts, and split by the numbers that each has."""
+    flat = chosen.view(-1)
+    order = flat.argsort(stable=True)
+    sizes = functional.one_hot(flat, EXPERTS).sum(0).tolist()
+    parts = [expert(part) for expert, part in zip(experts, x[order // CHOSEN].split(sizes), strict=True)]
+    first, second = torch.cat(parts).chunk(2, dim=-1)
+    found = torch.cat([first, second], dim=-1) * weights.reshape(-1)[order][:, None]
+    return torch.zeros_like(x).index_add(0, order // CHOSEN, found)
+
+
+def if_there_are_any(experts: nn.ModuleList, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """Experts without tokens are skipped, as their counts tell; the results of others are cut in two and joined."""
+    found = torch.zeros_like(x)
+    counts = torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist()
+    for number, expert in enumerate(experts):
+        if counts[number] == 0:
+            continue
+        token, choice = torch.where(chosen == number)
+        first, second = expert(x[token]).chunk(2, dim=-1)
+        found[token] += torch.cat([first, second.tanh()], dim=-1) * weights[token, choice, None]
+    return found
+
+
+LOOPS: Mapping[str, Loop] = {
+    loop.__name__: loop
+    for loop in (by_columns, by_rows, by_masks, by_parts, if_there_are_any, of_repeated, of_the_first)
+}
 
 
 class Mixture(nn.Module):
@@ -124,9 +151,9 @@ def check(sizes: Mapping[str, int], names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "names"),
     [
-        ({"pipe": 2, "x": 2}, ["by_columns", "by_rows", "of_the_first"]),
-        ({"z": 2}, ["by_masks", "by_rows"]),
-        ({"data": 2}, ["of_repeated", "by_columns"]),
+        ({"pipe": 2, "x": 2}, ["by_columns", "if_there_are_any"]),
+        ({"z": 2}, ["by_masks", "by_parts", "of_the_first"]),
+        ({"data": 2}, ["of_repeated", "by_rows"]),
     ],
     ids=str,
 )

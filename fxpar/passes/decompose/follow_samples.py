@@ -10,7 +10,8 @@ from torch import Tensor, fx
 
 from fxpar.costs.dataflow import Border, Operation, Value
 from fxpar.graph.extract import returned
-from fxpar.graph.min_cut import closure, operands
+from fxpar.graph.min_cut import closure, operands, users
+from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.capture import Capture
 from fxpar.ir.samples import Reduced, Samples
 from fxpar.ir.stage import JointGraph, Port
@@ -73,9 +74,17 @@ def follow_capture(
         capture.microbatch_size,
         wanted,
         means_are_whole=means_are_whole,
-        counts=() if capture.totals is None else capture.totals.results,
+        counts=() if capture.totals is None else _counts(capture.totals),
         counts_samples=capture.may_count_samples,
     )
+
+
+def _counts(totals: BatchTotals) -> list[Port]:
+    """The numbers of the whole batch that are computed from sums, by which the sum over a part is divided to a mean."""
+    module = totals.of_batch
+    num_sums = len(returned(totals.of_microbatch)) - len(totals.extremes)
+    of_sums = closure(module.graph.find_nodes(op="placeholder")[:num_sums], users)
+    return [port for port, node in zip(totals.results, returned(module), strict=True) if node in of_sums]
 
 
 def _leading_to(stages: Sequence[JointGraph], wanted: Collection[Port]) -> list[set[fx.Node]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 import fxpar
 from fxpar.errors import GraphBreakError
+from fxpar.world.launch import run_ranks
 from tests.support.one_process import ATEN, mesh_of_one_process
-from tests.support.parity import compare
+from tests.support.parity import compare, compare_copy
 
 mesh = pytest.fixture(mesh_of_one_process)
 
@@ -141,17 +143,23 @@ def test_what_a_branch_skips_has_no_effect(name: str, mesh: fxpar.Mesh) -> None:
     model = fxpar.distribute(copy.deepcopy(alone), mesh)
     step = torch.compile(model, backend="fxpar", options=ATEN)
     for what, kinds in KINDS.items():
-        if name == "if_asserted" and what == "of each":
-            continue
+        if name == "if_asserted" and {1, 2} <= {*kinds}:
+            continue  # it raises
         given = x, torch.tensor(kinds)
         losses = alone(*given), step(*given)
         for loss in losses:
             loss.backward()
-        for parameter in alone.parameters():  # of what is skipped, a step has zeros
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        _add_zeros(alone, model)
         compare(f"{name}, rows {what}", *losses, alone, model)
         alone.zero_grad()
         model.zero_grad()
+
+
+def _add_zeros(alone: nn.Module, model: nn.Module) -> None:
+    """Let parameters of what is skipped have gradients, where they have zeros in a step."""
+    for parameter, other in zip(alone.parameters(), model.parameters(), strict=True):
+        if parameter.grad is None and other.grad is not None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def test_an_assertion_in_a_branch_that_is_taken_raises(mesh: fxpar.Mesh) -> None:
@@ -171,7 +179,22 @@ def test_microbatches_may_differ_in_whether_there_are_rows(name: str, mesh: fxpa
     losses = alone(x, kinds), torch.compile(model, backend="fxpar", options=ATEN)(x, kinds)
     for loss in losses:
         loss.backward()
+    _add_zeros(alone, model)
     compare(name, *losses, alone, model)
+
+
+def check(sizes: Mapping[str, int]) -> None:
+    """Compare with one process. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(1)
+    for name, kinds in (("if_something_else", "of two"), ("if_a_token", "of two"), ("if_not_any", "of each")):
+        batch = {"x": torch.randn(ROWS, WIDTH), "kinds": torch.tensor(KINDS[kinds])}
+        compare_copy(f"{name} on {sizes}", Model(TRAIN[name]), batch, mesh, opener="last", layouts="search")
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2}, {"pipe": 2, "x": 2}], ids=str)
+def test_a_condition_on_all_rows_is_one_of_the_whole_batch(sizes: dict[str, int]) -> None:
+    run_ranks(math.prod(sizes.values()), check, sizes)
 
 
 def otherwise(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
