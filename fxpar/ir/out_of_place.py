@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch.branches import begin_branch, end_branch
+from fxpar._torch.branches import begin_branch, end_branch, value_of_branch
 from fxpar._torch.compiler import FakeTensor, storage_of
 from fxpar.ir.example_values import value_of_call
 from fxpar.ir.node_meta import known_value
@@ -47,7 +47,7 @@ def write_out_of_place(module: fx.GraphModule) -> None:
             begun.pop()
         if node.target is torch._C._set_grad_enabled:
             with_grad = bool(node.args[0])
-        rewritten = _out_of_place(node) if with_grad else None
+        rewritten = out_of_place(node) if with_grad else None
         if rewritten is not None:
             operand: Any = node.args[0]
             others = [each for each in views[storage_of(known_value(operand))] if each is not operand]
@@ -62,11 +62,12 @@ def write_out_of_place(module: fx.GraphModule) -> None:
 
 
 def _is_held(node: fx.Node) -> bool:
-    """Whether others hold the value of the node: it is an argument, a buffer, or a parameter."""
-    return node.op in ("placeholder", "get_attr") or str(node.target).startswith("fxpar.")
+    """Whether others may hold the value of the node: it is an argument, a buffer, a parameter, or that of a branch."""
+    is_given = node.op in ("placeholder", "get_attr") or str(node.target).startswith("fxpar.")
+    return is_given or node.target is value_of_branch
 
 
-def _out_of_place(node: fx.Node) -> tuple[str, Any, dict[str, Any]] | None:
+def out_of_place(node: fx.Node) -> tuple[str, Any, dict[str, Any]] | None:
     """The kind, the target and the keyword arguments of the operation that returns a new value, if there is one."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node) or not all(

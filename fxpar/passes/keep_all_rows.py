@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.branches import begin_branch, end_branch
+from fxpar._torch.branches import begin_branch, end_branch, value_of_branch
 from fxpar.environment import is_first_rank
 from fxpar.errors import AllRowsWarning, DataDependentShapeError
 from fxpar.graph.describe import describe, describe_call
@@ -162,6 +162,9 @@ class _Keeping:
             self._marks.add(node)
             self._begin(node) if node.target is begin_branch else self._branches.end()
             return
+        if node.target is value_of_branch:
+            self._choose(node)
+            return
         selection = self._selection(node)
         if selection is not None:
             source, by = selection
@@ -175,6 +178,11 @@ class _Keeping:
         condition, holds = mark.args
         assert isinstance(condition, fx.Node) and isinstance(holds, bool), f"{mark} begins a branch"
         self._branches.begin(Condition(condition, holds, self._asked_for(condition, holds)))
+
+    def _choose(self, node: fx.Node) -> None:
+        if any(used in self._rows for used in node.all_input_nodes):
+            raise self._refusal(node)
+        self._replace(node, self._branches.choose(node))
 
     def _asked_for(self, node: fx.Node, holds: bool) -> fx.Node | None:
         """The mask that selects something if, and only if, the truth of `node` is `holds`; None if there is none."""
@@ -357,11 +365,15 @@ class _Keeping:
             raise self._refusal(node)
         scores, targets = (self._writer.expanded(each, dims) for each in (scores, targets))
         ignored = self._writer.masked(targets, given["ignore_index"])
-        losses = self._writer.call(node.target, **given | {"input": scores.node, "target": ignored})
+        with_ignored = given | {"input": scores.node, "target": ignored}
+        losses = self._writer.call(node.target, **with_ignored)
         if given["reduction"] == "none":
             self._rows[node] = replace(targets, node=losses)
         elif given["reduction"] == "mean" and self._branches:
-            raise self._branches.refusal(node)
+            counts = self._writer.call("sum", self._writer.call(operator.ne, ignored, given["ignore_index"]))
+            number = self._number_of_rows(node, counts, targets.mask)
+            total = self._writer.call(node.target, **{**with_ignored, "reduction": "sum"})
+            self._replace(node, self._writer.call(operator.truediv, total, number))
         else:
             self._replace(node, losses)
 
@@ -418,18 +430,23 @@ class _Keeping:
         if reduction == "none":
             self._rows[node] = rows
             return
-        if reduction == "mean" and self._branches:
-            raise self._branches.refusal(node)  # of no rows it is not a number
         rows = self._writer.expanded(rows, tuple(range(example(rows.mask).dim())))
         found = self._writer.call("sum", self._writer.masked(rows, 0))
         if reduction == "mean":
             shape = example(rows.node).shape
             keep = self._writer.keep(rows.mask, rows.dims)
-            number = self._writer.call(
-                operator.mul, self._writer.call("sum", keep), math.prod(shape) // shape[rows.dim]
-            )
+            number = self._number_of_rows(node, self._writer.call("sum", keep), rows.mask)
+            number = self._writer.call(operator.mul, number, math.prod(shape) // shape[rows.dim])
             found = self._writer.call(operator.truediv, found, number)
         self._replace(node, found)
+
+    def _number_of_rows(self, node: fx.Node, number: fx.Node, mask: fx.Node) -> fx.Node:
+        """What the mean over rows is divided by: in a branch that is not taken where there are none, at least one."""
+        if not self._branches:
+            return number
+        if not self._branches.asks_for(mask) or "weight" in node.kwargs:
+            raise self._branches.refusal(node)
+        return self._writer.call("clamp", number, min=1)
 
     def _replace(self, node: fx.Node, found: fx.Node) -> None:
         node.replace_all_uses_with(found)

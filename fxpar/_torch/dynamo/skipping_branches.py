@@ -3,7 +3,8 @@
 Before: `if mask.any(): y[mask] = f(x[mask])`, where Dynamo would end the graph
 After:  `begin_branch(mask.any(), True); y[mask] = f(x[mask]); end_branch()`
 
-What is traced between the marks may change tensors in place, but no object or variable that is read after it.
+What is traced between the marks may change tensors in place, and let variables have other tensors, but it may change no
+other object or variable that is read after it.
 """
 
 import functools
@@ -12,15 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dynamo.bytecode_transformation import Instruction
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import LazyVariableTracker
+from torch._dynamo.variables import LazyVariableTracker, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from fxpar._torch.branches import begin_branch, end_branch
+from fxpar._torch.branches import begin_branch, end_branch, value_of_branch
+from fxpar._torch.compiler import storage_of
 from fxpar._torch.dynamo.jumps import Jump, change_jumps, truth_of_tensor
 
 
@@ -91,15 +95,31 @@ class _Branch:
         if item.source is not None or id(item) in self.before:
             self.changed.append(what)
 
-    def problem(self, translator: Any) -> str | None:
-        """What the branch has changed that is read after it, or None."""
+    def settle(self, translator: Any) -> str | None:
+        """Let variables have the tensors that they have after the branch; returns what else it has changed, or None."""
         if self.changed or len(translator.stack) != self.depth:
             return ", ".join(self.changed) or "what it leaves to compute with"
         now = translator.symbolic_locals
         for name, before in self.variables.items():
-            if not _is_same(before, now.get(name)) and _is_read(translator, translator.instruction_pointer, name):
+            after = now.get(name)
+            if _is_same(before, after) or not _is_read(translator, translator.instruction_pointer, name):
+                continue
+            tensors = [each.realize() if isinstance(each, LazyVariableTracker) else each for each in (after, before)]
+            if not all(isinstance(each, TensorVariable) for each in tensors):
                 return f"the variable {name!r}"
+            proxies = tuple(each.as_proxy() for each in tensors)
+            if _are_the_same(*(proxy.node.meta["example_value"] for proxy in proxies)):
+                now[name] = before
+            else:
+                chosen = translator.output.create_proxy("call_function", value_of_branch, proxies, {})
+                now[name] = wrap_fx_proxy(translator, chosen)
         return None
+
+
+def _are_the_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two fake tensors are the same elements of one memory, as those that an operation in place returns."""
+    places = [(each.storage_offset(), each.shape, each.stride(), each.dtype) for each in (one, other)]
+    return storage_of(one) == storage_of(other) and places[0] == places[1]
 
 
 def _values(translator: Any) -> Iterator[Any]:
@@ -232,7 +252,7 @@ def _watch(self: Any, branch: _Branch) -> None:
 
 def _end(self: Any, branch: _Branch) -> None:
     getattr(self.output, _OPEN).remove(branch)
-    if (problem := branch.problem(self)) is not None:
+    if (problem := branch.settle(self)) is not None:
         unimplemented(
             gb_type="Data-dependent branching",
             context=problem,

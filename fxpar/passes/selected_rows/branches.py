@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.nn import functional
 
-from fxpar._torch.compiler import assert_async
+from fxpar._torch.compiler import assert_async, storage_of
 from fxpar.errors import GraphBreakError
-from fxpar.graph.shared_values import is_side_effect_only, mutated
+from fxpar.graph.shared_values import is_side_effect_only, mutated, storages_mutated_later
 from fxpar.ir.capture import example
 from fxpar.ir.mean_losses import arguments_by_name
-from fxpar.ir.node_meta import is_of_size, source_line
+from fxpar.ir.node_meta import is_of_size, known_value, source_line
+from fxpar.ir.out_of_place import out_of_place
 from fxpar.passes.selected_rows.rows import RowWriter
 
 _SINGULAR = frozenset(
@@ -106,26 +107,60 @@ class Branches:
             raise self.refusal(node)
 
     def _change_if(self, node: fx.Node) -> None:
-        tensor, *given = node.args
-        match node.target, given:
-            case "copy_", [fx.Node() as value]:
-                node.update_arg(1, self._writer.call(torch.where, self._taken(), value, tensor))
-            case "masked_fill_", [fx.Node() as mask, _]:
-                node.update_arg(1, self._writer.call(torch.logical_and, mask, self._taken()))
-            case _:
-                raise self.refusal(node)
+        """Let a change in place of what there was before the branch be one only where the branch is taken."""
+        tensor, changed = node.args[0], out_of_place(node)
+        assert isinstance(tensor, fx.Node), f"{node} changes its first argument"
+        if changed is not None:
+            _, target, kwargs = changed
+            before = self._writer.call("clone", tensor)  # autograd may keep it, and `tensor` changes
+            value: object = self._writer.call(target, before, *node.args[1:], **kwargs)
+        elif node.target == "copy_" and len(node.args) == 2:
+            value = node.args[1]
+        else:
+            raise self.refusal(node)
+        node.op, node.target, node.kwargs = "call_method", "copy_", {}
+        node.args = tensor, self._writer.call(torch.where, self._taken(), value, tensor)
+
+    def choose(self, node: fx.Node) -> fx.Node:
+        """The value of a variable after a branch, of which `node` has both.
+
+        Raises:
+            GraphBreakError: they differ in shape or dtype; or the variable is changed in place afterwards, which
+                changes what is read elsewhere if the branch is not taken.
+        """
+        values = [known_value(value) for value in node.all_input_nodes]
+        if len({(each.dtype, each.shape) for each in values}) > 1 or _is_shared(node):
+            raise self.refusal(node)
+        return self._writer.call(torch.where, self._taken(), *node.args)
+
+    def asks_for(self, mask: fx.Node) -> bool:
+        """Whether a branch is taken only where the mask selects something."""
+        return any(condition.mask is mask for condition, _ in self._open)
 
     def refusal(self, node: fx.Node) -> GraphBreakError:
         """The error that `node` depends on a branch."""
         return GraphBreakError(
             f"values of tensors decide whether {node.name} is computed. What a branch skips is computed in any case, "
-            "and may only assign rows that a mask selects, by values that are finite, too, where it selects none; for "
-            "others, choose by torch.where, or branch by torch.cond",
+            "and may only change tensors, to values that are finite also where it is not taken; for others, choose by "
+            "torch.where, or branch by torch.cond",
             source_line(node),
         )
 
     def __bool__(self) -> bool:
         return bool(self._open)
+
+
+def _is_shared(node: fx.Node) -> bool:
+    """Whether a value of a branch is changed in place, and what it is if that is not taken is read later, too."""
+    nodes = list(node.graph.nodes)
+    if all(changed is not node for changed, _ in storages_mutated_later(nodes)):
+        return False
+    _, otherwise = node.args
+    assert isinstance(otherwise, fx.Node), f"{node} has two values"
+    later = {*nodes[nodes.index(node) + 1 :]}
+    storages = {each: storage_of(value) for each in nodes if isinstance(value := known_value(each), Tensor)}
+    shared = [each for each, storage in storages.items() if storage == storages[otherwise] and each is not node]
+    return any(user in later for each in shared for user in each.users)
 
 
 def _changes_statistics(node: fx.Node) -> bool:

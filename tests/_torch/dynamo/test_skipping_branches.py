@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import fxpar
 from fxpar.errors import GraphBreakError
@@ -113,6 +114,45 @@ def with_a_variable_of_its_own(model: Model, h: Tensor, kinds: Tensor) -> None:
             h[chosen] = parts[0] + parts[1]
 
 
+def another_variable(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    before, found = h, None
+    if (kinds == 1).any():
+        h = model.other(h)
+        found = h
+    if kinds.sum() < 5:
+        h = h.clamp(min=-0.5)
+        h = h * 2
+    found = h + before
+    return found
+
+
+def in_place(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (kinds == 1).any():
+        h.mul_(2)
+        h += 1
+    if (kinds == 0).all():
+        h.clamp_(min=0.1)
+
+
+def terms_of_rows(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    """Terms that are no number where there are no rows."""
+    total = h.square().mean()
+    for kind in (0, 1):
+        mask = kinds == kind
+        if mask.any():
+            total = total + model.other(h[mask]).square().mean()
+    found = torch.where(kinds == 2)[0]
+    if found.numel() > 0:
+        total += functional.cross_entropy(h[found], kinds[found])
+        total = total + functional.mse_loss(h[found], torch.ones_like(h[found]))
+    return h + total
+
+
+def a_mean(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if (kinds == 1).any():
+        h[kinds == 0] = h[kinds == 1].mean()
+
+
 TRAIN: dict[str, Part] = {
     part.__name__: part
     for part in (
@@ -124,6 +164,10 @@ TRAIN: dict[str, Part] = {
         if_a_token,
         if_asserted,
         with_a_variable_of_its_own,
+        another_variable,
+        in_place,
+        terms_of_rows,
+        a_mean,
     )
 }
 
@@ -201,12 +245,6 @@ def otherwise(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
     return model.other(h) if (kinds == 1).any() else h
 
 
-def another_variable(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
-    if (kinds == 1).any():
-        h = model.other(h)
-    return h
-
-
 def in_a_list(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
     parts = [h]
     if (kinds == 1).any():
@@ -226,25 +264,28 @@ def a_return(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
     return model.other(h)
 
 
-def in_place(model: Model, h: Tensor, kinds: Tensor) -> None:
-    if (kinds == 1).any():
-        h.mul_(2)
-
-
-def an_operator_in_place(model: Model, h: Tensor, kinds: Tensor) -> None:
-    if (kinds == 1).any():
-        h += 1
-
-
 def a_quotient(model: Model, h: Tensor, kinds: Tensor) -> None:
     number = kinds.sum()
     if number > 0:
         h[kinds == 1] = h.sum(0) / number
 
 
-def a_mean(model: Model, h: Tensor, kinds: Tensor) -> None:
+def a_mean_of_others(model: Model, h: Tensor, kinds: Tensor) -> None:
     if (kinds == 1).any():
-        h[kinds == 0] = h[kinds == 1].mean()
+        h[kinds == 0] = h[kinds == 2].mean()
+
+
+def changed_elsewhere(model: Model, h: Tensor, kinds: Tensor) -> None:
+    """Whether what the layer returns is changed depends on the branch."""
+    if (kinds == 1).any():
+        h = model.other(h)
+    h += 1
+
+
+def another_shape(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    if (kinds == 1).any():
+        h = h.sum(0)
+    return h
 
 
 def a_logarithm(model: Model, h: Tensor, kinds: Tensor) -> None:
@@ -269,14 +310,13 @@ REFUSED: dict[str, Part] = {
     part.__name__: part
     for part in (
         otherwise,
-        another_variable,
         in_a_list,
         an_attribute,
         a_return,
-        in_place,
-        an_operator_in_place,
         a_quotient,
-        a_mean,
+        a_mean_of_others,
+        changed_elsewhere,
+        another_shape,
         a_logarithm,
         statistics,
         a_loop_that_ends,
