@@ -81,13 +81,20 @@ def _decompose(region: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModu
     return decomposed
 
 
+_PLAIN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
+
+
 class _SameStrides(fx.Interpreter):
     """Runs a graph and restores the recorded strides of values for which decompositions return other strides.
 
-    Flex attention on CPUs is run by its definition: Inductor has no kernel for its backward.
+    Flex attention on CPUs is run by its definition: Inductor has no kernel for its backward. The messages of assertions
+    are written into code as they are, so they have no characters that end a string there.
     """
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten._assert_async.msg:
+            asserted, message = args
+            args = asserted, message.translate(_PLAIN)
         on_cpu = isinstance(target, FlexCall) and args[0].device.type == "cpu"
         return target.define(*args) if on_cpu else super().call_function(target, args, kwargs)
 

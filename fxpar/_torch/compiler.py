@@ -3,7 +3,8 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
@@ -153,12 +154,25 @@ def _not_timed(*_: Any) -> float:
     return 0.0
 
 
-def wider_tracing() -> AbstractContextManager[None]:
+_traces_wider: ContextVar[bool] = ContextVar("whether Dynamo traces within `wider_tracing`", default=False)
+
+
+@contextmanager
+def wider_tracing() -> Iterator[None]:
     """Within, Dynamo traces `Tensor.item()`, selections by masks, and recurrent layers, step by step."""
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
-        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True, allow_rnn=True
-    )
-    return patched
+    token = _traces_wider.set(True)
+    try:
+        with torch._dynamo.config.patch(
+            capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True, allow_rnn=True
+        ):
+            yield
+    finally:
+        _traces_wider.reset(token)
+
+
+def traces_wider() -> bool:
+    """Whether Dynamo traces within `wider_tracing`: other traces are to stay as PyTorch makes them."""
+    return _traces_wider.get()
 
 
 def skip_frame(function: Callable[..., Any]) -> Callable[..., Any]:

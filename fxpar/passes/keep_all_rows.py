@@ -111,6 +111,8 @@ class _Keeping:
     _several: for nodes that have several tensors of rows, as a tuple, the call that makes these.
     _dims_of_kinds: for each kind of call, in which dim what it returns has rows.
     _sizes: nodes that have sizes of selected rows, and assertions about them.
+    _places: those of nodes in the graph.
+    _changes: for nodes whose values are changed in place, where that is done last.
     _first: for each node the first one that has the same value, as masks have that are computed twice.
     """
 
@@ -128,7 +130,11 @@ class _Keeping:
         self._sizes: set[fx.Node] = set()
         self._equal: dict[str, fx.Node] = {}
         self._first: dict[fx.Node, fx.Node] = {}
-        self._changed = {changed for changed, _ in storages_mutated_later(list(module.graph.nodes))}
+        nodes = list(module.graph.nodes)
+        self._places = {node: place for place, node in enumerate(nodes)}
+        self._changes: dict[fx.Node, int] = {}
+        for changed, mutator in storages_mutated_later(nodes):
+            self._changes[changed] = max(self._changes.get(changed, 0), self._places[mutator])
         self.replaced: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> None:
@@ -271,7 +277,7 @@ class _Keeping:
     def _first_like(self, node: fx.Node) -> fx.Node:
         """The first node that has the same value as `node`, which no op changes in place."""
         given = node.all_input_nodes
-        if is_random_call(node) or not given or self._changed.intersection([node, *given]):
+        if is_random_call(node) or not given or any(each in self._changes for each in (node, *given)):
             return node
         names = {used: self._first.get(used, used).name for used in given}
         return self._equal.setdefault(f"{node.op} {describe_call(node, names)}", node)
@@ -293,6 +299,8 @@ class _Keeping:
         if not isinstance(source, fx.Node) or source in self._rows:
             return None
         by = read_indexing(source, index, self._indices, self._first)
+        if by is not None and self._changes.get(by.mask, 0) > self._places[node]:
+            raise self._refusal(node)  # what is computed of the rows later would read another mask
         is_whole = by is not None and len(by.dims) == example(source).dim()
         return (source, by) if by is not None and (is_whole or node.target not in _SELECTS) else None
 

@@ -73,6 +73,17 @@ def test_results_lie_in_memory_as_in_the_graph() -> None:
     check(case_of(views, torch.randn(4, 8, 6).transpose(0, 2), rows, indices))
 
 
+def test_messages_of_assertions_may_have_quotes_and_lines() -> None:
+    def asserted(x: Tensor) -> list[Tensor]:
+        aten._assert_async.msg(x.max() < 10, 'expected "small" values\nin C:\\data')
+        return [x + 1]
+
+    case = case_of(asserted, torch.randn(3))
+    for node in case.graph.graph.nodes:
+        node.meta.setdefault("val", None)
+    check(case)
+
+
 def test_convolutions_are_not_laid_out_channels_last() -> None:
     def convolve(x: Tensor, *weights: Tensor) -> list[Tensor]:
         results = []

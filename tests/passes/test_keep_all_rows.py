@@ -123,6 +123,7 @@ LOSSES: dict[str, Loss] = {
     "logits": lambda model, h, y: functional.binary_cross_entropy_with_logits(
         *selected(h[..., 0], (y > 1).float(), y > 0)
     ),
+    "mask changed before": lambda model, h, y: mask_changed_before(model, h, y),
     "two masks": lambda model, h, y: h[y > 1].mean() + h[y < 1].square().mean(),
 }
 
@@ -177,7 +178,22 @@ def masks_before_and_after(model: Tagger, hidden: Tensor, labels: Tensor) -> Ten
     return first.mean() + hidden[places >= 0].square().mean()
 
 
+def mask_changed_before(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    mask = torch.zeros_like(labels, dtype=torch.bool)
+    mask[:, 0] = True
+    mask[labels > 1] = True
+    return hidden[mask].square().mean()
+
+
+def mask_changed_after(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
+    mask = labels >= 0
+    found = hidden[mask]
+    mask[:, 0] = False
+    return found.square().mean() + hidden[mask].mean()
+
+
 REFUSED: dict[str, Loss] = {
+    "a mask that is changed": mask_changed_after,
     "rows of two random masks": lambda model, h, y: functional.mse_loss(
         h[torch.rand_like(h) > 0.5], h[torch.rand_like(h) > 0.5]
     ),

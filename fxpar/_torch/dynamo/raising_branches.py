@@ -8,13 +8,12 @@ import dis
 import functools
 from typing import Any
 
-import torch
 from torch._dynamo.bytecode_transformation import Instruction
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fxpar._torch.compiler import assert_async
+from fxpar._torch.compiler import assert_async, traces_wider
 from fxpar._torch.dynamo.jumps import Jump, change_jumps, truth_of_tensor
 
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
@@ -33,7 +32,7 @@ def _asserting(jump: Jump, jumps_if: bool) -> Jump:
         if isinstance(self.stack[-1], SymNodeVariable):
             return _jump_by_number(jump, self, inst)
         condition = truth_of_tensor(self.stack[-1])
-        if condition is None or not torch._dynamo.config.capture_scalar_outputs:
+        if condition is None or not traces_wider():
             return jump(self, inst)
         next_raises = _only_raises(self, self.instruction_pointer)
         line = next_raises or _only_raises(self, self.indexof[inst.target])

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.variables import TensorVariable, TorchInGraphFunctionVariable, UserFunctionVariable
 
+from fxpar._torch.compiler import traces_wider
+
 _replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-_replaced_methods: dict[str, Callable[..., Any]] = {}
-"""Of tensors."""
+_replaced_in_steps: dict[Callable[..., Any] | str, Callable[..., Any]] = {}
+"""Functions, and methods of tensors by their names, that are traced so within `wider_tracing` alone."""
 
 
 def trace_in_place_of(function: Callable[..., Any], other: Callable[..., Any]) -> None:
@@ -42,12 +44,12 @@ def trace_past_flags_of_kernels() -> None:
 
 
 def trace_counts_of_known_length() -> None:
-    """Let Dynamo trace `torch.bincount` with a least length as that many counts: how many there are depends on values.
+    """Let Dynamo trace `bincount` with a least length as that many counts: how many there are depends on values.
 
     A larger number is an error of the step then, where PyTorch would return more counts.
     """
-    trace_in_place_of(torch.bincount, _counts)
-    _replaced_methods["bincount"] = _counts
+    _replaced_in_steps.update(dict.fromkeys((torch.bincount, "bincount"), _counts))
+    _install()
 
 
 def _counts(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -62,12 +64,16 @@ def _no_flags(*_: Any, **__: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def _replaced_in_step(called: Callable[..., Any] | str) -> Callable[..., Any] | None:
+    return _replaced_in_steps.get(called) if traces_wider() else None
+
+
 @cache
 def _install() -> None:
     call = TorchInGraphFunctionVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        other = _replaced.get(self.value)
+        other = _replaced.get(self.value) or _replaced_in_step(self.value)
         if other is None:
             return call(self, tx, args, kwargs)
         return UserFunctionVariable(cast(FunctionType, other)).call_function(tx, args, kwargs)
@@ -76,7 +82,7 @@ def _install() -> None:
     call_method = TensorVariable.call_method
 
     def call_replaced_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        other = _replaced_methods.get(name)
+        other = _replaced_in_step(name)
         if other is None:
             return call_method(self, tx, name, args, kwargs)
         return UserFunctionVariable(cast(FunctionType, other)).call_function(tx, [self, *args], kwargs)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._dynamo.bytecode_transformation import Instruction
 from torch._dynamo.exc import unimplemented
@@ -24,7 +23,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxpar._torch.branches import begin_branch, end_branch, value_of_branch
-from fxpar._torch.compiler import storage_of
+from fxpar._torch.compiler import storage_of, traces_wider
 from fxpar._torch.dynamo.jumps import Jump, change_jumps, truth_of_tensor
 
 
@@ -39,7 +38,7 @@ def _tracing(jump: Jump, jumps_if: bool) -> Jump:
     """An instruction that jumps, but traces what one of two branches does, if the other one does nothing."""
 
     def run(self: Any, inst: Instruction) -> None:
-        condition = _condition(self.stack[-1]) if torch._dynamo.config.capture_scalar_outputs else None
+        condition = _condition(self.stack[-1]) if traces_wider() else None
         branch = None if condition is None else _branch(self, inst)
         if condition is None or branch is None:
             return jump(self, inst)

@@ -330,3 +330,17 @@ def test_a_branch_that_changes_something_else_is_refused(name: str, mesh: fxpar.
     step = torch.compile(model, backend="fxpar", options=ATEN)
     with pytest.raises(GraphBreakError, match=r"test_skipping_branches.py"):
         step(torch.randn(ROWS, WIDTH), torch.tensor(KINDS["of each"]))
+
+
+def test_other_traces_stay_as_pytorch_makes_them(mesh: fxpar.Mesh) -> None:
+    fxpar.distribute(Model(if_any), mesh)
+
+    def double_if_positive(x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.sum() > 0:
+            x = x * 2
+        return x, torch.bincount(x.abs().long(), minlength=2)
+
+    compiled = torch.compile(double_if_positive, backend="eager")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for given in (torch.ones(3), torch.full((3,), -3.0)):
+            torch.testing.assert_close(compiled(given), double_if_positive(given))
