@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,24 +15,24 @@ from torch.utils import _pytree as pytree
 
 from fxpar._torch.branches import begin_branch, end_branch, value_of_branch
 from fxpar.environment import is_first_rank
-from fxpar.errors import AllRowsWarning, DataDependentShapeError
-from fxpar.graph.describe import describe, describe_call
+from fxpar.errors import AllRowsWarning
+from fxpar.graph.describe import describe_call
 from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.ctc_loss import rows_of_selected
 from fxpar.ir.example_values import value_of_call
-from fxpar.ir.layout import Shard
 from fxpar.ir.markers import is_marker
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
 from fxpar.ir.out_of_place import write_out_of_place
 from fxpar.ir.parts_of_rows import are_all_parts
-from fxpar.passes.decompose.follow_samples import follow_samples
 from fxpar.passes.selected_rows.assignment import added, assigned, read_assignment
-from fxpar.passes.selected_rows.branches import Branches, Condition
+from fxpar.passes.selected_rows.branches import Branches
+from fxpar.passes.selected_rows.calls import Made, RowCalls, refusal
+from fxpar.passes.selected_rows.conditions import read_condition
+from fxpar.passes.selected_rows.found import Found
 from fxpar.passes.selected_rows.indexing import Index, Indexing, read_indexing, taken_indices
 from fxpar.passes.selected_rows.rows import Rows, RowWriter
-from fxpar.passes.trace_part import trace_part
 from fxpar.progress.phases import as_phase
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss)
@@ -49,16 +48,12 @@ _OF_ELEMENTS = (
 )
 """Losses that are the mean or the sum of those of elements."""
 
+_BY_WEIGHTS = (functional.mse_loss, functional.l1_loss)
+"""Of these, the mean of weighted losses is divided by the sum of the weights, instead of their number."""
+
 _SUMS, _MEANS = ("sum", torch.sum), ("mean", torch.mean)
 
 _SELECTS = ("masked_select", torch.masked_select)
-
-_OF_NUMBERS: Mapping[Any, Any] = {
-    torch.sym_not: torch.logical_not,
-    operator.not_: torch.logical_not,
-    **{each: each for each in (operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne)},
-}
-"""What computes on tensors what conditions compute of numbers."""
 
 _JOINS = (torch.cat, torch.concat, torch.concatenate)
 
@@ -104,32 +99,23 @@ class _Keeping:
     """The state of the rewriting.
 
     _marks: the nodes where branches begin and end.
-    _rows: for nodes that have selected rows, rows for all places of the mask.
     _selected: for nodes that select, what they select from, and the mask.
-    _indices: for nodes that have indices of the places that a mask selects, of which dims of it.
-    _matrices: for nodes that have them as columns, the mask.
     _several: for nodes that have several tensors of rows, as a tuple, the call that makes these.
-    _dims_of_kinds: for each kind of call, in which dim what it returns has rows.
     _sizes: nodes that have sizes of selected rows, and assertions about them.
     _places: those of nodes in the graph.
     _changes: for nodes whose values are changed in place, where that is done last.
-    _first: for each node the first one that has the same value, as masks have that are computed twice.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
-        self._writer = RowWriter()
-        self._branches = Branches(self._writer, self._number)
+        self._writer, self._found = RowWriter(), Found()
+        self._calls = RowCalls(module, self._found, self._writer)
+        self._branches = Branches(self._writer, self._found)
         self._marks: set[fx.Node] = set()
-        self._rows: dict[fx.Node, Rows] = {}
         self._selected: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
-        self._indices: dict[fx.Node, tuple[Index, ...]] = {}
-        self._matrices: dict[fx.Node, fx.Node] = {}
-        self._several: dict[fx.Node, _Made] = {}
-        self._dims_of_kinds: dict[str, int | None] = {}
+        self._several: dict[fx.Node, Made] = {}
         self._sizes: set[fx.Node] = set()
         self._equal: dict[str, fx.Node] = {}
-        self._first: dict[fx.Node, fx.Node] = {}
         nodes = list(module.graph.nodes)
         self._places = {node: place for place, node in enumerate(nodes)}
         self._changes: dict[fx.Node, int] = {}
@@ -140,11 +126,12 @@ class _Keeping:
     def run(self) -> None:
         for node in list(self._module.graph.nodes):
             if node.op == "placeholder":
-                self._first[node] = node
+                self._found.first[node] = node
             else:
                 self._visit(node)
         for node in reversed(self._module.graph.nodes):
-            gone = (self._rows, self._indices, self._matrices, self._several, self._sizes, self._marks, self.replaced)
+            found = (self._found.rows, self._found.indices, self._found.matrices)
+            gone = (*found, self._several, self._sizes, self._marks, self.replaced)
             if any(node in each for each in gone):
                 self._module.graph.erase_node(node)
         write_out_of_place(self._module)
@@ -157,13 +144,13 @@ class _Keeping:
         most = max(selections.values(), key=len, default={})
         if len(most) >= _MANY_MASKS:
             node = next(iter(most.values()))
-            rows = self._rows[node]
+            rows = self._found.rows[node]
             num_rows = example(rows.node).shape[rows.dim]
             warnings.warn(AllRowsWarning(len(most), num_rows, source_line(node)), stacklevel=2)
 
     def _visit(self, node: fx.Node) -> None:
         self._writer.before = node
-        self._first[node] = self._first_like(node)
+        self._found.first[node] = self._first_like(node)
         if node.target in (begin_branch, end_branch):
             self._marks.add(node)
             self._begin(node) if node.target is begin_branch else self._branches.end()
@@ -175,76 +162,37 @@ class _Keeping:
         if selection is not None:
             source, by = selection
             self._selected[node] = source, by.mask
-            self._rows[node] = self._writer.select(source, by)
+            self._found.rows[node] = self._writer.select(source, by)
         elif not (self._finds(node) or self._assigns(node)):
-            self._branches.visit(node, self._rows)
+            self._branches.visit(node)
             self._use(node)
 
     def _begin(self, mark: fx.Node) -> None:
         condition, holds = mark.args
         assert isinstance(condition, fx.Node) and isinstance(holds, bool), f"{mark} begins a branch"
-        self._branches.begin(Condition(condition, holds, self._asked_for(condition, holds)))
+        self._branches.begin(read_condition(condition, holds, self._found))
 
     def _choose(self, node: fx.Node) -> None:
-        if any(used in self._rows for used in node.all_input_nodes):
-            raise self._refusal(node)
+        if any(used in self._found.rows for used in node.all_input_nodes):
+            raise refusal(node)
         self._replace(node, self._branches.choose(node))
-
-    def _asked_for(self, node: fx.Node, holds: bool) -> fx.Node | None:
-        """The mask that selects something if, and only if, the truth of `node` is `holds`; None if there is none."""
-        match node.target, node.args:
-            case (("any" | torch.any), (fx.Node() as mask,)) if holds and not node.kwargs:
-                return self._first[mask]
-            case ((operator.gt | operator.ne), (fx.Node() as number, 0)) if holds:
-                return self._counted(number)
-            case (operator.ge, (fx.Node() as number, 1)) if holds:
-                return self._counted(number)
-            case (operator.eq, (fx.Node() as number, 0)) if not holds:
-                return self._counted(number)
-        return self._counted(node) if holds else None
-
-    def _counted(self, node: fx.Node) -> fx.Node | None:
-        """The mask of which `node` has the number of what it selects."""
-        match node.target, node.args:
-            case (("sum" | torch.sum), (fx.Node() as mask,)) if example(mask).dtype == torch.bool:
-                return self._first[mask]
-            case torch.ops.aten.sym_size.int, (fx.Node() as sized, int(dim)):
-                return self._mask_of(sized) if dim == (self._rows[sized].dim if sized in self._rows else 0) else None
-        return None
-
-    def _number(self, node: fx.Node) -> fx.Node:
-        """A number as a tensor, also if it is computed of numbers of selected rows."""
-        if isinstance(known_value(node), Tensor):
-            return node
-        if (mask := self._counted(node)) is not None:
-            return self._writer.call("sum", self._writer.chosen(mask, tuple(range(example(mask).dim()))))
-        if node.target in _OF_NUMBERS:
-            numbers = [self._number(each) if isinstance(each, fx.Node) else each for each in node.args]
-            return self._writer.call(_OF_NUMBERS[node.target], *numbers)
-        raise self._branches.refusal(node)
-
-    def _mask_of(self, node: fx.Node) -> fx.Node | None:
-        """The mask that has selected what `node` has."""
-        if node in self._rows:
-            return self._rows[node].mask
-        return self._indices[node][0].mask if node in self._indices else self._matrices.get(node)
 
     def _use(self, node: fx.Node) -> None:
         """Rewrite what takes selected rows, but neither selects nor assigns any."""
         given = node.all_input_nodes
         if node.target in _JOINS and self._joins(node):
             return
-        if any(used in self._sizes or used in self._indices or used in self._matrices for used in given):
+        if any(used in self._sizes or used in self._found.indices or used in self._found.matrices for used in given):
             self._note_size(node)
         elif node.target is operator.getitem and given[0] in self._several:
-            self._rows[node] = self._taken(node, self._several[given[0]])
-        elif any(used in self._rows for used in given):
+            self._found.rows[node] = self._calls.taken(node, self._several[given[0]])
+        elif any(used in self._found.rows for used in given):
             if is_marker(node, "exit") or mutated(node) is not None:
-                raise self._refusal(node)
+                raise refusal(node)
             if isinstance(known_value(node), Tensor):
                 self._compute(node)
             elif isinstance(known_value(node), tuple | list):
-                self._several[node] = self._made(node, node.args, node.kwargs, self._dims_of(node))
+                self._several[node] = self._calls.make(node, node.args, node.kwargs, self._calls.dims_of(node))
             else:
                 self._note_size(node)
         elif not _is_of_known_shape(node):
@@ -255,13 +203,13 @@ class _Keeping:
         if node.all_input_nodes and all(map(_is_of_known_shape, node.all_input_nodes)):
             node.meta["example_value"] = value_of_call(node.target, node.args, node.kwargs)
         if not _is_of_known_shape(node):
-            raise self._refusal(node)
+            raise refusal(node)
 
     def _joins(self, node: fx.Node) -> bool:
         """Rewrite a call that joins the rows of all parts of a tensor, if `node` is one."""
-        parts = node.args[0]
+        parts = node.args[0] if node.args else node.kwargs["tensors"]
         assert isinstance(parts, tuple | list), f"{node} joins several tensors"
-        rows = [self._rows[part] for part in parts if isinstance(part, fx.Node) and part in self._rows]
+        rows = [self._found.rows[part] for part in parts if isinstance(part, fx.Node) and part in self._found.rows]
         if len(rows) < len(parts) or not are_all_parts([each.mask for each in rows]):
             return False
         dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
@@ -279,52 +227,49 @@ class _Keeping:
         given = node.all_input_nodes
         if is_random_call(node) or not given or any(each in self._changes for each in (node, *given)):
             return node
-        names = {used: self._first.get(used, used).name for used in given}
+        names = {used: self._found.first.get(used, used).name for used in given}
         return self._equal.setdefault(f"{node.op} {describe_call(node, names)}", node)
 
     def _note_size(self, node: fx.Node) -> None:
         """Sizes of selected rows may be asserted, by Dynamo, but not be used."""
         if not is_of_size(node):
-            raise self._refusal(node)
+            raise refusal(node)
         self._sizes.add(node)
-
-    def _refusal(self, node: fx.Node) -> DataDependentShapeError:
-        return DataDependentShapeError(node.name, source_line(node))
 
     def _selection(self, node: fx.Node) -> tuple[fx.Node, Indexing] | None:
         """The tensor of which `node` selects rows or elements, and by what."""
         if node.target not in (*_SELECTS, operator.getitem) or len(node.args) != 2:
             return None
         source, index = node.args
-        if not isinstance(source, fx.Node) or source in self._rows:
+        if not isinstance(source, fx.Node) or source in self._found.rows:
             return None
-        by = read_indexing(source, index, self._indices, self._first)
+        by = read_indexing(source, index, self._found.indices, self._found.first)
         if by is not None and self._changes.get(by.mask, 0) > self._places[node]:
-            raise self._refusal(node)  # what is computed of the rows later would read another mask
+            raise refusal(node)  # what is computed of the rows later would read another mask
         is_whole = by is not None and len(by.dims) == example(source).dim()
         return (source, by) if by is not None and (is_whole or node.target not in _SELECTS) else None
 
     def _finds(self, node: fx.Node) -> bool:
         """Note what indices of the places of a mask `node` has, if it has any."""
         if node.target in _FINDS and len(node.all_input_nodes) == 1 and len(node.args) == 1:
-            mask = self._first[node.all_input_nodes[0]]
+            mask = self._found.first[node.all_input_nodes[0]]
             if isinstance(known_value(node), tuple):
-                self._indices[node] = tuple(Index(mask, dim) for dim in range(example(mask).dim()))
+                self._found.indices[node] = tuple(Index(mask, dim) for dim in range(example(mask).dim()))
             else:
-                self._matrices[node] = mask
+                self._found.matrices[node] = mask
             return True
-        taken = taken_indices(node, self._indices, self._matrices)
+        taken = taken_indices(node, self._found.indices, self._found.matrices)
         if taken:
-            self._indices[node] = taken
+            self._found.indices[node] = taken
         return bool(taken)
 
     def _assigns(self, node: fx.Node) -> bool:
         """Rewrite an assignment to places of a mask, or an addition to them, if `node` is one."""
         call = read_assignment(node)
-        if call is None or call.tensor in self._rows:
+        if call is None or call.tensor in self._found.rows:
             return False
-        at = read_indexing(call.tensor, call.index, self._indices, self._first)
-        values = self._rows.get(call.values, call.values) if isinstance(call.values, fx.Node) else call.values
+        at = read_indexing(call.tensor, call.index, self._found.indices, self._found.first)
+        values = self._found.rows.get(call.values, call.values) if isinstance(call.values, fx.Node) else call.values
         if at is None or not (isinstance(values, Rows) or (_is_number(values) and not call.adds)):
             return False
         if call.adds:
@@ -333,7 +278,7 @@ class _Keeping:
         else:
             found = assigned(self._writer, call.tensor, at, values)
         if found is None:
-            raise self._refusal(node)
+            raise refusal(node)
         node.op, node.kwargs = "call_method", {"alpha": call.alpha} if call.alpha != 1 else {}
         node.target = ("add" if call.adds else "copy") + ("_" if call.in_place else "")
         node.args = call.tensor, found
@@ -344,41 +289,37 @@ class _Keeping:
     def _compute(self, node: fx.Node) -> None:
         """Compute what `node` does with selected rows from all rows."""
         is_whole = len(node.args) == 1 and not node.kwargs
-        dims = self._dims_of(node)
+        dims = self._calls.dims_of(node)
         if node.target in _OF_CLASSES:
             self._loss_of_classes(node, dims)
         elif node.target is torch.ops.fxpar.ctc_losses:
             self._give_targets_in_rows(node)
         elif node.target in _OF_ELEMENTS:
             given = arguments_by_name(node)
-            losses = self._on_rows(node, (), given | {"reduction": "none"}, dims)
-            self._settle(node, losses, given["reduction"])
+            losses = self._calls.on_rows(node, (), given | {"reduction": "none"}, dims)
+            by_weights = given.get("weight") is not None and node.target in _BY_WEIGHTS
+            self._settle(node, losses, given["reduction"], given["weight"] if by_weights else None)
         elif is_whole and node.target in (*_SUMS, *_MEANS):
-            self._settle(node, self._rows[node.all_input_nodes[0]], "mean" if node.target in _MEANS else "sum")
+            self._settle(node, self._found.rows[node.all_input_nodes[0]], "mean" if node.target in _MEANS else "sum")
         else:
-            self._rows[node] = self._on_rows(node, node.args, node.kwargs, dims)
-
-    def _dims_of(self, node: fx.Node) -> tuple[int, ...]:
-        """The dims of the mask along which what `node` takes has rows."""
-        used = [self._rows[each] for each in node.all_input_nodes if each in self._rows]
-        if len({each.mask for each in used}) > 1:
-            raise self._refusal(node)
-        return tuple(sorted({dim for each in used for dim in each.dims}))
+            self._found.rows[node] = self._calls.on_rows(node, node.args, node.kwargs, dims)
 
     def _loss_of_classes(self, node: fx.Node, dims: tuple[int, ...]) -> None:
         """Rows that are not kept have a target that is ignored."""
         given = arguments_by_name(node)
-        scores, targets = self._rows.get(given["input"]), self._rows.get(given["target"])
+        scores, targets = self._found.rows.get(given["input"]), self._found.rows.get(given["target"])
         if scores is None or targets is None or example(targets.node).dim() > 1 or scores.dim != 0:
-            raise self._refusal(node)
+            raise refusal(node)
         scores, targets = (self._writer.expanded(each, dims) for each in (scores, targets))
         ignored = self._writer.masked(targets, given["ignore_index"])
         with_ignored = given | {"input": scores.node, "target": ignored}
         losses = self._writer.call(node.target, **with_ignored)
         if given["reduction"] == "none":
-            self._rows[node] = replace(targets, node=losses)
+            self._found.rows[node] = replace(targets, node=losses)
         elif given["reduction"] == "mean" and self._branches:
             counts = self._writer.call("sum", self._writer.call(operator.ne, ignored, given["ignore_index"]))
+            if given.get("weight") is not None:
+                raise self._branches.refusal(node)
             number = self._number_of_rows(node, counts, targets.mask)
             total = self._writer.call(node.target, **{**with_ignored, "reduction": "sum"})
             self._replace(node, self._writer.call(operator.truediv, total, number))
@@ -390,57 +331,23 @@ class _Keeping:
         targets = node.args[1]
         labels, mask = self._selected.get(targets, (None, None)) if isinstance(targets, fx.Node) else (None, None)
         if labels is None or mask is None or not example(labels).dim() == example(mask).dim() == 2:
-            raise self._refusal(node)
+            raise refusal(node)
         node.update_arg(1, self._writer.call(rows_of_selected, labels, mask))
 
-    def _on_rows(self, node: fx.Node, args: Any, kwargs: Any, dims: tuple[int, ...]) -> Rows:
-        """The call of `node` with these arguments, on rows for all places along `dims` in place of the selected ones.
-
-        Raises:
-            DataDependentShapeError: it does not treat each row by itself.
-        """
-        made = self._made(node, args, kwargs, dims)
-        return self._with_rows(node, [made.node], made)
-
-    def _made(self, node: fx.Node, args: Any, kwargs: Any, dims: tuple[int, ...]) -> _Made:
-        rows = {
-            used: self._writer.expanded(self._rows[used], dims) for used in node.all_input_nodes if used in self._rows
-        }
-        args, kwargs = fx.map_arg((args, dict(kwargs)), lambda used: rows[used].node if used in rows else used)
-        try:
-            made = self._writer.call(node.target, *args, **kwargs)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise self._refusal(node) from error
-        return _Made(made, tuple(rows.values()))
-
-    def _taken(self, node: fx.Node, made: _Made) -> Rows:
-        """The rows of one of several tensors."""
-        taken = self._writer.call(operator.getitem, made.node, node.args[1])
-        return self._with_rows(node, [made.node, taken], made)
-
-    def _with_rows(self, node: fx.Node, calls: Sequence[fx.Node], made: _Made) -> Rows:
-        """What the last of `calls` returns, in the place of `node`: a row for each of those that the first takes."""
-        mask, dims = made.rows[0].mask, made.rows[0].dims
-        num_rows = example(self._writer.keep(mask, dims)).shape[0]
-        of_rows = {each.node: each.dim for each in made.rows}
-        names = {used: f"{describe(known_value(used))} {of_rows.get(used)}" for used in calls[0].all_input_nodes}
-        names[calls[0]] = "made"
-        kind = " ".join([str(num_rows), *(f"{call.op} {describe_call(call, names)}" for call in calls)])
-        if kind not in self._dims_of_kinds:
-            self._dims_of_kinds[kind] = _dim_of_rows(self._module, calls, of_rows, num_rows)
-        dim = self._dims_of_kinds[kind]
-        if dim is None:
-            raise self._refusal(node)
-        return Rows(calls[-1], mask, dims, dim)
-
-    def _settle(self, node: fx.Node, rows: Rows, reduction: str) -> None:
-        """Let `rows`, reduced over those that are kept, take the place of `node`."""
+    def _settle(self, node: fx.Node, rows: Rows, reduction: str, weights: fx.Node | None = None) -> None:
+        """Let `rows`, reduced over those that are kept, take the place of `node`; a mean may have weights of rows."""
         if reduction == "none":
-            self._rows[node] = rows
+            self._found.rows[node] = rows
             return
         rows = self._writer.expanded(rows, tuple(range(example(rows.mask).dim())))
         found = self._writer.call("sum", self._writer.masked(rows, 0))
-        if reduction == "mean":
+        if reduction == "mean" and weights is not None:
+            if weights not in self._found.rows or self._branches:
+                raise refusal(node)
+            weights_of_rows = self._writer.expanded(self._found.rows[weights], rows.dims)
+            total = self._writer.call("sum", self._writer.masked(weights_of_rows, 0))
+            found = self._writer.call(operator.truediv, found, total)
+        elif reduction == "mean":
             shape = example(rows.node).shape
             keep = self._writer.keep(rows.mask, rows.dims)
             number = self._number_of_rows(node, self._writer.call("sum", keep), rows.mask)
@@ -452,7 +359,7 @@ class _Keeping:
         """What the mean over rows is divided by: in a branch that is not taken where there are none, at least one."""
         if not self._branches:
             return number
-        if not self._branches.asks_for(mask) or "weight" in node.kwargs:
+        if not self._branches.asks_for(mask):
             raise self._branches.refusal(node)
         return self._writer.call("clamp", number, min=1)
 
@@ -461,35 +368,9 @@ class _Keeping:
         self.replaced[node] = found
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A call on rows of one mask, in the place of selected ones."""
-
-    node: fx.Node
-    rows: tuple[Rows, ...]
-
-
 def _is_number(value: Any) -> bool:
     """Whether it is a number, also one on a tensor."""
     if isinstance(value, fx.Node):
         value = known_value(value)
         return isinstance(value, Tensor) and value.dim() == 0
     return isinstance(value, int | float)
-
-
-def _dim_of_rows(
-    module: fx.GraphModule, calls: Sequence[fx.Node], of_rows: Mapping[fx.Node, int], num_rows: int
-) -> int | None:
-    """The dim along which what the last of `calls` returns has rows that depend on one row each of the inputs' rows.
-
-    None if it has none.
-
-    Args:
-        calls: one, or a call and one that takes an element of what it returns.
-        of_rows: for inputs that have rows, the dim along which they lie.
-    """
-    inputs = tuple(calls[0].all_input_nodes)
-    joint = trace_part(module, calls, inputs, [calls[-1]])
-    dims = {port: of_rows[inputs[int(port.name)]] for port in joint.inputs if inputs[int(port.name)] in of_rows}
-    found = follow_samples([joint], dims, num_rows, joint.outputs).outputs.get(joint.outputs[0])
-    return found.dim if isinstance(found, Shard) and found.outer == 1 else None

@@ -100,6 +100,10 @@ def last_of_several(model: Tagger, hidden: Tensor, labels: Tensor) -> Tensor:
     return (found * model.norm(hidden.sum(1))).square().mean()
 
 
+def weighted_squares(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
+    return functional.mse_loss(a[mask], b[mask], weight=(b + 1)[mask])
+
+
 def selected(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return a[mask], b[mask]
 
@@ -120,6 +124,7 @@ LOSSES: dict[str, Loss] = {
     "masked_select": lambda model, h, y: h.mean(-1).masked_select(y >= 0).square().mean(),
     "squares": lambda model, h, y: functional.mse_loss(*selected(h, 1 - h.detach(), y >= 0)),
     "absolutes": lambda model, h, y: functional.l1_loss(*selected(h[..., 0], y.float(), y > 0)),
+    "weighted squares": lambda model, h, y: weighted_squares(h[..., 0], y.float(), y > 0),
     "logits": lambda model, h, y: functional.binary_cross_entropy_with_logits(
         *selected(h[..., 0], (y > 1).float(), y > 0)
     ),

@@ -59,6 +59,10 @@ def scales_by_a_bounded_number(h: Tensor, lengths: Tensor) -> Tensor:
     return h / max(lengths.min().item(), 2) + min(3.5, h.detach().sum().item())
 
 
+def as_parts(h: Tensor, lengths: Tensor) -> Tensor:
+    return torch.cat([part * 2 for part in h.flatten().split((2 * lengths).tolist())]).view_as(h)
+
+
 READS = [
     asserts_an_integer,
     asserts_a_truth,
@@ -69,6 +73,7 @@ READS = [
     scales_by_a_quotient,
     scales_integers,
     scales_by_a_bounded_number,
+    as_parts,
 ]
 
 
@@ -76,11 +81,7 @@ def as_a_size(h: Tensor, lengths: Tensor) -> Tensor:
     return h + torch.ones(lengths.max().item()).sum()
 
 
-def as_parts(h: Tensor, lengths: Tensor) -> Tensor:
-    return torch.cat([part * 2 for part in h.flatten().split((2 * lengths).tolist())]).view_as(h)
-
-
-READS_OF_SHAPES = [as_a_size, as_parts]
+READS_OF_SHAPES = [as_a_size]
 
 
 class Checked(nn.Module):

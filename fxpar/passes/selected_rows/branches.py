@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -15,10 +13,11 @@ from torch.nn import functional
 from fxpar._torch.compiler import assert_async, storage_of
 from fxpar.errors import GraphBreakError
 from fxpar.graph.shared_values import is_side_effect_only, mutated, storages_mutated_later
-from fxpar.ir.capture import example
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
 from fxpar.ir.out_of_place import out_of_place
+from fxpar.passes.selected_rows.conditions import Condition, truth_of
+from fxpar.passes.selected_rows.found import Found
 from fxpar.passes.selected_rows.rows import RowWriter
 
 _SINGULAR = frozenset(
@@ -36,28 +35,12 @@ _DIVISIONS = {
 _RUNNING = functional.batch_norm, functional.instance_norm
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """When a branch is taken: where the truth of a tensor of one element, or of a number of one, is `holds`.
-
-    mask: the mask of which it asks whether it selects anything, if it does only that.
-    """
-
-    node: fx.Node
-    holds: bool
-    mask: fx.Node | None
-
-
 class Branches:
-    """The branches that a node is in, the innermost last.
+    """The branches that a node is in, the innermost last."""
 
-    Args:
-        number: gives a number as a tensor of one element.
-    """
-
-    def __init__(self, writer: RowWriter, number: Callable[[fx.Node], fx.Node]) -> None:
+    def __init__(self, writer: RowWriter, found: Found) -> None:
         self._writer = writer
-        self._number = number
+        self._found = found
         self._open: list[tuple[Condition, set[fx.Node]]] = []
         writer.condition_beside = self._taken
 
@@ -75,16 +58,13 @@ class Branches:
         return functools.reduce(partial(self._writer.call, torch.logical_and), taken) if taken else None
 
     def _truth(self, condition: Condition) -> fx.Node:
-        call, number = self._writer.call, self._number(condition.node)
-        truth = number if example(number).dtype == torch.bool else call(operator.ne, number, 0)
-        truth = call("reshape", truth, ()) if example(truth).dim() else truth
-        return truth if condition.holds else call(torch.logical_not, truth)
+        truth = truth_of(condition, self._found, self._writer)
+        if truth is None:
+            raise self.refusal(condition.node)
+        return truth
 
-    def visit(self, node: fx.Node, rows: Collection[fx.Node]) -> None:
+    def visit(self, node: fx.Node) -> None:
         """Let `node` have no effect outside of the branches that it is in, unless they are taken.
-
-        Args:
-            rows: the nodes that have selected rows, whose values are regular also where none is selected.
 
         Raises:
             GraphBreakError: it has one that is not known to be harmless.
@@ -99,11 +79,7 @@ class Branches:
         elif node.target is assert_async:
             skipped = self._writer.call(torch.logical_not, self._taken())
             node.update_arg(0, self._writer.call(torch.logical_or, node.args[0], skipped))
-        elif (
-            (is_side_effect_only(node) and not is_of_size(node))
-            or _changes_statistics(node)
-            or _may_be_singular(node, rows)
-        ):
+        elif _has_another_effect(node) or not all(map(self._is_regular, _singular_in(node))):
             raise self.refusal(node)
 
     def _change_if(self, node: fx.Node) -> None:
@@ -132,6 +108,11 @@ class Branches:
         if len({(each.dtype, each.shape) for each in values}) > 1 or _is_shared(node):
             raise self.refusal(node)
         return self._writer.call(torch.where, self._taken(), *node.args)
+
+    def _is_regular(self, node: fx.Node) -> bool:
+        """Whether it has rows that are all fillers where a branch is not taken."""
+        rows = self._found.rows.get(node)
+        return rows is not None and self.asks_for(rows.mask)
 
     def asks_for(self, mask: fx.Node) -> bool:
         """Whether a branch is taken only where the mask selects something."""
@@ -163,19 +144,19 @@ def _is_shared(node: fx.Node) -> bool:
     return any(user in later for each in shared for user in each.users)
 
 
-def _changes_statistics(node: fx.Node) -> bool:
-    """Whether it is a norm that updates what it has seen so far."""
+def _has_another_effect(node: fx.Node) -> bool:
+    """Whether it does something besides what it returns, as norms do that update what they have seen so far."""
     if node.target not in _RUNNING:
-        return False
+        return is_side_effect_only(node) and not is_of_size(node)
     given = arguments_by_name(node)
     return given.get("running_mean") is not None and bool(given.get("training", given.get("use_input_stats")))
 
 
-def _may_be_singular(node: fx.Node, rows: Collection[fx.Node]) -> bool:
-    """Whether it is a function that is not finite everywhere, of a tensor that may be anywhere."""
+def _singular_in(node: fx.Node) -> Sequence[fx.Node]:
+    """The operands for some values of which the results of a function, or its derivatives, are infinite."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     name = name.rstrip("_")
     if name in _DIVISIONS:
-        return len(node.args) < 2 or (isinstance(node.args[1], fx.Node) and node.args[1] not in rows)
+        return [each for each in node.args[1:2] if isinstance(each, fx.Node)]
     is_power = name == "pow" and len(node.args) > 1 and isinstance(node.args[1], int) and node.args[1] >= 0
-    return name in _SINGULAR and not is_power and any(used not in rows for used in node.all_input_nodes)
+    return node.all_input_nodes if name in _SINGULAR and not is_power else []

@@ -102,6 +102,12 @@ def if_asserted(model: Model, h: Tensor, kinds: Tensor) -> None:
         h[mask] = model.other(h[mask])
 
 
+def if_any_by_logarithms(model: Model, h: Tensor, kinds: Tensor) -> None:
+    mask = (kinds == 1)[:, None] & (h > 0)
+    if mask.any():
+        h[mask] = h[mask].log() / h[mask]
+
+
 def with_a_variable_of_its_own(model: Model, h: Tensor, kinds: Tensor) -> None:
     chosen = kinds == 0
     for kind in range(2):
@@ -163,6 +169,7 @@ TRAIN: dict[str, Part] = {
         if_something_else,
         if_a_token,
         if_asserted,
+        if_any_by_logarithms,
         with_a_variable_of_its_own,
         another_variable,
         in_place,
@@ -293,6 +300,12 @@ def a_logarithm(model: Model, h: Tensor, kinds: Tensor) -> None:
         h[kinds == 1] = h.log().sum(0)
 
 
+def a_logarithm_of_rows(model: Model, h: Tensor, kinds: Tensor) -> None:
+    """Rows are selected also where the branch is not taken."""
+    if (h > 0).all():
+        h[kinds == 1] = h[kinds == 1].log()
+
+
 def statistics(model: Model, h: Tensor, kinds: Tensor) -> None:
     if (kinds == 1).any():
         h[kinds == 1] = model.norm(h).sum(0)
@@ -318,6 +331,7 @@ REFUSED: dict[str, Part] = {
         changed_elsewhere,
         another_shape,
         a_logarithm,
+        a_logarithm_of_rows,
         statistics,
         a_loop_that_ends,
     )
