@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -41,7 +41,8 @@ def read_assignment(node: fx.Node) -> Assignment | None:
         case "index_add" | "index_copy", (fx.Node() as tensor, int(dim), index, values):
             before = [slice(None)] * (dim % example(tensor).dim())
             adds, alpha = name.startswith("index_add"), node.kwargs.get("alpha", 1)
-            return Assignment(tensor, (*before, index), values, adds, cast(float, alpha), in_place)
+            if isinstance(alpha, int | float):
+                return Assignment(tensor, (*before, index), values, adds, alpha, in_place)
     return None
 
 
