@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.survey.heads.head import ROWS, Batch, Head
-from fxpar.survey.heads.tiny_config import CHANNELS, IMAGE, SHRINKINGS, VOCABULARY, Shrinking, shrink
+from fxpar.survey.heads.tiny_config import CHANNELS, IMAGE, PATCH, SHRINKINGS, VOCABULARY, Shrinking, shrink
 
 LENGTH = 16
 """Of a sequence of tokens."""
@@ -110,7 +111,14 @@ def _transcribed(model: nn.Module) -> Iterator[Batch]:
 
 
 def _images(model: nn.Module) -> Iterator[Batch]:
-    if "pixel_values" in _called_with(model):
+    if "spatial_shapes" in _called_with(model):  # images of any shape, as sequences of patches
+        values = _field(model, "num_channels", CHANNELS) * _field(model, "patch_size", PATCH) ** 2
+        yield {
+            "pixel_values": torch.randn(ROWS, LENGTH, values),
+            "pixel_attention_mask": torch.ones(ROWS, LENGTH, dtype=torch.long),
+            "spatial_shapes": torch.full((ROWS, 2), math.isqrt(LENGTH)),
+        }
+    elif "pixel_values" in _called_with(model):
         for size in (_size_of_images(model), 2 * IMAGE, 4 * IMAGE):
             yield {"pixel_values": torch.randn(ROWS, _field(model, "num_channels", CHANNELS), size, size)}
 
@@ -127,11 +135,12 @@ def _spectra(model: nn.Module) -> Iterator[Batch]:
     name = next((name for name in ("input_features", "input_values") if name in _called_with(model)), None)
     if name is None:
         return
-    bins = next((found for field in _BINS if (found := _field(model, field, None)) is not None), 80)
+    found = [_field(model, field, None) for field in _BINS]
     frames = _field(model, "max_source_positions", None)
-    for length in (FRAMES, *(() if frames is None else (2 * frames,))):
-        yield {name: torch.randn(ROWS, length, bins)}
-        yield {name: torch.randn(ROWS, bins, length)}
+    for bins in dict.fromkeys(each for each in (*found, 80) if each is not None):
+        for length in (FRAMES, *(() if frames is None else (2 * frames,))):
+            yield {name: torch.randn(ROWS, length, bins)}
+            yield {name: torch.randn(ROWS, bins, length)}
 
 
 def _called_with(model: nn.Module) -> Iterable[str]:
