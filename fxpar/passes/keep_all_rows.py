@@ -110,7 +110,7 @@ class _Keeping:
         self._module = module
         self._writer, self._found = RowWriter(), Found()
         self._calls = RowCalls(module, self._found, self._writer)
-        self._branches = Branches(self._writer, self._found)
+        self._branches = Branches(module.graph, self._writer, self._found)
         self._marks: set[fx.Node] = set()
         self._selected: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._several: dict[fx.Node, Made] = {}
@@ -170,7 +170,7 @@ class _Keeping:
     def _begin(self, mark: fx.Node) -> None:
         condition, holds = mark.args
         assert isinstance(condition, fx.Node) and isinstance(holds, bool), f"{mark} begins a branch"
-        self._branches.begin(read_condition(condition, holds, self._found))
+        self._branches.begin(mark, read_condition(condition, holds, self._found))
 
     def _choose(self, node: fx.Node) -> None:
         if any(used in self._found.rows for used in node.all_input_nodes):

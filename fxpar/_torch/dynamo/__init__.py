@@ -8,12 +8,12 @@ from torch import nn
 
 from fxpar._torch.compiler import ignore_logging_calls, name_functions_for_logs_alone
 from fxpar._torch.dynamo.assigned_tensors import settle_assignments
+from fxpar._torch.dynamo.both_branches import trace_both_branches
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
 from fxpar._torch.dynamo.raising_branches import assert_what_branches_raise
 from fxpar._torch.dynamo.replaced_functions import trace_counts_of_known_length, trace_past_flags_of_kernels
 from fxpar._torch.dynamo.requires_grad import let_results_depend_on_leaves, let_values_require_grad
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
-from fxpar._torch.dynamo.skipping_branches import trace_what_branches_skip
 from fxpar._torch.dynamo.stand_ins import refuse_reads_of_stand_ins
 from fxpar._torch.group_norm import correct_strides_of_group_norm
 
@@ -31,7 +31,7 @@ def change_tracing() -> None:
     settle_assignments()
     refuse_reads_of_stand_ins()
     assert_what_branches_raise()
-    trace_what_branches_skip()
+    trace_both_branches()
     correct_strides_of_group_norm()
 
 

@@ -36,17 +36,26 @@ _RUNNING = functional.batch_norm, functional.instance_norm
 
 
 class Branches:
-    """The branches that a node is in, the innermost last."""
+    """The branches that a node is in, the innermost last.
 
-    def __init__(self, writer: RowWriter, found: Found) -> None:
+    Args:
+        graph: as it is before the rewriting, by which branches know what memory is older than they are.
+    """
+
+    def __init__(self, graph: fx.Graph, writer: RowWriter, found: Found) -> None:
         self._writer = writer
         self._found = found
-        self._open: list[tuple[Condition, set[fx.Node]]] = []
+        self._open: list[tuple[Condition, int]] = []
+        self._places = {node: place for place, node in enumerate(graph.nodes)}
+        self._ages: dict[int, int] = {}
+        for node, place in self._places.items():
+            if isinstance(value := known_value(node), Tensor):
+                self._ages.setdefault(storage_of(value), place)
         writer.condition_beside = self._taken
 
-    def begin(self, condition: Condition) -> None:
-        """Begin a branch that is taken where the condition holds."""
-        self._open.append((condition, set()))
+    def begin(self, mark: fx.Node, condition: Condition) -> None:
+        """Begin a branch, at a mark, that is taken where the condition holds."""
+        self._open.append((condition, self._places[mark]))
 
     def end(self) -> None:
         """End the innermost branch."""
@@ -71,16 +80,18 @@ class Branches:
         """
         if not self._open:
             return
-        for _, inside in self._open:
-            inside.add(node)
         changed = mutated(node)
-        if changed is not None and changed not in self._open[-1][1]:
+        if changed is not None and self._is_older(changed):
             self._change_if(node)
         elif node.target is assert_async:
             skipped = self._writer.call(torch.logical_not, self._taken())
             node.update_arg(0, self._writer.call(torch.logical_or, node.args[0], skipped))
         elif _has_another_effect(node) or not all(map(self._is_regular, _singular_in(node))):
             raise self.refusal(node)
+
+    def _is_older(self, changed: fx.Node) -> bool:
+        """Whether the memory of a node is from before the innermost branch."""
+        return self._ages.get(storage_of(known_value(changed)), 0) < self._open[-1][1]
 
     def _change_if(self, node: fx.Node) -> None:
         """Let a change in place of what there was before the branch be one only where the branch is taken."""

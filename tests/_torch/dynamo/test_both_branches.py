@@ -1,4 +1,4 @@
-"""Forwards that skip something for values of their tensors train as on one process, whether it is skipped or not."""
+"""Forwards that branch on values of their tensors train as on one process, whichever branch is taken."""
 
 from __future__ import annotations
 
@@ -159,6 +159,42 @@ def a_mean(model: Model, h: Tensor, kinds: Tensor) -> None:
         h[kinds == 0] = h[kinds == 1].mean()
 
 
+def otherwise(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    before = h
+    if (kinds == 1).any():
+        found = model.other(h)
+        h = h * 2
+    elif kinds.sum() == 0:
+        found = h.clamp(min=0.1)
+    else:
+        scaled = h * kinds.max()
+        found = scaled + 1
+    return found + h + before
+
+
+def an_expression(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    return h + (model.other(h) if (kinds == 1).any() else h.relu()) + (1 if model.training else 2)
+
+
+def early_returns(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
+    if not (kinds == 1).any():
+        return h
+    if kinds.min() > 0:
+        return model.other(h)
+    found = h * 2
+    found[kinds == 1] = 1.5
+    return found
+
+
+def in_place_either_way(model: Model, h: Tensor, kinds: Tensor) -> None:
+    if kinds.max() > 1:
+        h[kinds == 2] = model.other(h[kinds == 2])
+        h.mul_(2)
+    else:
+        h += 1
+        h[kinds == 0] = 0.5
+
+
 TRAIN: dict[str, Part] = {
     part.__name__: part
     for part in (
@@ -174,6 +210,10 @@ TRAIN: dict[str, Part] = {
         another_variable,
         in_place,
         terms_of_rows,
+        otherwise,
+        an_expression,
+        early_returns,
+        in_place_either_way,
         a_mean,
     )
 }
@@ -234,11 +274,20 @@ def test_microbatches_may_differ_in_whether_there_are_rows(name: str, mesh: fxpa
     compare(name, *losses, alone, model)
 
 
+RAN_ON_RANKS = {
+    "if_something_else": "of two",
+    "if_a_token": "of two",
+    "if_not_any": "of each",
+    "otherwise": "of each",
+    "early_returns": "of two",
+}
+
+
 def check(sizes: Mapping[str, int]) -> None:
     """Compare with one process. For `run_ranks`."""
     mesh = fxpar.init_mesh(**sizes)
     torch.manual_seed(1)
-    for name, kinds in (("if_something_else", "of two"), ("if_a_token", "of two"), ("if_not_any", "of each")):
+    for name, kinds in RAN_ON_RANKS.items():
         batch = {"x": torch.randn(ROWS, WIDTH), "kinds": torch.tensor(KINDS[kinds])}
         compare_copy(f"{name} on {sizes}", Model(TRAIN[name]), batch, mesh, opener="last", layouts="search")
 
@@ -246,10 +295,6 @@ def check(sizes: Mapping[str, int]) -> None:
 @pytest.mark.parametrize("sizes", [{"data": 2}, {"pipe": 2, "x": 2}], ids=str)
 def test_a_condition_on_all_rows_is_one_of_the_whole_batch(sizes: dict[str, int]) -> None:
     run_ranks(math.prod(sizes.values()), check, sizes)
-
-
-def otherwise(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
-    return model.other(h) if (kinds == 1).any() else h
 
 
 def in_a_list(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
@@ -263,12 +308,6 @@ def an_attribute(model: Model, h: Tensor, kinds: Tensor) -> None:
     if (kinds == 1).any():
         model.seen += 1
     h *= model.seen
-
-
-def a_return(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
-    if not (kinds == 1).any():
-        return h
-    return model.other(h)
 
 
 def a_quotient(model: Model, h: Tensor, kinds: Tensor) -> None:
@@ -293,6 +332,12 @@ def another_shape(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
     if (kinds == 1).any():
         h = h.sum(0)
     return h
+
+
+def other_results(model: Model, h: Tensor, kinds: Tensor) -> Tensor | None:
+    if (kinds == 1).any():
+        return model.other(h)
+    return None
 
 
 def a_logarithm(model: Model, h: Tensor, kinds: Tensor) -> None:
@@ -322,14 +367,13 @@ def a_loop_that_ends(model: Model, h: Tensor, kinds: Tensor) -> Tensor:
 REFUSED: dict[str, Part] = {
     part.__name__: part
     for part in (
-        otherwise,
         in_a_list,
         an_attribute,
-        a_return,
         a_quotient,
         a_mean_of_others,
         changed_elsewhere,
         another_shape,
+        other_results,
         a_logarithm,
         a_logarithm_of_rows,
         statistics,
@@ -342,7 +386,7 @@ REFUSED: dict[str, Part] = {
 def test_a_branch_that_changes_something_else_is_refused(name: str, mesh: fxpar.Mesh) -> None:
     model = fxpar.distribute(Model(REFUSED[name]), mesh)
     step = torch.compile(model, backend="fxpar", options=ATEN)
-    with pytest.raises(GraphBreakError, match=r"test_skipping_branches.py"):
+    with pytest.raises(GraphBreakError, match=r"test_both_branches.py"):
         step(torch.randn(ROWS, WIDTH), torch.tensor(KINDS["of each"]))
 
 

@@ -1,4 +1,4 @@
-"""Branches on the values of tensors that only skip something are traced as if they were taken, between two marks.
+"""Branches on the values of tensors are traced as if they were taken, between two marks, one after the other.
 
 Before: `if mask.any(): y[mask] = f(x[mask])`, where Dynamo would end the graph
 After:  `begin_branch(mask.any(), True); y[mask] = f(x[mask]); end_branch()`
@@ -8,8 +8,8 @@ other object or variable that is read after it.
 """
 
 import functools
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -28,28 +28,23 @@ from fxpar._torch.dynamo.jumps import Jump, change_jumps, truth_of_tensor
 
 
 @functools.cache
-def trace_what_branches_skip() -> None:
+def trace_both_branches() -> None:
     """Let Dynamo trace such branches, where it also traces numbers that are read from tensors."""
     change_jumps(_tracing)
     _note_changes()
 
 
 def _tracing(jump: Jump, jumps_if: bool) -> Jump:
-    """An instruction that jumps, but traces what one of two branches does, if the other one does nothing."""
+    """An instruction that jumps, but traces what both branches do, if they go on at one place."""
 
     def run(self: Any, inst: Instruction) -> None:
         condition = _condition(self.stack[-1]) if traces_wider() else None
-        branch = None if condition is None else _branch(self, inst)
-        if condition is None or branch is None:
+        branch = None if condition is None else _branch(self, inst, condition.as_proxy(), jumps_if)
+        if branch is None:
             return jump(self, inst)
         self.pop()
-        jumps = branch.start == self.indexof[inst.target]
-        holds = jumps_if if jumps else not jumps_if
-        self.output.create_proxy("call_function", begin_branch, (condition.as_proxy(), holds), {})
         branch.note(self)
-        _watch(self, branch)
-        if jumps:
-            self.jump(inst)
+        _begin(self, branch)
         return None
 
     return run
@@ -63,56 +58,113 @@ def _condition(condition: VariableTracker) -> VariableTracker | None:
 
 
 @dataclass(eq=False, slots=True)
-class _Branch:
-    """The instructions that one branch runs, and the other one does not.
+class _Before:
+    """What there is where a branch begins: variables, values on the stack, and the ids of objects without a source.
 
-    start: the first one.
-    ends: where they may end, which is where the other branch goes on, or a copy of what follows there, up to a return.
-    line: that of the branch.
-    variables: the local variables where it begins.
-    before: the ids of what there was then, besides what has a source.
-    changed: what has been changed of that.
+    Of a branch that is traced as the second one, the variables are those that the first one leaves.
+
+    changed: what has been changed of the objects.
     """
 
+    variables: dict[str, VariableTracker] = field(default_factory=dict)
+    depth: int = 0
+    kept: list[VariableTracker] = field(default_factory=list)
+    ids: set[int] = field(default_factory=set)
+    changed: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class _Branch:
+    """The instructions that one branch runs.
+
+    condition: what decides, and `holds` whether this branch is taken where it is true.
+    start: the first instruction.
+    ends: where it may end: where the other branch goes on, too, or copies of what follows there, up to a return.
+    line: that of the condition.
+    otherwise: the first instruction of the other branch, if that does something as well, and is traced next.
+    returns: whether both end by returning a value.
+    """
+
+    condition: Any
+    holds: bool
     start: int
     ends: Set[int]
     line: str
-    variables: dict[str, VariableTracker] = field(default_factory=dict)
-    depth: int = 0
-    before: set[int] = field(default_factory=set)
-    kept: list[VariableTracker] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
+    otherwise: int | None = None
+    returns: bool = False
+    before: _Before = field(default_factory=_Before)
 
     def note(self, translator: Any) -> None:
         """Note what there is where the branch begins."""
-        self.variables, self.depth = dict(translator.symbolic_locals), len(translator.stack)
-        VariableTracker.visit(self.kept.append, list(_values(translator)))
-        self.before = {id(each) for each in self.kept}
+        self.before = _Before(dict(translator.symbolic_locals), len(translator.stack))
+        VariableTracker.visit(self.before.kept.append, list(_values(translator)))
+        self.before.ids = {id(each) for each in self.before.kept}
 
     def change(self, item: VariableTracker, what: str) -> None:
         """Note a change of an object, if it is one that there was before."""
-        if item.source is not None or id(item) in self.before:
-            self.changed.append(what)
+        if item.source is not None or id(item) in self.before.ids:
+            self.before.changed.append(what)
 
-    def settle(self, translator: Any) -> str | None:
-        """Let variables have the tensors that they have after the branch; returns what else it has changed, or None."""
-        if self.changed or len(translator.stack) != self.depth:
-            return ", ".join(self.changed) or "what it leaves to compute with"
-        now = translator.symbolic_locals
-        for name, before in self.variables.items():
-            after = now.get(name)
-            if _is_same(before, after) or not _is_read(translator, translator.instruction_pointer, name):
-                continue
-            tensors = [each.realize() if isinstance(each, LazyVariableTracker) else each for each in (after, before)]
-            if not all(isinstance(each, TensorVariable) for each in tensors):
-                return f"the variable {name!r}"
-            proxies = tuple(each.as_proxy() for each in tensors)
-            if _are_the_same(*(proxy.node.meta["example_value"] for proxy in proxies)):
-                now[name] = before
-            else:
-                chosen = translator.output.create_proxy("call_function", value_of_branch, proxies, {})
-                now[name] = wrap_fx_proxy(translator, chosen)
+    def leave(self, translator: Any) -> str | None:
+        """End the branch; returns what it has changed that is no tensor, and that is read later, or None."""
+        if self.before.changed or len(translator.stack) - self.before.depth not in self._possible_results():
+            return ", ".join(self.before.changed) or "what it leaves to compute with"
+        return None if self.otherwise is not None else _settle(translator, self.before.variables)
+
+    def _possible_results(self) -> Collection[int]:
+        """How many values it may leave on the stack, as the branches of an expression do: as many as the other one."""
+        if self.otherwise is not None:
+            return (1,) if self.returns else (0, 1)
+        return (1,) if _RESULT in self.before.variables else (0,)
+
+    def other(self, translator: Any) -> "_Branch":
+        """The other branch, which begins with the variables that this one began with."""
+        variables = dict(translator.symbolic_locals)
+        if len(translator.stack) > self.before.depth:
+            variables[_RESULT] = translator.pop()
+        translator.symbolic_locals.clear()
+        translator.symbolic_locals.update(self.before.variables)
+        before = replace(self.before, variables=variables)
+        assert self.otherwise is not None, "there is another branch"
+        return replace(self, holds=not self.holds, start=self.otherwise, otherwise=None, before=before)
+
+
+_RESULT = "the result"
+"""The name, in place of a variable's, of a value that a branch leaves on the stack."""
+
+
+def _settle(translator: Any, others: Mapping[str, VariableTracker]) -> str | None:
+    """Let variables have the tensors that they have after the branch that is taken; returns which can't, or None."""
+    now = translator.symbolic_locals
+    for name, other in others.items():
+        is_result = name == _RESULT
+        after = translator.stack[-1] if is_result else now.get(name)
+        if _is_same(other, after):
+            continue
+        if not is_result and not _is_read(translator, translator.instruction_pointer, name):
+            continue
+        chosen = _chosen(translator, after, other)
+        if chosen is None:
+            return name if is_result else f"the variable {name!r}"
+        if is_result:
+            translator.stack[-1] = chosen
+        else:
+            now[name] = chosen
+    return None
+
+
+def _chosen(translator: Any, after: VariableTracker | None, other: VariableTracker) -> VariableTracker | None:
+    """A tensor that is `after` if the branch is taken, and `other` if not; None if they are no tensors."""
+    tensors = [each.realize() if isinstance(each, LazyVariableTracker) else each for each in (after, other)]
+    if not all(isinstance(each, TensorVariable) for each in tensors):
         return None
+    proxies = tuple(each.as_proxy() for each in tensors if each is not None)
+    if _are_the_same(*(proxy.node.meta["example_value"] for proxy in proxies)):
+        return other
+    chosen: VariableTracker = wrap_fx_proxy(
+        translator, translator.output.create_proxy("call_function", value_of_branch, proxies, {})
+    )
+    return chosen
 
 
 def _are_the_same(one: Tensor, other: Tensor) -> bool:
@@ -139,15 +191,26 @@ def _is_same(before: VariableTracker, after: VariableTracker | None) -> bool:
     return constants and bool(before.as_python_constant() == after.as_python_constant())
 
 
-def _branch(self: Any, inst: Instruction) -> _Branch | None:
-    """The branch that does something, if the other one leads to where it ends without doing anything."""
+def _branch(self: Any, inst: Instruction, condition: Any, jumps_if: bool) -> _Branch | None:
+    """The branch to trace first, if both go on at one place; the other one may do nothing."""
+    line = f"{self.f_code.co_filename}:{inst.positions.lineno if inst.positions else 'an unknown line'}"
     ways = self.instruction_pointer, self.indexof[inst.target]
-    for start, other in (ways, ways[::-1]):
+    for (start, other), holds in ((ways, not jumps_if), (ways[::-1], jumps_if)):
         ends = _copies_of(self, _next_that_acts(self, other))
         if _leads_to(self, start, ends):
-            line = inst.positions.lineno if inst.positions else "an unknown line"
-            return _Branch(start, ends, f"{self.f_code.co_filename}:{line}")
+            return _Branch(condition, holds, start, ends, line)
+    start, other = ways
+    returns = {place for place, each in enumerate(self.instructions) if each.opname == "RETURN_VALUE"}
+    for ends in (*({place} for place in _later_joins(self, start, other)), returns):
+        if _leads_to(self, start, ends) and _leads_to(self, other, ends):
+            return _Branch(condition, not jumps_if, start, ends, line, other, returns=ends == returns)
     return None
+
+
+def _later_joins(self: Any, start: int, other: int) -> list[int]:
+    """Where the first of two branches jumps to behind the second one, the nearest first."""
+    jumps = (inst for inst in self.instructions[start:other] if inst.opname in _ALWAYS_JUMPS)
+    return sorted({place for inst in jumps if (place := self.indexof[inst.target]) > other})
 
 
 _ENDS = ("RETURN", "RAISE", "RERAISE")
@@ -233,10 +296,12 @@ _OPEN = "open_branches"
 """The attribute of Dynamo's `OutputGraph` that has the branches that are being traced."""
 
 
-def _watch(self: Any, branch: _Branch) -> None:
-    """End the branch before the translator traces the instruction where the other one goes on."""
-    step = self.step
+def _begin(self: Any, branch: _Branch) -> None:
+    """Trace the branch, and end it before the instruction where the other one goes on."""
+    self.output.create_proxy("call_function", begin_branch, (branch.condition, branch.holds), {})
     setattr(self.output, _OPEN, [*getattr(self.output, _OPEN, ()), branch])
+    self.instruction_pointer = branch.start
+    step = self.step
 
     def watching() -> bool:
         if self.instruction_pointer not in branch.ends:
@@ -251,7 +316,7 @@ def _watch(self: Any, branch: _Branch) -> None:
 
 def _end(self: Any, branch: _Branch) -> None:
     getattr(self.output, _OPEN).remove(branch)
-    if (problem := branch.settle(self)) is not None:
+    if (problem := branch.leave(self)) is not None:
         unimplemented(
             gb_type="Data-dependent branching",
             context=problem,
@@ -259,6 +324,8 @@ def _end(self: Any, branch: _Branch) -> None:
             hints=["Compute both, and choose by torch.where, or branch by torch.cond."],
         )
     self.output.create_proxy("call_function", end_branch, (), {})
+    if branch.otherwise is not None:
+        _begin(self, branch.other(self))
 
 
 def _note_changes() -> None:
