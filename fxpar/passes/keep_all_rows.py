@@ -252,7 +252,7 @@ class _Keeping:
     def _finds(self, node: fx.Node) -> bool:
         """Note what indices of the places of a mask `node` has, if it has any."""
         if node.target in _FINDS and len(node.all_input_nodes) == 1 and len(node.args) == 1:
-            mask = self._found.first[node.all_input_nodes[0]]
+            mask = self._found.first_of(node.all_input_nodes[0])
             if isinstance(known_value(node), tuple):
                 self._found.indices[node] = tuple(Index(mask, dim) for dim in range(example(mask).dim()))
             else:
@@ -282,6 +282,7 @@ class _Keeping:
         node.op, node.kwargs = "call_method", {"alpha": call.alpha} if call.alpha != 1 else {}
         node.target = ("add" if call.adds else "copy") + ("_" if call.in_place else "")
         node.args = call.tensor, found
+        node.meta["example_value"] = example(call.tensor)
         if node.target == "copy":
             self._replace(node, found)
         return True

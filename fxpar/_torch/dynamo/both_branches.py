@@ -8,7 +8,7 @@ other object or variable that is read after it.
 """
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, KeysView, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,7 +79,7 @@ class _Branch:
 
     condition: what decides, and `holds` whether this branch is taken where it is true.
     start: the first instruction.
-    ends: where it may end: where the other branch goes on, too, or copies of what follows there, up to a return.
+    ends: where it ends: where the other branch goes on, too, or where either returns.
     line: that of the condition.
     otherwise: the first instruction of the other branch, if that does something as well, and is traced next.
     returns: whether both end by returning a value.
@@ -194,23 +194,36 @@ def _is_same(before: VariableTracker, after: VariableTracker | None) -> bool:
 def _branch(self: Any, inst: Instruction, condition: Any, jumps_if: bool) -> _Branch | None:
     """The branch to trace first, if both go on at one place; the other one may do nothing."""
     line = f"{self.f_code.co_filename}:{inst.positions.lineno if inst.positions else 'an unknown line'}"
-    ways = self.instruction_pointer, self.indexof[inst.target]
-    for (start, other), holds in ((ways, not jumps_if), (ways[::-1], jumps_if)):
-        ends = _copies_of(self, _next_that_acts(self, other))
-        if _leads_to(self, start, ends):
-            return _Branch(condition, holds, start, ends, line)
-    start, other = ways
-    returns = {place for place, each in enumerate(self.instructions) if each.opname == "RETURN_VALUE"}
-    for ends in (*({place} for place in _later_joins(self, start, other)), returns):
-        if _leads_to(self, start, ends) and _leads_to(self, other, ends):
-            return _Branch(condition, not jumps_if, start, ends, line, other, returns=ends == returns)
+    next_place, target = self.instruction_pointer, self.indexof[inst.target]
+    for ends in _meetings(self, next_place, target):
+        if _leads_to(self, next_place, ends) and _leads_to(self, target, ends):
+            if _next_that_acts(self, next_place) in ends:
+                return _Branch(condition, jumps_if, target, ends, line)
+            does_nothing = _next_that_acts(self, target) in ends
+            returns = self.instructions[min(ends)].opname == "RETURN_VALUE"
+            return _Branch(
+                condition, not jumps_if, next_place, ends, line, None if does_nothing else target, returns=returns
+            )
     return None
 
 
-def _later_joins(self: Any, start: int, other: int) -> list[int]:
-    """Where the first of two branches jumps to behind the second one, the nearest first."""
-    jumps = (inst for inst in self.instructions[start:other] if inst.opname in _ALWAYS_JUMPS)
-    return sorted({place for inst in jumps if (place := self.indexof[inst.target]) > other})
+def _meetings(self: Any, one: int, other: int) -> Iterator[Set[int]]:
+    """Where two ways may meet: places that both lead to, the nearest first; and any return of a value, or any other."""
+    of_other = _reached(self, other)
+    yield from ({place} for place in _reached(self, one) if place in of_other)
+    for name in ("RETURN_VALUE", "RETURN_CONST"):
+        yield {place for place, inst in enumerate(self.instructions) if inst.opname == name} or {-1}
+
+
+def _reached(self: Any, start: int) -> KeysView[int]:
+    """The places that a way leads to, in the order of their distance."""
+    found = {start: None}
+    for place in (places := [start]):
+        for each in _next(self, place):
+            if each not in found:
+                found[each] = None
+                places.append(each)
+    return found.keys()
 
 
 _ENDS = ("RETURN", "RAISE", "RERAISE")
@@ -229,20 +242,6 @@ def _next_that_acts(self: Any, place: int) -> int:
         elif inst.opname == "NOP":
             place += 1
     return place
-
-
-def _copies_of(self: Any, place: int) -> Set[int]:
-    """The places of equal instructions up to a return, of which the compiler makes copies for each branch."""
-    tail: list[tuple[str, Any]] = []
-    for inst in self.instructions[place:]:
-        if inst.target is not None:
-            return {place}
-        tail.append((inst.opname, inst.argval))
-        if inst.opname.startswith(_ENDS):
-            break
-    count = len(tail)
-    described = [(inst.opname, inst.argval) for inst in self.instructions]
-    return {place, *(each for each in range(len(described) - count + 1) if described[each : each + count] == tail)}
 
 
 def _leads_to(self: Any, start: int, ends: Set[int]) -> bool:

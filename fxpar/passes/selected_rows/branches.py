@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from fxpar._torch.branches import value_of_branch
 from fxpar._torch.compiler import assert_async, storage_of
 from fxpar.errors import GraphBreakError
 from fxpar.graph.shared_values import is_side_effect_only, mutated, storages_mutated_later
@@ -51,6 +52,7 @@ class Branches:
         for node, place in self._places.items():
             if isinstance(value := known_value(node), Tensor):
                 self._ages.setdefault(storage_of(value), place)
+        self._shared = _changed_and_shared(graph)
         writer.condition_beside = self._taken
 
     def begin(self, mark: fx.Node, condition: Condition) -> None:
@@ -116,7 +118,7 @@ class Branches:
                 changes what is read elsewhere if the branch is not taken.
         """
         values = [known_value(value) for value in node.all_input_nodes]
-        if len({(each.dtype, each.shape) for each in values}) > 1 or _is_shared(node):
+        if len({(each.dtype, each.shape) for each in values}) > 1 or node in self._shared:
             raise self.refusal(node)
         return self._writer.call(torch.where, self._taken(), *node.args)
 
@@ -142,17 +144,24 @@ class Branches:
         return bool(self._open)
 
 
-def _is_shared(node: fx.Node) -> bool:
-    """Whether a value of a branch is changed in place, and what it is if that is not taken is read later, too."""
-    nodes = list(node.graph.nodes)
-    if all(changed is not node for changed, _ in storages_mutated_later(nodes)):
-        return False
-    _, otherwise = node.args
-    assert isinstance(otherwise, fx.Node), f"{node} has two values"
-    later = {*nodes[nodes.index(node) + 1 :]}
+def _changed_and_shared(graph: fx.Graph) -> set[fx.Node]:
+    """The values of branches that are changed in place, where one that they may be is read later, too.
+
+    If it is that one, the change is one of what is read; `torch.where` returns another tensor.
+    """
+    nodes = list(graph.nodes)
     storages = {each: storage_of(value) for each in nodes if isinstance(value := known_value(each), Tensor)}
-    shared = [each for each, storage in storages.items() if storage == storages[otherwise] and each is not node]
-    return any(user in later for each in shared for user in each.users)
+    last_read: dict[int, int] = {}
+    for place, node in enumerate(nodes):
+        last_read |= {storages[used]: place for used in node.all_input_nodes if used in storages}
+    may_be: dict[int, set[int]] = {}
+    for node in nodes:
+        if node.target is value_of_branch:
+            either = {storages[used] for used in node.all_input_nodes}
+            may_be[storages[node]] = either.union(*(may_be.get(each, ()) for each in either))
+    changed = {each for each, _ in storages_mutated_later(nodes) if each.target is value_of_branch}
+    places = {node: place for place, node in enumerate(nodes)}
+    return {node for node in changed if any(last_read.get(each, 0) > places[node] for each in may_be[storages[node]])}
 
 
 def _has_another_effect(node: fx.Node) -> bool:

@@ -43,7 +43,7 @@ def read_condition(node: fx.Node, holds: bool, found: Found) -> Condition:
 def _asked_for(node: fx.Node, holds: bool, found: Found) -> fx.Node | None:
     match node.target, node.args:
         case (("any" | torch.any), (fx.Node() as mask,)) if holds and not node.kwargs:
-            return found.first[mask]
+            return found.first_of(mask)
         case ((operator.gt | operator.ne), (fx.Node() as number, 0)) if holds:
             return found.counted_mask(number)
         case (operator.ge, (fx.Node() as number, 1)) if holds:

@@ -27,11 +27,15 @@ class Found:
     matrices: dict[fx.Node, fx.Node] = field(default_factory=dict)
     first: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
+    def first_of(self, node: fx.Node) -> fx.Node:
+        """The first node that has the same value; the node itself if it is new in the graph."""
+        return self.first.get(node, node)
+
     def counted_mask(self, node: fx.Node) -> fx.Node | None:
         """The mask of which `node` has the number of places that it selects; None if it has another number."""
         match node.target, node.args:
             case (("sum" | torch.sum), (fx.Node() as mask,)) if example(mask).dtype == torch.bool:
-                return self.first[mask]
+                return self.first_of(mask)
             case torch.ops.aten.sym_size.int, (fx.Node() as sized, int(dim)):
                 rows = self.rows.get(sized)
                 return self._mask_of(sized) if dim == (0 if rows is None else rows.dim) else None

@@ -117,7 +117,7 @@ def _indices_of(
 ) -> tuple[Index, ...]:
     value = known_value(item)
     if item not in indices and isinstance(value, Tensor) and value.dtype == torch.bool:
-        return tuple(Index(first[item], dim) for dim in range(value.dim()))
+        return tuple(Index(first.get(item, item), dim) for dim in range(value.dim()))
     return indices.get(item, ())
 
 
