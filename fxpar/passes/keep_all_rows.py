@@ -200,8 +200,12 @@ class _Keeping:
 
     def _compute_again(self, node: fx.Node) -> None:
         """Note the value of a node whose inputs have been given known shapes."""
-        if node.all_input_nodes and all(map(_is_of_known_shape, node.all_input_nodes)):
+        if not node.all_input_nodes or not all(map(_is_of_known_shape, node.all_input_nodes)):
+            raise refusal(node)
+        try:
             node.meta["example_value"] = value_of_call(node.target, node.args, node.kwargs)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise refusal(node) from error
         if not _is_of_known_shape(node):
             raise refusal(node)
 
