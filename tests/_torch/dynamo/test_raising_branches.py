@@ -98,10 +98,6 @@ def test_a_branch_that_only_raises_is_an_assertion(check: Callable[[Tensor], obj
     step(2 * torch.ones(2, 3)).backward()
 
 
-def chooses(x: Tensor) -> Tensor:
-    return x + 1 if x.sum() > 0 else x
-
-
 def catches(x: Tensor) -> None:
     try:
         if x.sum() > 100:
@@ -110,9 +106,8 @@ def catches(x: Tensor) -> None:
         x.add_(1)
 
 
-@pytest.mark.parametrize("check", [chooses, catches])
-def test_a_branch_that_does_more_stays_an_error(check: Callable[[Tensor], object], mesh: fxpar.Mesh) -> None:
-    step = torch.compile(fxpar.distribute(Careful(check), mesh), backend="fxpar", options=ATEN)
+def test_a_branch_that_catches_what_it_raises_stays_an_error(mesh: fxpar.Mesh) -> None:
+    step = torch.compile(fxpar.distribute(Careful(catches), mesh), backend="fxpar", options=ATEN)
     with pytest.raises(GraphBreakError, match="Data-dependent branching"):
         step(torch.ones(2, 3))
 
