@@ -26,9 +26,10 @@ def value_of_call(
         return target(*args, **kwargs) if callable(target) else getattr(args[0], target)(*args[1:], **kwargs)
 
 
-def add_call(before: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
-    """A call of `target` in front of a node, of the same module and source line."""
+def add_call(before: fx.Node, target: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call of a function, or of the method `target`, in front of a node, of the same module and source line."""
+    op = "call_method" if isinstance(target, str) else "call_function"
     with before.graph.inserting_before(before):
-        added = before.graph.call_function(target, args)
-    added.meta = {**before.meta, "example_value": value_of_call(target, args)}
+        added = before.graph.create_node(op, target, args, kwargs)
+    added.meta = {**before.meta, "example_value": value_of_call(target, args, kwargs)}
     return added

@@ -231,7 +231,7 @@ class _Keeping:
         given = node.all_input_nodes
         if is_random_call(node) or not given or any(each in self._changes for each in (node, *given)):
             return node
-        names = {used: self._found.first.get(used, used).name for used in given}
+        names = {used: self._found.first_of(used).name for used in given}
         return self._equal.setdefault(f"{node.op} {describe_call(node, names)}", node)
 
     def _note_size(self, node: fx.Node) -> None:

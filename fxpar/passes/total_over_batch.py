@@ -144,7 +144,9 @@ class _Search:
     def _dtype(self, number: fx.Node, node: fx.Node) -> torch.dtype:
         """Of a total in the place of `number`, of which `node` is the ATen node: means of integers are no integers."""
         dtype = example(number).dtype
-        is_exact = dtype.is_floating_point or dtype == torch.bool or not self._of_batch([node]).sums
+        is_exact = (
+            dtype.is_floating_point or dtype == torch.bool or self._reduced_for([node]).isdisjoint(self.values.sums)
+        )
         return dtype if is_exact else torch.float32
 
     def _is_computed_from_means(self, number: fx.Node) -> bool:
@@ -153,12 +155,16 @@ class _Search:
         calls = [node for node in found.graph.graph.nodes if node.op == "call_function"]
         return not found.sums or all(map(_is_pointwise, calls))
 
-    def _of_batch(self, wanted: Sequence[fx.Node]) -> _OfBatch:
-        """What the ATen nodes `wanted` are computed from, and the graph that does so."""
-        values, module = self.values, self.joint.module
-        after = closure(
+    def _reduced_for(self, wanted: Sequence[fx.Node]) -> Set[fx.Node]:
+        """What `wanted` are computed from, as far back as the sums and extremes."""
+        values = self.values
+        return closure(
             wanted, lambda node: () if node in values.sums or node in values.extremes else node.all_input_nodes
         )
+
+    def _of_batch(self, wanted: Sequence[fx.Node]) -> _OfBatch:
+        """What the ATen nodes `wanted` are computed from, and the graph that does so."""
+        values, module, after = self.values, self.joint.module, self._reduced_for(wanted)
         sums, extremes, constants = (
             [node for node in nodes if node in after] for nodes in (values.sums, values.extremes, self.inputs)
         )

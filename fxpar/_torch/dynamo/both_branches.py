@@ -8,7 +8,7 @@ other object or variable that is read after it.
 """
 
 import functools
-from collections.abc import Collection, Iterator, KeysView, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -209,21 +209,10 @@ def _branch(self: Any, inst: Instruction, condition: Any, jumps_if: bool) -> _Br
 
 def _meetings(self: Any, one: int, other: int) -> Iterator[Set[int]]:
     """Where two ways may meet: places that both lead to, the nearest first; and any return of a value, or any other."""
-    of_other = _reached(self, other)
-    yield from ({place} for place in _reached(self, one) if place in of_other)
+    of_other = {*_walk(self, other)}
+    yield from ({place} for place in _walk(self, one) if place in of_other)
     for name in ("RETURN_VALUE", "RETURN_CONST"):
         yield {place for place, inst in enumerate(self.instructions) if inst.opname == name} or {-1}
-
-
-def _reached(self: Any, start: int) -> KeysView[int]:
-    """The places that a way leads to, in the order of their distance."""
-    found = {start: None}
-    for place in (places := [start]):
-        for each in _next(self, place):
-            if each not in found:
-                found[each] = None
-                places.append(each)
-    return found.keys()
 
 
 _ENDS = ("RETURN", "RAISE", "RERAISE")
@@ -246,19 +235,9 @@ def _next_that_acts(self: Any, place: int) -> int:
 
 def _leads_to(self: Any, start: int, ends: Set[int]) -> bool:
     """Whether the ways from `start` that do not raise lead to one of `ends`: none returns or yields before."""
-    seen: set[int] = set()
-    places = [start]
-    while places:
-        place = places.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        if place in ends:
-            continue
-        if self.instructions[place].opname.startswith(("RETURN", "YIELD")):
-            return False
-        places += _next(self, place)
-    return bool(seen & ends)
+    found = {*_walk(self, start, ends.__contains__)}
+    leaves = any(self.instructions[place].opname.startswith(("RETURN", "YIELD")) for place in found - ends)
+    return not leaves and not found.isdisjoint(ends)
 
 
 def _is_read(self: Any, start: int, name: str) -> bool:
@@ -266,20 +245,24 @@ def _is_read(self: Any, start: int, name: str) -> bool:
 
     Dynamo's own analysis says so of any that is read on a way that has a branch.
     """
-    seen: set[int] = set()
-    places = [start]
-    while places:
-        place = places.pop()
-        if place in seen:
-            continue
-        seen.add(place)
+
+    def uses(place: int) -> bool:
         inst = self.instructions[place]
-        if "FAST" in inst.opname and name in (inst.argval if isinstance(inst.argval, tuple) else (inst.argval,)):
-            if not inst.opname.replace("STORE_FAST", "").strip("_"):
-                continue
-            return True
-        places += _next(self, place)
-    return False
+        return "FAST" in inst.opname and name in (inst.argval if isinstance(inst.argval, tuple) else (inst.argval,))
+
+    used = (self.instructions[place].opname for place in _walk(self, start, uses) if uses(place))
+    return any(opname.replace("STORE_FAST", "").strip("_") for opname in used)
+
+
+def _walk(self: Any, start: int, is_end: Callable[[int], bool] = lambda place: False) -> Iterator[int]:
+    """The places that the ways from `start` lead to, the nearest first, up to those that are ends."""
+    found = {start}
+    for place in (places := [start]):
+        yield place
+        for each in () if is_end(place) else _next(self, place):
+            if each not in found:
+                found.add(each)
+                places.append(each)
 
 
 def _next(self: Any, place: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxpar.ir.capture import example
-from fxpar.ir.example_values import value_of_call
+from fxpar.ir.example_values import add_call
 from fxpar.passes.selected_rows.indexing import Indexing
 
 _FILLER = 0.5
@@ -50,12 +50,7 @@ class RowWriter:
 
     def call(self, target: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
         """A call of a function or a method."""
-        graph = self.before.graph
-        with graph.inserting_before(self.before):
-            add = graph.call_method if isinstance(target, str) else graph.call_function
-            made = add(target, args, kwargs)
-        made.meta = {**self.before.meta, "example_value": value_of_call(target, args, kwargs)}
-        return made
+        return add_call(self.before, target, *args, **kwargs)
 
     def chosen(self, mask: fx.Node, dims: tuple[int, ...]) -> fx.Node:
         """Whether the mask selects a place, for the places along these dims of it; booleans of the sizes of `dims`."""

@@ -236,21 +236,20 @@ def test_what_a_branch_skips_has_no_effect(name: str, mesh: fxpar.Mesh) -> None:
     for what, kinds in KINDS.items():
         if name == "if_asserted" and {1, 2} <= {*kinds}:
             continue  # it raises
-        given = x, torch.tensor(kinds)
-        losses = alone(*given), step(*given)
-        for loss in losses:
-            loss.backward()
-        _add_zeros(alone, model)
-        compare(f"{name}, rows {what}", *losses, alone, model)
+        check_step(f"{name}, rows {what}", alone, model, step, x, torch.tensor(kinds))
         alone.zero_grad()
         model.zero_grad()
 
 
-def _add_zeros(alone: nn.Module, model: nn.Module) -> None:
-    """Let parameters of what is skipped have gradients, where they have zeros in a step."""
+def check_step(what: str, alone: nn.Module, model: nn.Module, step: Callable[..., Tensor], *given: Tensor) -> None:
+    """Compare a step with eager mode, where parameters of what is skipped have no gradients instead of zeros."""
+    losses = alone(*given), step(*given)
+    for loss in losses:
+        loss.backward()
     for parameter, other in zip(alone.parameters(), model.parameters(), strict=True):
         if parameter.grad is None and other.grad is not None:
             parameter.grad = torch.zeros_like(parameter)
+    compare(what, *losses, alone, model)
 
 
 def test_an_assertion_in_a_branch_that_is_taken_raises(mesh: fxpar.Mesh) -> None:
@@ -267,11 +266,7 @@ def test_microbatches_may_differ_in_whether_there_are_rows(name: str, mesh: fxpa
     torch.manual_seed(1)
     alone, x, kinds = Model(TRAIN[name]), torch.randn(ROWS, WIDTH), torch.tensor(KINDS["of each"])
     model = fxpar.distribute(copy.deepcopy(alone), mesh, microbatches=4)
-    losses = alone(x, kinds), torch.compile(model, backend="fxpar", options=ATEN)(x, kinds)
-    for loss in losses:
-        loss.backward()
-    _add_zeros(alone, model)
-    compare(name, *losses, alone, model)
+    check_step(name, alone, model, torch.compile(model, backend="fxpar", options=ATEN), x, kinds)
 
 
 RAN_ON_RANKS = {
