@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from fxpar._torch.distributed import HashStore
 from fxpar.garbage_collection import freeze_objects
+from fxpar.world.gloo_threads import rest_before_exit
 from fxpar.world.rank_servers import RankServers, serve
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ def join_world() -> torch.device:
     A rank that dies of a fault, such as a corrupt heap, prints the stacks of all its threads.
     """
     faulthandler.enable(sys.__stderr__ or sys.stderr)  # a notebook or a test may have replaced sys.stderr
+    rest_before_exit()
     if not dist.is_torchelastic_launched():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

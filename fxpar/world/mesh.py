@@ -18,6 +18,7 @@ from fxpar.errors import InvalidMeshError, MeshSizeError, TooFewQueuesError
 from fxpar.errors.base import one_of
 from fxpar.hardware.cluster import Cluster, read_cluster
 from fxpar.ir.layout import AXES
+from fxpar.world.gloo_threads import rest_before_exit
 from fxpar.world.hosts import discover_hosts
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.peer_connections import open_connections
@@ -208,6 +209,7 @@ def init_mesh(
     if device_type == "cuda" and pipe > 1 and (found := hardware_queues()) < CUDA_DEFAULT_QUEUES:
         raise TooFewQueuesError(found, CUDA_DEFAULT_QUEUES)
     _init_process_group(device_type)
+    rest_before_exit()
     if shape.num_ranks != dist.get_world_size():
         raise MeshSizeError(str(shape), shape.num_ranks, dist.get_world_size())
     device_mesh = make_device_mesh(shape, device_type)
