@@ -47,6 +47,7 @@ from fxpar.runtime.batch_totals import StepTotals
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.input_check import input_check
 from fxpar.runtime.loss import Loss
+from fxpar.runtime.parameter_changes import check_changes
 from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.report_writer import ReportWriter
 from fxpar.runtime.results import ResultSpec, gather_result, own_result, result_specs
@@ -76,6 +77,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     """
     distribution = distribution_of(capture.model)
     capture = settle_capture(capture, distribution)
+    check_changes(capture.changes, distribution.final_plan.parameters)
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     if options.lowering == TENSORRT:

@@ -41,6 +41,9 @@ assert_async = torch._assert_async
 set_tensor_requires_grad = _set_tensor_requires_grad
 """What `torch.func.grad` calls for its argument in a trace; what follows reads the argument, not what it returns."""
 
+get_data: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+"""What Dynamo writes for `tensor.data`."""
+
 set_inplace_requires_grad_allowed = torch._C._functorch.set_inplace_requires_grad_allowed
 """What Dynamo writes around a `requires_grad_()` that it traces."""
 
@@ -63,6 +66,7 @@ __all__ = [
     "compile_single_device",
     "failed_trace",
     "fake_tensor",
+    "get_data",
     "graph_arguments",
     "ignore_logging_calls",
     "inductor_cache",

@@ -63,14 +63,19 @@ def recomputable(order: Sequence[fx.Node], sources: Mapping[fx.Node, Port]) -> S
     in-place operation changes is recomputable only if that operation is.
     """
     excluded = {node for node, port in sources.items() if port.kind is PortKind.PARAMETER}
-    changed = {base for m in order if (base := mutated(m)) is not None and base in sources}
-    excluded |= changed | {m for m in order if mutated(m) in changed}
+    excluded |= changed_sources(order, sources)
     while True:
         found = _free_of(order, excluded)
         spoiled = {owner for owner, mutator in storages_mutated_later(order) if owner in found and mutator not in found}
         if not spoiled:
             return found
         excluded |= spoiled
+
+
+def changed_sources(order: Sequence[fx.Node], sources: Iterable[fx.Node]) -> set[fx.Node]:
+    """Those of `sources` whose memory an operation changes in place, through whichever view of it."""
+    changed = {storage_of(t) for node in order if (base := mutated(node)) is not None for t in _tensors(base)}
+    return {node for node in sources if any(storage_of(t) in changed for t in _tensors(node))}
 
 
 def _free_of(order: Sequence[fx.Node], excluded: Set[fx.Node]) -> set[fx.Node]:
@@ -101,6 +106,27 @@ def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, 
             yield from ((earlier, node) for earlier in by_storage.get(storage, ()))
         for value in _tensors(node):
             by_storage.setdefault(storage_of(value), []).append(node)
+
+
+def stretches_of_changes(
+    nodes: Iterable[fx.Node], place: Mapping[fx.Node, int], harmless: Set[fx.Node] = frozenset()
+) -> list[tuple[int, int]]:
+    """For each storage that an op of `nodes` changes in place: from the first to the last op that has a view of it.
+
+    Args:
+        place: the positions of those of the nodes that count.
+        harmless: changes that do not count.
+    """
+    touching: dict[int, list[int]] = {}
+    changed: dict[int, None] = {}
+    for node in nodes:
+        places = [place[each] for each in (node, *node.users) if each in place]
+        for value in _tensors(node):
+            touching.setdefault(storage_of(value), []).extend(places)
+        base = mutated(node)
+        if base is not None and node not in harmless:
+            changed |= dict.fromkeys(map(storage_of, _tensors(base)))
+    return [(min(places), max(places)) for storage in changed if (places := touching[storage])]
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -37,6 +37,7 @@ from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import module_path, source_line
 from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
 from fxpar.ir.out_of_place import write_out_of_place
+from fxpar.ir.parameter_changes import ParameterChange
 from fxpar.ir.stage import Port, PortKind
 
 
@@ -57,6 +58,7 @@ class Capture:
     reads_grad_mode: whether the forward may compute something else in the other grad mode.
     totals: how to compute those of the sources that are neither parameters nor among the arguments, if any.
     numbers: those among the arguments that the trace took as constants.
+    changes: what the forward did to parameters themselves, which is to be done before each step.
     """
 
     module: fx.GraphModule
@@ -73,6 +75,7 @@ class Capture:
     reads_grad_mode: bool = False
     totals: BatchTotals | None = None
     numbers: frozenset[float] = frozenset()
+    changes: tuple[ParameterChange, ...] = ()
 
     def may_count_samples(self, number: float) -> bool:
         """Whether to divide a sum over samples by a constant of the trace may be to take a mean over a microbatch.

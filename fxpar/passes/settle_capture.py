@@ -10,6 +10,7 @@ from fxpar.ir.inner_gradients import gradients_of_means
 from fxpar.ir.node_meta import where
 from fxpar.model.distribution import Distribution
 from fxpar.passes.keep_all_rows import keep_all_rows
+from fxpar.passes.take_out_parameter_changes import take_out_parameter_changes
 from fxpar.passes.total_over_batch import total_over_batch
 
 _settled: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
@@ -17,15 +18,15 @@ _settled: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
 
 
 def settle_capture(capture: Capture, distribution: Distribution) -> Capture:
-    """The capture with known shapes, and with numbers of the whole batch as inputs.
+    """The capture with known shapes, with numbers of the whole batch as inputs, and without changes of parameters.
 
     Raises:
         UnsupportedGraphError: the forward takes the gradient of a mean over samples, of which there are several parts.
-        and as `keep_all_rows`.
+        and as `keep_all_rows` and `take_out_parameter_changes`.
     """
     if capture not in _settled:
         _check_gradients(capture, distribution)
-        found = total_over_batch(keep_all_rows(capture), distribution)
+        found = total_over_batch(take_out_parameter_changes(keep_all_rows(capture)), distribution)
         _settled[capture] = None if found is capture else found
     return _settled[capture] or capture
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from fxpar._torch.compiler import FakeTensor
 from fxpar.graph.extract import extract, returned
 from fxpar.graph.min_cut import closure, operands, users
-from fxpar.graph.shared_values import mutated, recomputable, storages_mutated_later
+from fxpar.graph.shared_values import changed_sources, recomputable, storages_mutated_later
 from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.example_values import add_call
@@ -77,10 +77,8 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
 def _known_values(capture: Capture) -> set[fx.Node]:
     """The values that depend on no parameter, and on no buffer that the forward changes."""
     nodes = operations(capture)
-    changed = {mutated(node) for node in nodes}
-    data = (PortKind.INPUT, PortKind.BUFFER)
-    sources = {node for node, port in capture.sources.items() if port.kind in data and node not in changed}
-    return {*sources, *recomputable(nodes, capture.sources)}
+    data = {node for node, port in capture.sources.items() if port.kind in (PortKind.INPUT, PortKind.BUFFER)}
+    return {*data - changed_sources(nodes, data), *recomputable(nodes, capture.sources)}
 
 
 def _numbers(capture: Capture, known: set[fx.Node]) -> list[fx.Node]:

@@ -23,6 +23,7 @@ from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.gathered_step import gather_step
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.not_the_loss import refuse_backward
+from fxpar.runtime.parameter_changes import change_parameters
 from fxpar.runtime.recorder import Recorder
 from fxpar.runtime.report_writer import ReportWriter
 from fxpar.runtime.results import ResultSpec, gather_result
@@ -66,6 +67,7 @@ class Step:
         self._gather = gather
         self._check_inputs = check_inputs
         self._totals = totals
+        self._changes = capture.changes
         self._arithmetic = arithmetic
         self._batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()}
         self._report = report
@@ -83,6 +85,7 @@ class Step:
 
     def _run(self, args: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         held = self._distribution.own_parameters()
+        change_parameters(self._changes, held)
         parameters = {name: self._in_compute_dtype(name, piece_of(parameter)) for name, parameter in held.items()}
         buffers = {name: args[position] for name, position in self._buffers.items()}
         inputs = {name: args[position] for name, position in self._inputs.items()}

@@ -38,27 +38,41 @@ class LayerCopy:
         self._check()
         self._properties = {node: self._read(node) for node in traced.properties}
         self._nodes = dict(zip(traced.call.inputs, call.inputs, strict=True))
-        self._storages = self._storages_of_inputs()
+        self._changed = {storage_of(each) for node in traced.nodes for each in _tensors(node) if each._version > 0}
+        self._viewed = {
+            storage_of(each) for node in traced.nodes if self._is_made_anew(node) for each in _tensors(node)
+        }
+        self._storages: dict[int, Tensor] = {}
+        for old, new in self._nodes.items():
+            self._check_place(old, new.meta["example_value"])
+            self._share_memory(old, new)
+        for node in self._placeholders():
+            self._check_place(node, self._counterpart(node.meta["grapharg"].source))
         modules = traced.call.module.named_modules()
         self._modules = {str(id(old)): call.module.get_submodule(path) for path, old in modules}
 
-    def _storages_of_inputs(self) -> dict[int, Tensor]:
-        """The memory of the inputs of which values are made anew that are views, flat, by that of the traced one's."""
-        made = [value for node in self._traced.nodes if self._is_made_anew(node) for value in _tensors(node)]
-        viewed, found = set(map(storage_of, made)), {}
-        for old, new in zip(self._traced.call.inputs, self._call.inputs, strict=True):
-            theirs, mine = old.meta["example_value"], new.meta["example_value"]
-            if storage_of(theirs) in viewed:
-                if _place(theirs) != _place(mine):
-                    raise NotEqualError
-                with torch.no_grad(), self._tx.fake_mode:
-                    size = mine.untyped_storage().nbytes() // mine.dtype.itemsize
-                    found[storage_of(theirs)] = mine.as_strided((size,), (1,), 0)
-        return found
+    def _placeholders(self) -> set[fx.Node]:
+        """What the traced layer reads that is neither an argument of its call nor a parameter, such as buffers."""
+        used = {each for node in self._traced.nodes for each in node.all_input_nodes if each.op == "placeholder"}
+        return {node for node in used - self._nodes.keys() if _tensors(node)}
+
+    def _check_place(self, old: fx.Node, new: Tensor) -> None:
+        """Check that what `old` has views of can have views of the same kind here."""
+        value = old.meta["example_value"]
+        if storage_of(value) in self._viewed and _place(value) != _place(new):
+            raise NotEqualError
+
+    def _share_memory(self, old: fx.Node, new: fx.Node) -> None:
+        """Let those of the values that are made anew be views of `new` that are views of `old` in the traced layer."""
+        theirs, mine = old.meta["example_value"], new.meta["example_value"]
+        if storage_of(theirs) in self._viewed:
+            with torch.no_grad(), self._tx.fake_mode:
+                size = mine.untyped_storage().nbytes() // mine.dtype.itemsize
+                self._storages[storage_of(theirs)] = mine.as_strided((size,), (1,), 0)
 
     def _is_made_anew(self, node: fx.Node) -> bool:
         """Whether the node's copy has a fake value of its own: of others only the type is read."""
-        return node in self._traced.result or any(value._version > 0 for value in _tensors(node))
+        return node in self._traced.result or any(storage_of(value) in self._changed for value in _tensors(node))
 
     def _check(self) -> None:
         """Compare all that was read of the traced layer with its counterpart."""
@@ -129,6 +143,8 @@ class LayerCopy:
                     self._nodes[used] = used
                 else:
                     self._nodes[used] = VariableBuilder(self._tx, moved)(self._counterpart(source)).as_proxy().node
+                if _tensors(used):
+                    self._share_memory(used, self._nodes[used])
 
     def _meta(self, node: fx.Node) -> dict[str, Any]:
         """What Dynamo would have noted of the node's copy."""

@@ -18,6 +18,7 @@ PREPARING = ("init_mesh", "make_model")
 PLANNING = (
     "capture",
     "keep_all_rows",
+    "take_out_parameter_changes",
     "total_over_batch",
     "balance_stages",
     "plan_stages",

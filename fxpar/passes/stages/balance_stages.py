@@ -18,7 +18,7 @@ from fxpar._torch.flops import FlopCounterMode
 from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
 from fxpar.graph.describe import describe, describe_call
-from fxpar.graph.shared_values import is_context, recomputable
+from fxpar.graph.shared_values import is_context, recomputable, stretches_of_changes
 from fxpar.ir.capture import Capture
 from fxpar.ir.markers import is_marker
 from fxpar.ir.node_meta import known_value, module_path
@@ -53,15 +53,21 @@ def balance_stages(capture: Capture, num_stages: int, prices: Prices) -> tuple[s
 
 
 def _places_to_cut(capture: Capture, nodes: Sequence[fx.Node]) -> dict[int, str]:
-    """The module starts with work before each of them that no other stage repeats: no choice leaves a stage idle."""
+    """The module starts with work before each of them that no other stage repeats: no choice leaves a stage idle.
+
+    Nor is there one between a change in place and other uses of the same memory, such as that of a buffer.
+    """
     ordered = operations(capture)
     repeated = recomputable(ordered, capture.sources)
     own = {node for node in ordered if node not in repeated and not is_context(node)}
-    wrapped = _wrapped_across(nodes)
+    place = {node: position for position, node in enumerate(nodes)}
+    changes = stretches_of_changes(capture.module.graph.nodes, place, repeated)
+    forbidden = {position for first, last in changes for position in range(first + 1, last + 1)}
+    forbidden |= _wrapped_across(nodes)
     places: dict[int, str] = {}
     before = 0
     for position, name in _module_starts(nodes).items():
-        if position not in wrapped and own.intersection(nodes[before:position]):
+        if position not in forbidden and own.intersection(nodes[before:position]):
             places[position] = name
             before = position
     return places

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, fx
 
-from fxpar._torch.compiler import FakeTensor, storage_of
+from fxpar._torch.compiler import FakeTensor
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.repeats import count_crossings, find_repeats
-from fxpar.graph.shared_values import is_context, mutated
+from fxpar.graph.shared_values import is_context, stretches_of_changes
 from fxpar.ir.node_meta import known_value
 
 COST_OF_A_TRACE = 8
@@ -63,7 +63,11 @@ def _forbidden(module: fx.GraphModule, nodes: Sequence[fx.Node], with_backward: 
     place = {node: position for position, node in enumerate(nodes)}
     (output,) = module.graph.find_nodes(op="output")
     returned = [place[node] for node in output.all_input_nodes if node in place]
-    stretches = [*_items(nodes, place), *_changes(module, place), *_contexts(nodes, place, with_backward)]
+    stretches = [
+        *_items(nodes, place),
+        *stretches_of_changes(module.graph.nodes, place),
+        *_contexts(nodes, place, with_backward),
+    ]
     stretches.append((min(returned, default=len(nodes)), len(nodes)))
     return {position for first, last in stretches for position in range(first + 1, last + 1)}
 
@@ -73,22 +77,6 @@ def _items(nodes: Sequence[fx.Node], place: dict[fx.Node, int]) -> Iterator[tupl
     for node in nodes:
         if not isinstance(known_value(node), FakeTensor):
             yield place[node], max((place.get(user, len(nodes)) for user in node.users), default=place[node])
-
-
-def _changes(module: fx.GraphModule, place: dict[fx.Node, int]) -> Iterator[tuple[int, int]]:
-    """For each storage that an op changes in place: from the first to the last op that has a view of it."""
-    touching: dict[int, list[int]] = {}
-    changed: set[int] = set()
-    for node in module.graph.nodes:
-        value = known_value(node)
-        if isinstance(value, Tensor):
-            own = [place[node]] if node in place else []
-            storage = storage_of(value)
-            touching.setdefault(storage, []).extend(own + [place[user] for user in node.users if user in place])
-        base = mutated(node)
-        if base is not None and isinstance(known_value(base), Tensor):
-            changed.add(storage_of(known_value(base)))
-    return ((min(places), max(places)) for places in (touching[storage] for storage in changed) if places)
 
 
 def _contexts(nodes: Sequence[fx.Node], place: dict[fx.Node, int], with_backward: bool) -> Iterator[tuple[int, int]]:
