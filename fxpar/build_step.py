@@ -44,10 +44,10 @@ from fxpar.passes.stage_graphs import RunGraphs, StageGraphs
 from fxpar.report.facts import RANK_FACTS, STEP_FACTS, to_json
 from fxpar.resharding.strategies import SIGNAL
 from fxpar.runtime.batch_totals import StepTotals
+from fxpar.runtime.changes import check_parameter_changes
 from fxpar.runtime.executor import Executor
 from fxpar.runtime.input_check import input_check
 from fxpar.runtime.loss import Loss
-from fxpar.runtime.parameter_changes import check_changes
 from fxpar.runtime.profile import profile_stage
 from fxpar.runtime.report_writer import ReportWriter
 from fxpar.runtime.results import ResultSpec, gather_result, own_result, result_specs
@@ -77,7 +77,7 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     """
     distribution = distribution_of(capture.model)
     capture = settle_capture(capture, distribution)
-    check_changes(capture.changes, distribution.final_plan.parameters)
+    check_parameter_changes(capture.parameter_changes, distribution.final_plan.parameters)
     if with_backward and capture.loss is None:
         raise NoLossError(capture.describe_results())
     if options.lowering == TENSORRT:

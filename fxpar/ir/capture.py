@@ -24,6 +24,7 @@ from fxpar.errors import (
 from fxpar.ir.attention_dropout import define_attention_dropout
 from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.canonical_names import with_canonical_names
+from fxpar.ir.changes import Change
 from fxpar.ir.dense_gradients import make_gradients_dense
 from fxpar.ir.embedding_bags import write_out_bags
 from fxpar.ir.failed_trace import error_of_graph_break
@@ -37,7 +38,6 @@ from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import module_path, source_line
 from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
 from fxpar.ir.out_of_place import write_out_of_place
-from fxpar.ir.parameter_changes import ParameterChange
 from fxpar.ir.stage import Port, PortKind
 
 
@@ -58,7 +58,8 @@ class Capture:
     reads_grad_mode: whether the forward may compute something else in the other grad mode.
     totals: how to compute those of the sources that are neither parameters nor among the arguments, if any.
     numbers: those among the arguments that the trace took as constants.
-    changes: what the forward did to parameters themselves, which is to be done before each step.
+    parameter_changes: what the forward does to parameters themselves, which is to be done before each step.
+    argument_changes: what it does to its arguments, after each step.
     """
 
     module: fx.GraphModule
@@ -75,7 +76,8 @@ class Capture:
     reads_grad_mode: bool = False
     totals: BatchTotals | None = None
     numbers: frozenset[float] = frozenset()
-    changes: tuple[ParameterChange, ...] = ()
+    parameter_changes: tuple[Change, ...] = ()
+    argument_changes: tuple[Change, ...] = ()
 
     def may_count_samples(self, number: float) -> bool:
         """Whether to divide a sum over samples by a constant of the trace may be to take a mean over a microbatch.

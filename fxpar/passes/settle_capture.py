@@ -9,6 +9,7 @@ from fxpar.ir.capture import Capture
 from fxpar.ir.inner_gradients import gradients_of_means
 from fxpar.ir.node_meta import where
 from fxpar.model.distribution import Distribution
+from fxpar.passes.copy_changed_arguments import copy_changed_arguments
 from fxpar.passes.keep_all_rows import keep_all_rows
 from fxpar.passes.take_out_parameter_changes import take_out_parameter_changes
 from fxpar.passes.total_over_batch import total_over_batch
@@ -18,15 +19,16 @@ _settled: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
 
 
 def settle_capture(capture: Capture, distribution: Distribution) -> Capture:
-    """The capture with known shapes, with numbers of the whole batch as inputs, and without changes of parameters.
+    """The capture with known shapes, numbers of the whole batch as inputs, and no changes of parameters and arguments.
 
     Raises:
         UnsupportedGraphError: the forward takes the gradient of a mean over samples, of which there are several parts.
-        and as `keep_all_rows` and `take_out_parameter_changes`.
+        and as `keep_all_rows`, `take_out_parameter_changes` and `copy_changed_arguments`.
     """
     if capture not in _settled:
         _check_gradients(capture, distribution)
-        found = total_over_batch(take_out_parameter_changes(keep_all_rows(capture)), distribution)
+        found = copy_changed_arguments(take_out_parameter_changes(keep_all_rows(capture)))
+        found = total_over_batch(found, distribution)
         _settled[capture] = None if found is capture else found
     return _settled[capture] or capture
 

@@ -1,10 +1,10 @@
-"""What a forward changes in place, itself or through a view: buffers, and parameters before it reads them."""
+"""What a forward changes in place, itself or through a view: buffers, arguments, and parameters that it reads later."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -140,6 +140,78 @@ def test_parameters_are_changed_once_per_step(sizes: dict[str, int]) -> None:
 
 def test_parameters_are_changed_by_compiled_steps() -> None:
     run_ranks(2, train, of_parameters, {"pipe": 2}, 2, {})
+
+
+def _fill_the_first_kind(x: Tensor, kinds: Tensor) -> None:
+    x[kinds == 0] = 0.25
+
+
+def _rename_the_last_kind(_: Tensor, kinds: Tensor) -> None:
+    kinds[kinds == 2] = 1
+
+
+ARGUMENT_CHANGES: Mapping[str, Callable[[Tensor, Tensor], Any]] = {
+    "itself": lambda x, kinds: x.mul_(0.5),
+    "column": lambda x, kinds: x[:, 1].zero_(),
+    "data": lambda x, kinds: x.data.add_(0.1),
+    "transposed": lambda x, kinds: x.t()[2].mul_(0.5),
+    "selected": _fill_the_first_kind,
+    "by another": lambda x, kinds: x[:, 3:].mul_(kinds[:, None] + 0.5),
+    "another": _rename_the_last_kind,
+    "joined": lambda x, kinds: x[:, :4].copy_(x[:, 4:] + x[:, :1]),
+}
+
+
+class Changing(nn.Module):
+    """Reads its arguments, changes them, and reads them again in its last block."""
+
+    def __init__(self, changes: Iterable[Callable[[Tensor, Tensor], Any]]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(lambda _: None) for _ in range(3)])
+        self.changes = list(changes)
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        before, was_first = x.sum(1, keepdim=True), (kinds == 0)[:, None]
+        for change in self.changes:
+            change(x, kinds)
+        hidden = x
+        for block in self.blocks:
+            hidden = block(hidden)
+        return (hidden * before + x * was_first).square().mean() + (x[:, 0] * kinds).mean()
+
+
+def train_on_changed(sizes: Mapping[str, int], microbatches: int, options: dict[str, Any]) -> None:
+    """Compare losses, gradients, and what the arguments become, with one process. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    torch.manual_seed(0)
+    alone = Changing(ARGUMENT_CHANGES.values())
+    model = copy.deepcopy(alone)
+    whole = {"x": torch.randn(ROWS, WIDTH), "kinds": torch.arange(ROWS) % 3}
+    part = {name: value.clone() for name, value in batch_shard(whole, mesh).items()}
+    fxpar.distribute(model, mesh, microbatches=microbatches, example_inputs=part)
+    step = torch.compile(model, backend="fxpar", options=options)
+    for _ in range(2):  # the second step gets what the first has left
+        expected, found = alone(**whole), step(**part)
+        expected.backward()
+        found.backward()
+        compare(f"on {mesh}", expected, found, alone, model)
+        torch.testing.assert_close(part, batch_shard(whole, mesh))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"z": 2}, *MESHES[:2]], ids=str)
+def test_arguments_are_changed_as_the_caller_sees(sizes: dict[str, int]) -> None:
+    run_ranks(math.prod(sizes.values()), train_on_changed, sizes, 2, {"lowering": "aten"})
+
+
+def test_arguments_are_changed_by_compiled_steps() -> None:
+    run_ranks(2, train_on_changed, {"pipe": 2}, 2, {})
+
+
+def test_arguments_that_become_random_are_an_error() -> None:
+    arguments = (torch.randn(ROWS, WIDTH), torch.arange(ROWS) % 3)
+    expected = r"test_changes_in_place.py.*changes an argument of the forward in place, .*x = x.clone\(\)"
+    with fake_mesh() as mesh, pytest.raises(UnsupportedGraphError, match=expected):
+        fxpar.distribute(Changing([lambda x, kinds: x.mul_(torch.rand_like(x))]), mesh, example_inputs=arguments)
 
 
 def _read_before(block: Block) -> Tensor:

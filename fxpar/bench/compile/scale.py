@@ -19,6 +19,7 @@ PLANNING = (
     "capture",
     "keep_all_rows",
     "take_out_parameter_changes",
+    "copy_changed_arguments",
     "total_over_batch",
     "balance_stages",
     "plan_stages",

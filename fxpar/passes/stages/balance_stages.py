@@ -44,7 +44,9 @@ def balance_stages(capture: Capture, num_stages: int, prices: Prices) -> tuple[s
     if len(starts) < num_stages - 1:
         raise InvalidStagesError(
             f"stages: {num_stages} stages need {num_stages - 1} places to cut, but the forward of the model runs "
-            f"through {len(starts)} modules with work of their own after the first; use fewer stages (mesh axis pipe)"
+            f"through {len(starts)} modules at which one may begin: with work of its own after the first, and no "
+            "tensor that is on both sides and changed in place; use fewer stages (mesh axis "
+            "pipe), or write changes out of place"
         )
     across = _bytes_across(nodes)
     entering = {position: across[position] / prices.edge_bytes_per_us for position in starts}

@@ -1,0 +1,22 @@
+"""Changes that a forward makes in place to what outlives it: parameters, and its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxpar.ir.stage import Port
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`module` (ATen) returns the new value of the tensor at `port` from the values of those at `reads`.
+
+    line: where the forward changes it, for messages.
+    """
+
+    port: Port
+    reads: tuple[Port, ...]
+    module: fx.GraphModule
+    line: str
