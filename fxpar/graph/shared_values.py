@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional
+from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import set_tensor_requires_grad, storage_of
+from fxpar._torch.compiler import schema, set_tensor_requires_grad, storage_of
 from fxpar.ir.op_predicates import is_random
 from fxpar.ir.stage import Port, PortKind
+
+_STATISTICS = ("input", "running_mean", "running_var", "weight", "bias")
+_NORMS: dict[Any, tuple[str, ...]] = {
+    functional.batch_norm: (*_STATISTICS, "training"),
+    functional.instance_norm: (*_STATISTICS, "use_input_stats"),
+    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
+    torch.instance_norm: ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
+}
+"""The arguments of normalizations that update buffers."""
+
+_OPERATORS = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+
+_IN_PLACE_METHODS = {f"__{name}__" for name in _OPERATORS}
 
 _IN_PLACE = {
     set_tensor_requires_grad,
     operator.setitem,
-    *(
-        getattr(operator, name)
-        for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
-    ),
+    *(getattr(operator, name) for name in _OPERATORS),
 }
 
 
@@ -37,23 +50,47 @@ def is_side_effect_only(node: fx.Node) -> bool:
     """
     if node.op not in ("call_function", "call_method") or is_context(node):
         return False
-    return not _tensors(node) and mutated(node) is None
+    return not _tensors(node) and not changed_operands(node)
 
 
-def mutated(node: fx.Node) -> fx.Node | None:
-    """The argument that `node` changes in place, if it does."""
-    first = next(iter(node.all_input_nodes), None)
-    out = node.kwargs.get("out")
-    if isinstance(out, fx.Node):
-        return out
-    if node.kwargs.get("inplace") or node.target in _IN_PLACE:
-        return first
+def changed_operands(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The arguments that `node` changes in place."""
+    if isinstance(out := node.kwargs.get("out"), fx.Node | tuple | list):
+        return _nodes_in(out)
     if isinstance(node.target, torch._ops.OpOverload):
-        return first if node.target._schema.is_mutable else None
-    if getattr(node.target, "__module__", None) == operator.and_.__module__:
-        return None  # `and_` and `or_` are named so since Python has keywords of the other names
+        return _written(node, node.target)
+    if node.target in _NORMS:
+        return _running_statistics(node)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return first if name.endswith("_") and not name.endswith("__") else None
+    # Python has names for `and_` and `or_` since it has keywords of the other ones.
+    is_operator = getattr(node.target, "__module__", None) == operator.and_.__module__
+    in_place = name.endswith("_") and not name.endswith("__") and not is_operator
+    if node.kwargs.get("inplace") or node.target in _IN_PLACE or name in _IN_PLACE_METHODS or in_place:
+        return _nodes_in(node.args[0]) if node.args else tuple(node.all_input_nodes[:1])
+    return ()
+
+
+def _nodes_in(given: Any) -> tuple[fx.Node, ...]:
+    return tuple(each for each in pytree.tree_leaves(given) if isinstance(each, fx.Node))
+
+
+def _written(node: fx.Node, op: torch._ops.OpOverload) -> tuple[fx.Node, ...]:
+    """The arguments that the op declares to change."""
+    declared = schema(op).arguments
+    given = {each.name: value for each, value in zip(declared, node.args, strict=False)} | node.kwargs
+    return tuple(
+        changed
+        for each in declared
+        if each.alias_info is not None and each.alias_info.is_write
+        for changed in _nodes_in(given.get(each.name))
+    )
+
+
+def _running_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
+    """What a normalization in training updates."""
+    given = dict(zip(_NORMS[node.target], node.args, strict=False)) | node.kwargs
+    updates = given.get("training", given.get("use_input_stats", False))
+    return _nodes_in([given.get("running_mean"), given.get("running_var")]) if updates else ()
 
 
 def recomputable(order: Sequence[fx.Node], sources: Mapping[fx.Node, Port]) -> Set[fx.Node]:
@@ -74,7 +111,7 @@ def recomputable(order: Sequence[fx.Node], sources: Mapping[fx.Node, Port]) -> S
 
 def changed_sources(order: Sequence[fx.Node], sources: Iterable[fx.Node]) -> set[fx.Node]:
     """Those of `sources` whose memory an operation changes in place, through whichever view of it."""
-    changed = {storage_of(t) for node in order if (base := mutated(node)) is not None for t in _tensors(base)}
+    changed = {storage for node in order for storage in _changed_storages(node)}
     return {node for node in sources if any(storage_of(t) in changed for t in _tensors(node))}
 
 
@@ -100,9 +137,7 @@ def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, 
     """Pairs (node, later node that changes the storage of the first one's value in place)."""
     by_storage: dict[int, list[fx.Node]] = {}
     for node in order:
-        base = mutated(node)
-        changed = {storage_of(t) for t in _tensors(base)} if base is not None else set()
-        for storage in changed:
+        for storage in _changed_storages(node):
             yield from ((earlier, node) for earlier in by_storage.get(storage, ()))
         for value in _tensors(node):
             by_storage.setdefault(storage_of(value), []).append(node)
@@ -123,10 +158,13 @@ def stretches_of_changes(
         places = [place[each] for each in (node, *node.users) if each in place]
         for value in _tensors(node):
             touching.setdefault(storage_of(value), []).extend(places)
-        base = mutated(node)
-        if base is not None and node not in harmless:
-            changed |= dict.fromkeys(map(storage_of, _tensors(base)))
+        if node not in harmless:
+            changed |= dict.fromkeys(_changed_storages(node))
     return [(min(places), max(places)) for storage in changed if (places := touching[storage])]
+
+
+def _changed_storages(node: fx.Node) -> set[int]:
+    return {storage_of(value) for each in changed_operands(node) for value in _tensors(each)}
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxpar._torch.compiler import FakeTensor, get_data, make_fx, set_tensor_requires_grad, storage_of
-from fxpar.graph.shared_values import is_context, is_random_call, mutated
+from fxpar.graph.shared_values import changed_operands, is_context, is_random_call
 from fxpar.ir.capture import Capture
 from fxpar.ir.changes import Change
 from fxpar.ir.node_meta import known_value, where
@@ -37,9 +37,8 @@ class ChangesInPlace:
             port = self._source_of(node, kind, memory)
             if port is not None:
                 self.of[node] = memory[storage_of(known_value(node))] = port
-            if (base := self.base(node)) in self.of:
-                self.of[node] = self.of[base]
-                self.changes.setdefault(self.of[base], []).append(node)
+            for port in {self.of[each] for each in self.operands(node) if each in self.of}:
+                self.changes.setdefault(port, []).append(node)
 
     def _source_of(self, node: fx.Node, kind: PortKind, memory: Mapping[int, Port]) -> Port | None:
         if not isinstance(known_value(node), torch.Tensor):
@@ -50,9 +49,9 @@ class ChangesInPlace:
             return self.of.get(node.all_input_nodes[0])
         return memory.get(storage_of(known_value(node)))
 
-    def base(self, node: fx.Node) -> fx.Node | None:
-        """The operand whose values `node` changes."""
-        return None if is_context(node) or node.target in _KEEPS_VALUES else mutated(node)
+    def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The operands whose values `node` changes."""
+        return () if is_context(node) or node.target in _KEEPS_VALUES else changed_operands(node)
 
     def last(self, port: Port) -> fx.Node:
         """The last change of a source."""

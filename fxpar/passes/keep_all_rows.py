@@ -17,7 +17,7 @@ from fxpar._torch.branches import begin_branch, end_branch, value_of_branch
 from fxpar.environment import is_first_rank
 from fxpar.errors import AllRowsWarning
 from fxpar.graph.describe import describe_call
-from fxpar.graph.shared_values import is_random_call, mutated, storages_mutated_later
+from fxpar.graph.shared_values import changed_operands, is_random_call, storages_mutated_later
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.ctc_loss import rows_of_selected
 from fxpar.ir.example_values import value_of_call
@@ -187,7 +187,7 @@ class _Keeping:
         elif node.target is operator.getitem and given[0] in self._several:
             self._found.rows[node] = self._calls.taken(node, self._several[given[0]])
         elif any(used in self._found.rows for used in given):
-            if is_marker(node, "exit") or mutated(node) is not None:
+            if is_marker(node, "exit") or changed_operands(node):
                 raise refusal(node)
             if isinstance(known_value(node), Tensor):
                 self._compute(node)

@@ -59,6 +59,10 @@ def _closure(found: ChangesInPlace, port: Port) -> set[fx.Node]:
         each is None or each.kind is not PortKind.PARAMETER for each in found.sources_in(closure)
     ):
         raise _unsupported(port, where(found.last(port)), "its new value depends on more than parameters")
+    for node in closure:
+        operands = found.operands(node)
+        if len(operands) > 1 or (operands and node.users and node not in found.of):
+            raise _unsupported(port, where(node), "the operation does more than that")
     return closure
 
 
@@ -66,7 +70,7 @@ def _check_reads(found: ChangesInPlace, closure: set[fx.Node]) -> None:
     """Check that nothing but `closure` has read a parameter before it is changed for the last time."""
     kept = {node for node in found.order if node not in closure}
     for node in reversed(found.order):
-        if node in closure and found.base(node) is None and any(user in kept for user in node.users):
+        if node in closure and not found.operands(node) and any(user in kept for user in node.users):
             kept.add(node)
     for node in found.order:
         if node in kept and node not in found.of:
@@ -83,8 +87,8 @@ def _remove(found: ChangesInPlace, closure: set[fx.Node], capture: Capture) -> d
     """
     replaced: dict[fx.Node, fx.Node] = {}
     for node in found.order:
-        if node in closure and (base := found.base(node)) is not None:
-            replaced[node] = replaced.get(base, base)
+        if node in closure and (operands := found.operands(node)):
+            replaced[node] = replaced.get(operands[0], operands[0])
             node.replace_all_uses_with(replaced[node])
     for node in reversed(found.order):
         if node in closure and node not in capture.sources and not node.users:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import fxpar
 from fxpar.errors import UnsupportedGraphError
@@ -31,6 +32,17 @@ def _twice(buffer: Tensor) -> None:
     view[1:].add_(0.1)
 
 
+@torch.library.custom_op("fxpar_tests::damp", mutates_args={"buffer"})
+def damp(factor: Tensor, buffer: Tensor) -> None:
+    """Changes its second argument."""
+    buffer.mul_(factor)
+
+
+def _statistics(buffer: Tensor) -> None:
+    rows = torch.linspace(0, 1, WIDTH).view(2, -1)
+    functional.batch_norm(rows, buffer[: WIDTH // 2], buffer[WIDTH // 2 :], training=True)
+
+
 BUFFER_CHANGES: Mapping[str, Callable[[Tensor], Any]] = {
     "itself": lambda buffer: buffer.mul_(0.5),
     "slice": lambda buffer: buffer[2:5].mul_(0.5),
@@ -41,6 +53,12 @@ BUFFER_CHANGES: Mapping[str, Callable[[Tensor], Any]] = {
     "copied": lambda buffer: buffer[:4].copy_(buffer[4:] * 0.9),
     "halves": _swap_halves,
     "twice": _twice,
+    "several": lambda buffer: torch._foreach_mul_([buffer[:2], buffer[4:]], 0.5),
+    "by a method": lambda buffer: buffer.__imul__(0.5),
+    "into": lambda buffer: torch.mul(buffer, 0.5, out=buffer),
+    "into two": lambda buffer: torch.frexp(buffer[:3] * 2, out=(buffer[3:6], torch.zeros(3, dtype=torch.int32))),
+    "by an op": lambda buffer: damp(torch.full((), 0.5), buffer),
+    "statistics": _statistics,
 }
 
 

@@ -38,7 +38,10 @@ class LayerCopy:
         self._check()
         self._properties = {node: self._read(node) for node in traced.properties}
         self._nodes = dict(zip(traced.call.inputs, call.inputs, strict=True))
-        self._changed = {storage_of(each) for node in traced.nodes for each in _tensors(node) if each._version > 0}
+        changed = [each for node in traced.nodes for each in _tensors(node) if each._version > 0]
+        # Normalizations change their statistics without a new version.
+        changed += [each for node in self._placeholders() for each in _tensors(node)]
+        self._changed = set(map(storage_of, changed))
         self._viewed = {
             storage_of(each) for node in traced.nodes if self._is_made_anew(node) for each in _tensors(node)
         }
@@ -71,7 +74,10 @@ class LayerCopy:
                 self._storages[storage_of(theirs)] = mine.as_strided((size,), (1,), 0)
 
     def _is_made_anew(self, node: fx.Node) -> bool:
-        """Whether the node's copy has a fake value of its own: of others only the type is read."""
+        """Whether the node's copy has a fake value of its own, as results need, and what may be changed in place.
+
+        Of other values only the type is read.
+        """
         return node in self._traced.result or any(storage_of(value) in self._changed for value in _tensors(node))
 
     def _check(self) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fxpar._torch.branches import value_of_branch
 from fxpar._torch.compiler import assert_async, storage_of
 from fxpar.errors import GraphBreakError
-from fxpar.graph.shared_values import is_side_effect_only, mutated, storages_mutated_later
+from fxpar.graph.shared_values import changed_operands, is_side_effect_only, storages_mutated_later
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
 from fxpar.ir.out_of_place import out_of_place
@@ -82,8 +82,7 @@ class Branches:
         """
         if not self._open:
             return
-        changed = mutated(node)
-        if changed is not None and self._is_older(changed):
+        if any(map(self._is_older, changed_operands(node))):
             self._change_if(node)
         elif node.target is assert_async:
             skipped = self._writer.call(torch.logical_not, self._taken())
