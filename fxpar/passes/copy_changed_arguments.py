@@ -16,7 +16,7 @@ from fxpar.ir.capture import Capture
 from fxpar.ir.changes import Change
 from fxpar.ir.node_meta import known_value, where
 from fxpar.ir.stage import Port, PortKind
-from fxpar.passes.changes_in_place import ChangesInPlace
+from fxpar.passes.lasting_changes import LastingChanges
 from fxpar.progress.phases import as_phase
 
 
@@ -31,10 +31,10 @@ def copy_changed_arguments(capture: Capture) -> Capture:
         UnsupportedGraphError: what an argument becomes depends on parameters, buffers or random numbers; or the
             argument is shared by all microbatches, and depends on one that is not.
     """
-    if not ChangesInPlace(capture, PortKind.INPUT).changes:
+    if not LastingChanges(capture, PortKind.INPUT).changes:
         return capture
     capture = capture.copied()
-    found = ChangesInPlace(capture, PortKind.INPUT)
+    found = LastingChanges(capture, PortKind.INPUT)
     changes = tuple(_change(found, port, capture) for port in found.changes)
     for node, port in capture.sources.items():
         if port in found.changes:
@@ -43,7 +43,7 @@ def copy_changed_arguments(capture: Capture) -> Capture:
     return replace(capture, argument_changes=changes)
 
 
-def _change(found: ChangesInPlace, port: Port, capture: Capture) -> Change:
+def _change(found: LastingChanges, port: Port, capture: Capture) -> Change:
     closure = found.closure(port)
     reads = {None} if closure is None else found.sources_in(closure)
     is_shared = port not in capture.batch_dims

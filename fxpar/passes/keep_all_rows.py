@@ -16,8 +16,9 @@ from torch.utils import _pytree as pytree
 from fxpar._torch.branches import begin_branch, end_branch, value_of_branch
 from fxpar.environment import is_first_rank
 from fxpar.errors import AllRowsWarning
+from fxpar.graph.changes_in_place import changed_operands, storages_mutated_later
 from fxpar.graph.describe import describe_call
-from fxpar.graph.shared_values import changed_operands, is_random_call, storages_mutated_later
+from fxpar.graph.shared_values import is_random_call
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.ctc_loss import rows_of_selected
 from fxpar.ir.example_values import value_of_call

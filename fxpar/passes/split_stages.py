@@ -13,7 +13,8 @@ from fxpar._torch.compiler import FakeTensor
 from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
-from fxpar.graph.shared_values import is_context, recomputable, storages_mutated_later
+from fxpar.graph.changes_in_place import storages_mutated_later
+from fxpar.graph.shared_values import is_context, recomputable
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.markers import is_marker
 from fxpar.ir.node_meta import module_path, set_program_order, where

@@ -19,7 +19,7 @@ from fxpar.ir.capture import Capture
 from fxpar.ir.changes import Change
 from fxpar.ir.node_meta import known_value, where
 from fxpar.ir.stage import Port, PortKind
-from fxpar.passes.changes_in_place import ChangesInPlace
+from fxpar.passes.lasting_changes import LastingChanges
 from fxpar.progress.phases import as_phase
 
 aten = torch.ops.aten
@@ -38,10 +38,10 @@ def take_out_parameter_changes(capture: Capture) -> Capture:
         UnsupportedGraphError: the new value depends on something else than parameters and constants, or is not computed
             element by element; or the parameter is read before it is changed.
     """
-    if not ChangesInPlace(capture, PortKind.PARAMETER).changes:
+    if not LastingChanges(capture, PortKind.PARAMETER).changes:
         return capture
     capture = capture.copied()
-    found = ChangesInPlace(capture, PortKind.PARAMETER)
+    found = LastingChanges(capture, PortKind.PARAMETER)
     closures = {port: _closure(found, port) for port in found.changes}
     every = set().union(*closures.values())
     _check_reads(found, every)
@@ -53,7 +53,7 @@ def take_out_parameter_changes(capture: Capture) -> Capture:
     return replace(capture, parameter_changes=changes, results=results)
 
 
-def _closure(found: ChangesInPlace, port: Port) -> set[fx.Node]:
+def _closure(found: LastingChanges, port: Port) -> set[fx.Node]:
     closure = found.closure(port)
     if closure is None or any(
         each is None or each.kind is not PortKind.PARAMETER for each in found.sources_in(closure)
@@ -66,7 +66,7 @@ def _closure(found: ChangesInPlace, port: Port) -> set[fx.Node]:
     return closure
 
 
-def _check_reads(found: ChangesInPlace, closure: set[fx.Node]) -> None:
+def _check_reads(found: LastingChanges, closure: set[fx.Node]) -> None:
     """Check that nothing but `closure` has read a parameter before it is changed for the last time."""
     kept = {node for node in found.order if node not in closure}
     for node in reversed(found.order):
@@ -80,7 +80,7 @@ def _check_reads(found: ChangesInPlace, closure: set[fx.Node]) -> None:
                     raise _unsupported(port, where(found.last(port)), f"{where(node)} has read it before")
 
 
-def _remove(found: ChangesInPlace, closure: set[fx.Node], capture: Capture) -> dict[fx.Node, fx.Node]:
+def _remove(found: LastingChanges, closure: set[fx.Node], capture: Capture) -> dict[fx.Node, fx.Node]:
     """Remove the changes, and what nothing else needs of the rest of `closure`.
 
     Returns the nodes that take the places of the changes.

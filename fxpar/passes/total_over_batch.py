@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor
+from fxpar.graph.changes_in_place import changed_sources, storages_mutated_later
 from fxpar.graph.extract import extract, returned
 from fxpar.graph.min_cut import closure, operands, users
-from fxpar.graph.shared_values import changed_sources, recomputable, storages_mutated_later
+from fxpar.graph.shared_values import recomputable
 from fxpar.ir.batch_totals import BatchTotals
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.example_values import add_call

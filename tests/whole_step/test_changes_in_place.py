@@ -58,6 +58,7 @@ BUFFER_CHANGES: Mapping[str, Callable[[Tensor], Any]] = {
     "into": lambda buffer: torch.mul(buffer, 0.5, out=buffer),
     "into two": lambda buffer: torch.frexp(buffer[:3] * 2, out=(buffer[3:6], torch.zeros(3, dtype=torch.int32))),
     "by an op": lambda buffer: damp(torch.full((), 0.5), buffer),
+    "by its name": lambda buffer: torch.ops.fxpar_tests.damp(torch.full((), 0.5), buffer[1:]),
     "statistics": _statistics,
 }
 

@@ -13,7 +13,8 @@ from torch.nn import functional
 from fxpar._torch.branches import value_of_branch
 from fxpar._torch.compiler import assert_async, storage_of
 from fxpar.errors import GraphBreakError
-from fxpar.graph.shared_values import changed_operands, is_side_effect_only, storages_mutated_later
+from fxpar.graph.changes_in_place import changed_operands, storages_mutated_later
+from fxpar.graph.shared_values import is_side_effect_only
 from fxpar.ir.mean_losses import arguments_by_name
 from fxpar.ir.node_meta import is_of_size, known_value, source_line
 from fxpar.ir.out_of_place import out_of_place

@@ -17,8 +17,9 @@ from fxpar._torch.compiler import FakeTensor
 from fxpar._torch.flops import FlopCounterMode
 from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
+from fxpar.graph.changes_in_place import stretches_of_changes
 from fxpar.graph.describe import describe, describe_call
-from fxpar.graph.shared_values import is_context, recomputable, stretches_of_changes
+from fxpar.graph.shared_values import is_context, recomputable
 from fxpar.ir.capture import Capture
 from fxpar.ir.markers import is_marker
 from fxpar.ir.node_meta import known_value, module_path

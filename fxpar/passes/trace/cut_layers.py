@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor
+from fxpar.graph.changes_in_place import stretches_of_changes
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.repeats import count_crossings, find_repeats
-from fxpar.graph.shared_values import is_context, stretches_of_changes
+from fxpar.graph.shared_values import is_context
 from fxpar.ir.node_meta import known_value
 
 COST_OF_A_TRACE = 8

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from fxpar._torch.compiler import FakeTensor, get_data, make_fx, set_tensor_requires_grad, storage_of
-from fxpar.graph.shared_values import changed_operands, is_context, is_random_call
+from fxpar.graph.changes_in_place import changed_operands
+from fxpar.graph.shared_values import is_context, is_random_call
 from fxpar.ir.capture import Capture
 from fxpar.ir.changes import Change
 from fxpar.ir.node_meta import known_value, where
@@ -18,7 +19,7 @@ from fxpar.ir.stage import Port, PortKind
 _KEEPS_VALUES = {"requires_grad_", "detach_", set_tensor_requires_grad}
 
 
-class ChangesInPlace:
+class LastingChanges:
     """Which nodes of a captured forward have the memory of a source of some kind, and which change it.
 
     order: the nodes; place: their positions.
