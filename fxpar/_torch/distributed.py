@@ -36,6 +36,9 @@ D = TypeVar("D", bound=DTensor)
 c10d_functional = torch.ops._c10d_functional
 """The functional collectives: each returns a tensor that is ready after `wait_tensor`."""
 
+GLOO_THREAD_NAME = "pt_gloo_runloop"
+"""What Linux calls the threads that run the collectives of ProcessGroupGloo."""
+
 __all__ = [
     "GLOO_THREAD_NAME",
     "HashStore",
@@ -121,10 +124,6 @@ def process_group_named(name: str) -> ProcessGroup:
         RuntimeError: there is none.
     """
     return _resolve_process_group(GroupName(name))
-
-
-GLOO_THREAD_NAME = "pt_gloo_runloop"
-"""What Linux calls the threads that run the collectives of ProcessGroupGloo."""
 
 
 def wait_for_collectives() -> None:

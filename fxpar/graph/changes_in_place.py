@@ -20,7 +20,7 @@ _NORMS: dict[Any, tuple[str, ...]] = {
     torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
     torch.instance_norm: ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
 }
-"""The arguments of normalizations that update buffers."""
+"""The arguments of normalizations that update buffers; the last one says whether to."""
 
 _OPERATORS = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 
@@ -71,8 +71,9 @@ def _written(node: fx.Node, op: torch._ops.OpOverload) -> tuple[fx.Node, ...]:
 
 def _running_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
     """What a normalization in training updates."""
-    given = dict(zip(_NORMS[node.target], node.args, strict=False)) | node.kwargs
-    updates = given.get("training", given.get("use_input_stats", False))
+    names = _NORMS[node.target]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    updates = given.get(names[-1], node.target is functional.instance_norm)  # its default
     return _nodes_in([given.get("running_mean"), given.get("running_var")]) if updates else ()
 
 

@@ -45,10 +45,10 @@ def copy_changed_arguments(capture: Capture) -> Capture:
 
 def _change(found: LastingChanges, port: Port, capture: Capture) -> Change:
     closure = found.closure(port)
-    reads = {None} if closure is None else found.sources_in(closure)
     is_shared = port not in capture.batch_dims
-    if closure is None or any(
-        each is None or each.kind is not PortKind.INPUT or (is_shared and each in capture.batch_dims) for each in reads
+    if any(
+        each is None or each.kind is not PortKind.INPUT or (is_shared and each in capture.batch_dims)
+        for each in found.sources_in(closure)
     ):
         raise UnsupportedGraphError(
             f"{where(found.last(port))} changes an argument of the forward in place, to what depends on more than "

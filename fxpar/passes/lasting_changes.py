@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpar._torch.compiler import FakeTensor, get_data, make_fx, set_tensor_requires_grad, storage_of
 from fxpar.graph.changes_in_place import changed_operands
-from fxpar.graph.shared_values import is_context, is_random_call
+from fxpar.graph.shared_values import is_random_call
 from fxpar.ir.capture import Capture
 from fxpar.ir.changes import Change
 from fxpar.ir.node_meta import known_value, where
@@ -38,7 +38,7 @@ class LastingChanges:
             port = self._source_of(node, kind, memory)
             if port is not None:
                 self.of[node] = memory[storage_of(known_value(node))] = port
-            for port in {self.of[each] for each in self.operands(node) if each in self.of}:
+            for port in dict.fromkeys(self.of[each] for each in self.operands(node) if each in self.of):
                 self.changes.setdefault(port, []).append(node)
 
     def _source_of(self, node: fx.Node, kind: PortKind, memory: Mapping[int, Port]) -> Port | None:
@@ -52,22 +52,20 @@ class LastingChanges:
 
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The operands whose values `node` changes."""
-        return () if is_context(node) or node.target in _KEEPS_VALUES else changed_operands(node)
+        return () if node.target in _KEEPS_VALUES else changed_operands(node)
 
     def last(self, port: Port) -> fx.Node:
         """The last change of a source."""
         return self.changes[port][-1]
 
-    def closure(self, port: Port) -> set[fx.Node] | None:
-        """The changes of a source, and all that they are computed of; None if random numbers are."""
+    def closure(self, port: Port) -> set[fx.Node]:
+        """The changes of a source, and all that they are computed of."""
         found: set[fx.Node] = set()
         wanted = list(self.changes[port])
         while wanted:
             node = wanted.pop()
             if node in found:
                 continue
-            if is_random_call(node):
-                return None
             found.add(node)
             if node not in self._sources:
                 wanted += node.all_input_nodes
@@ -76,13 +74,13 @@ class LastingChanges:
 
     def _changes_before(self, node: fx.Node) -> Iterator[fx.Node]:
         """The changes that what a node reads has seen."""
-        for port in {self.of[used] for used in node.all_input_nodes if used in self.of}:
+        for port in (self.of[used] for used in node.all_input_nodes if used in self.of):
             yield from (change for change in self.changes.get(port, ()) if self.place[change] < self.place[node])
 
     def sources_in(self, closure: set[fx.Node]) -> set[Port | None]:
-        """The sources that a closure begins with; None stands for constants of the graph and unknown arguments."""
-        begin = {node for node in closure if node in self._sources or node.op in ("placeholder", "get_attr")}
-        return {self._sources.get(node) for node in begin}
+        """The sources that a closure begins with; None stands for what is none: constant tensors and random numbers."""
+        given = {node for node in closure if node.op in ("placeholder", "get_attr") or is_random_call(node)}
+        return {self._sources.get(node) for node in closure if node in self._sources or node in given}
 
     def change(self, port: Port, closure: set[fx.Node]) -> Change:
         """How the new value of a source is computed, by the nodes of its closure."""

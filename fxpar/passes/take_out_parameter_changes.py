@@ -55,9 +55,7 @@ def take_out_parameter_changes(capture: Capture) -> Capture:
 
 def _closure(found: LastingChanges, port: Port) -> set[fx.Node]:
     closure = found.closure(port)
-    if closure is None or any(
-        each is None or each.kind is not PortKind.PARAMETER for each in found.sources_in(closure)
-    ):
+    if any(each is None or each.kind is not PortKind.PARAMETER for each in found.sources_in(closure)):
         raise _unsupported(port, where(found.last(port)), "its new value depends on more than parameters")
     for node in closure:
         operands = found.operands(node)

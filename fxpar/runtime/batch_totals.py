@@ -11,6 +11,7 @@ from torch import Tensor
 from fxpar._torch.lazy_graph_module import code_of
 from fxpar.ir.batch_totals import BatchTotals, Extreme, dtype_of_mean
 from fxpar.ir.stage import Port, PortKind
+from fxpar.runtime.microbatches import Microbatches
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import Mesh, num_batch_shards
 
@@ -28,7 +29,7 @@ class StepTotals:
         self._totals = totals
         self._mesh = mesh
         self._microbatches = microbatches
-        self._batch_dims = batch_dims
+        self._split = Microbatches(microbatches, batch_dims)
         self._of_microbatch, self._of_batch = code_of(totals.of_microbatch), code_of(totals.of_batch)
 
     def __call__(self, inputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -50,9 +51,7 @@ class StepTotals:
 
     def _pieces(self, port: Port, value: Tensor) -> Sequence[Tensor]:
         """What each microbatch has of a value."""
-        if port.kind is PortKind.INPUT and port.name in self._batch_dims:
-            return [piece.contiguous() for piece in value.chunk(self._microbatches, self._batch_dims[port.name])]
-        return [value] * self._microbatches
+        return self._split.pieces(port.name, value) if port.kind is PortKind.INPUT else [value] * self._microbatches
 
     def _means(self, sums: Sequence[Tensor]) -> list[Tensor]:
         """The means over all parts of the batch, from the sums over those of this batch shard."""

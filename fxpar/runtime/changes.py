@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from fxpar._torch.lazy_graph_module import code_of
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.changes import Change
 from fxpar.ir.plan import PlannedParameter
+from fxpar.runtime.microbatches import Microbatches
 
 
 def check_parameter_changes(changes: Iterable[Change], planned: Mapping[str, PlannedParameter]) -> None:
@@ -32,46 +33,44 @@ def check_parameter_changes(changes: Iterable[Change], planned: Mapping[str, Pla
                 )
 
 
-def change_parameters(changes: Iterable[Change], held: Mapping[str, DTensor]) -> None:
-    """Make those of the changes whose parameters this rank holds, each on its own piece.
+class ParameterChanges:
+    """The changes of parameters, each by a rank on its own piece."""
 
-    Args:
-        held: this rank's parameters by name; those that one change reads have the same layout.
-    """
-    with torch.no_grad():
-        own = [change for change in changes if change.port.name in held]
-        found = [code_of(change.module)(*(piece_of(held[port.name]) for port in change.reads)) for change in own]
-        for change, value in zip(own, found, strict=True):
-            piece_of(held[change.port.name]).copy_(value)
+    def __init__(self, changes: Iterable[Change]) -> None:
+        self._changes = [(change, code_of(change.module)) for change in changes]
+
+    def make(self, held: Mapping[str, DTensor]) -> None:
+        """Make those of the changes whose parameters this rank holds.
+
+        Args:
+            held: this rank's parameters by name; those that one change reads have the same layout.
+        """
+        pieces = {name: piece_of(parameter) for name, parameter in held.items()}
+        own = [(change, compute) for change, compute in self._changes if change.port.name in held]
+        with torch.no_grad():
+            found = [compute(*(pieces[port.name] for port in change.reads)) for change, compute in own]
+            for (change, _), value in zip(own, found, strict=True):
+                pieces[change.port.name].copy_(value)
 
 
 class ArgumentChanges:
-    """The changes of arguments, by microbatch.
+    """The changes of arguments, by microbatch."""
 
-    Args:
-        batch_dims: the dim along which each argument is split into microbatches; those not named are shared.
-    """
-
-    def __init__(self, changes: Iterable[Change], microbatches: int, batch_dims: Mapping[str, int]) -> None:
-        self._changes = list(changes)
-        self._microbatches, self._batch_dims = microbatches, batch_dims
+    def __init__(self, changes: Iterable[Change], split: Microbatches) -> None:
+        self._changes = [(change, code_of(change.module)) for change in changes]
+        self._split = split
 
     def make(self, inputs: Mapping[str, Tensor]) -> None:
         """Make them on what the caller has passed."""
         with torch.no_grad():
-            made = [each for change in self._changes for each in self._new_values(change, inputs)]
+            made = [each for change, compute in self._changes for each in self._new_values(change, compute, inputs)]
             for own, value in made:
                 own.copy_(value)
 
-    def _new_values(self, change: Change, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _new_values(
+        self, change: Change, compute: Callable[..., Tensor], inputs: Mapping[str, Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """The part of each microbatch of the argument, and what it is to become."""
-        compute = code_of(change.module)
-        parts = [self._parts(port.name, inputs[port.name]) for port in change.reads]
+        parts = [self._split.views(port.name, inputs[port.name]) for port in change.reads]
         for own, *others in zip(*parts, strict=True):
             yield own, compute(own, *others)
-
-    def _parts(self, name: str, value: Tensor) -> Sequence[Tensor]:
-        """Views of a value, one for each microbatch."""
-        if name in self._batch_dims:
-            return value.chunk(self._microbatches, self._batch_dims[name])
-        return [value] * self._microbatches

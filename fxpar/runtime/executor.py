@@ -20,6 +20,7 @@ from fxpar.runtime.buffer_broadcast import BufferBroadcast
 from fxpar.runtime.edge_transport import EdgeTransport
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
+from fxpar.runtime.microbatches import Microbatches
 from fxpar.runtime.profiler_ranges import Observe, profiler_ranges
 from fxpar.runtime.stage_reduction import ReductionPlan, StageReduction
 from fxpar.runtime.stage_runner import StageRunner
@@ -84,7 +85,7 @@ class Executor:
         self._traffic = connections.traffic
         self._tied = connections.tied
         self._microbatches = microbatches
-        self._batch_dims = batch_dims
+        self._split = Microbatches(microbatches, batch_dims)
         self._loss = loss
         returned: defaultdict[int, set[str]] = defaultdict(set)
         for instruction in program.instructions:
@@ -160,7 +161,9 @@ class Executor:
             lost = naming_lost_peers("the parameters, gradients or loss of a step")
             with whole_or_none, lost, profiler_ranges(observe) as run_observed:
                 held = {**parameters, **self._tied.exchange(parameters)}
-                self._state = StepState(held, buffers, self._split(inputs))
+                self._state = StepState(
+                    held, buffers, {name: self._split.pieces(name, value) for name, value in inputs.items()}
+                )
                 for runner in self._runners.values():
                     runner.gather(self._state)
                 for instruction, run in code:
@@ -196,16 +199,6 @@ class Executor:
             transport.finish()
         self._tied.finish()
         return StepResult(mean, results, gradients)
-
-    def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Sequence[Tensor]]:
-        split: dict[str, Sequence[Tensor]] = {}
-        for name, value in inputs.items():
-            if name in self._batch_dims:
-                chunks = value.chunk(self._microbatches, self._batch_dims[name])
-                split[name] = [chunk.contiguous() for chunk in chunks]
-            else:
-                split[name] = [value.contiguous()] * self._microbatches
-        return split
 
     def _bound(self, program: Program) -> _Code:
         return [(instruction, self._bind(instruction)) for instruction in program.instructions]

@@ -19,10 +19,11 @@ from fxpar.ir.random import RANDOM_STATE, random_state
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.runtime.batch_totals import StepTotals
-from fxpar.runtime.changes import ArgumentChanges, change_parameters
+from fxpar.runtime.changes import ArgumentChanges, ParameterChanges
 from fxpar.runtime.executor import Executor, StepResult
 from fxpar.runtime.gathered_step import gather_step
 from fxpar.runtime.loss import Loss
+from fxpar.runtime.microbatches import Microbatches
 from fxpar.runtime.not_the_loss import refuse_backward
 from fxpar.runtime.recorder import Recorder
 from fxpar.runtime.report_writer import ReportWriter
@@ -67,10 +68,12 @@ class Step:
         self._gather = gather
         self._check_inputs = check_inputs
         self._totals = totals
-        self._parameter_changes = capture.parameter_changes
+        self._parameter_changes = ParameterChanges(capture.parameter_changes)
         self._arithmetic = arithmetic
         self._batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()}
-        self._argument_changes = ArgumentChanges(capture.argument_changes, self._microbatches, self._batch_dims)
+        self._argument_changes = ArgumentChanges(
+            capture.argument_changes, Microbatches(self._microbatches, self._batch_dims)
+        )
         self._report = report
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
@@ -86,7 +89,7 @@ class Step:
 
     def _run(self, args: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         held = self._distribution.own_parameters()
-        change_parameters(self._parameter_changes, held)
+        self._parameter_changes.make(held)
         parameters = {name: self._in_compute_dtype(name, piece_of(parameter)) for name, parameter in held.items()}
         buffers = {name: args[position] for name, position in self._buffers.items()}
         inputs = {name: args[position] for name, position in self._inputs.items()}

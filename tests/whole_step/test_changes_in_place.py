@@ -127,8 +127,8 @@ def train(build: Callable[[], Chain], sizes: Mapping[str, int], microbatches: in
     alone = build()
     model = copy.deepcopy(alone)
     batches = torch.randn(STEPS, ROWS, WIDTH)
-    part = {"x": batches[0]}
-    fxpar.distribute(model, mesh, microbatches=microbatches, example_inputs=batch_shard(part, mesh))
+    example = batch_shard({"x": batches[0]}, mesh)
+    fxpar.distribute(model, mesh, microbatches=microbatches, example_inputs=example)
     step = torch.compile(model, backend="fxpar", options=options)
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (alone, model)]
     for batch in batches:

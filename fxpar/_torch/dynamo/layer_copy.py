@@ -39,8 +39,9 @@ class LayerCopy:
         self._properties = {node: self._read(node) for node in traced.properties}
         self._nodes = dict(zip(traced.call.inputs, call.inputs, strict=True))
         changed = [each for node in traced.nodes for each in _tensors(node) if each._version > 0]
+        placeholders = self._placeholders()
         # Normalizations change their statistics without a new version.
-        changed += [each for node in self._placeholders() for each in _tensors(node)]
+        changed += [each for node in placeholders for each in _tensors(node)]
         self._changed = set(map(storage_of, changed))
         self._viewed = {
             storage_of(each) for node in traced.nodes if self._is_made_anew(node) for each in _tensors(node)
@@ -49,15 +50,15 @@ class LayerCopy:
         for old, new in self._nodes.items():
             self._check_place(old, new.meta["example_value"])
             self._share_memory(old, new)
-        for node in self._placeholders():
+        for node in placeholders:
             self._check_place(node, self._counterpart(node.meta["grapharg"].source))
         modules = traced.call.module.named_modules()
         self._modules = {str(id(old)): call.module.get_submodule(path) for path, old in modules}
 
-    def _placeholders(self) -> set[fx.Node]:
+    def _placeholders(self) -> list[fx.Node]:
         """What the traced layer reads that is neither an argument of its call nor a parameter, such as buffers."""
-        used = {each for node in self._traced.nodes for each in node.all_input_nodes if each.op == "placeholder"}
-        return {node for node in used - self._nodes.keys() if _tensors(node)}
+        used = dict.fromkeys(each for node in self._traced.nodes for each in node.all_input_nodes)
+        return [node for node in used if node.op == "placeholder" and node not in self._nodes and _tensors(node)]
 
     def _check_place(self, old: fx.Node, new: Tensor) -> None:
         """Check that what `old` has views of can have views of the same kind here."""
