@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -93,24 +94,52 @@ def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, 
             by_storage.setdefault(storage_of(value), []).append(node)
 
 
-def stretches_of_changes(
-    nodes: Iterable[fx.Node], place: Mapping[fx.Node, int], harmless: Set[fx.Node] = frozenset()
-) -> list[tuple[int, int]]:
-    """For each storage that an op of `nodes` changes in place: from the first to the last op that has a view of it.
+@dataclass(frozen=True, slots=True)
+class ChangedMemory:
+    """Memory that operations change in place, through whichever view of it.
+
+    views: the nodes whose values are in it, in order.
+    changes: the operations that change it.
+    is_given: whether a graph is given it: that of a parameter, a buffer, or an argument.
+    """
+
+    views: Sequence[fx.Node]
+    changes: Sequence[fx.Node]
+    is_given: bool
+
+    def stretch(self, place: Mapping[fx.Node, int]) -> tuple[int, int]:
+        """From the first op that has a view of it to the last one that matters for who reads it.
+
+        What a graph is given is read where it is used, up to the last use; what it computes is a value like any other
+        after the last change.
+
+        Args:
+            place: the positions of those of the nodes that count.
+        """
+        touching = [place[each] for node in self.views for each in (node, *node.users) if each in place]
+        return min(touching), max(touching) if self.is_given else max(place[each] for each in self.changes)
+
+
+def changed_memory(
+    nodes: Iterable[fx.Node], given: Container[fx.Node], harmless: Set[fx.Node] = frozenset()
+) -> list[ChangedMemory]:
+    """The memory of each storage that an op of `nodes` changes in place.
 
     Args:
-        place: the positions of those of the nodes that count.
+        given: the nodes whose values the graph is given.
         harmless: changes that do not count.
     """
-    touching: dict[int, list[int]] = {}
-    changed: dict[int, None] = {}
+    views: dict[int, list[fx.Node]] = {}
+    changes: dict[int, list[fx.Node]] = {}
     for node in nodes:
-        places = [place[each] for each in (node, *node.users) if each in place]
-        for value in tensors_of(node):
-            touching.setdefault(storage_of(value), []).extend(places)
-        if node not in harmless:
-            changed |= dict.fromkeys(_changed_storages(node))
-    return [(min(places), max(places)) for storage in changed if (places := touching[storage])]
+        for storage in {storage_of(value): None for value in tensors_of(node)}:
+            views.setdefault(storage, []).append(node)
+        for storage in () if node in harmless else _changed_storages(node):
+            changes.setdefault(storage, []).append(node)
+    return [
+        ChangedMemory(views[storage], ops, any(each in given for each in views[storage]))
+        for storage, ops in changes.items()
+    ]
 
 
 def _changed_storages(node: fx.Node) -> set[int]:

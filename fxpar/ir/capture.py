@@ -127,6 +127,11 @@ class Capture:
         """
         return all(node.op != "get_attr" and _is_torchs_own(node) for node in self.module.graph.nodes)
 
+    def operations(self) -> list[fx.Node]:
+        """The nodes that compute, in the order of the forward: no parameters, arguments or markers."""
+        nodes = [node for node in self.module.graph.nodes if node.op not in ("placeholder", "output")]
+        return [node for node in nodes if node not in self.sources and not is_marker(node, "exit")]
+
     def copied(self) -> Capture:
         """The same with a graph of its own, which may be changed."""
         graph, copies = ConcreteGraph(), dict[fx.Node, fx.Node]()

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from fxpar._torch.compiler import FakeTensor
 from fxpar.ir.layout import Layout
 
 _PLACED = "fxpar_placed"
@@ -127,6 +128,12 @@ def value(node: fx.Node) -> Any:
 def known_value(node: fx.Node) -> Any:
     """The value of a node of any graph, Dynamo's included; None where it is not known."""
     return node.meta.get("val", node.meta.get("example_value"))
+
+
+def is_wrapped(node: fx.Node) -> bool:
+    """Whether a value only exists within a transform of `torch.func`, such as vmap or grad."""
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
 def is_of_size(node: fx.Node) -> bool:

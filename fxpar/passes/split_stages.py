@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxpar._torch.compiler import FakeTensor
 from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
 from fxpar.graph.changes_in_place import storages_mutated_later
 from fxpar.graph.shared_values import is_context, recomputable
 from fxpar.ir.capture import Capture, example
-from fxpar.ir.markers import is_marker
-from fxpar.ir.node_meta import module_path, set_program_order, where
+from fxpar.ir.node_meta import is_wrapped, module_path, set_program_order, where
 from fxpar.ir.stage import Port, PortKind, StageGraph
+from fxpar.passes.stages.changed_edges import copy_changed_edges
 from fxpar.progress.phases import as_phase
 
 
@@ -42,7 +41,7 @@ class _Cut:
     @classmethod
     def of(cls, capture: Capture, boundaries: Sequence[str]) -> _Cut:
         """The cut where the modules at the paths `boundaries` begin."""
-        order = operations(capture)
+        order = capture.operations()
         return cls(
             _assign(capture, boundaries),
             recomputable(order, capture.sources),
@@ -78,27 +77,28 @@ def split_stages(capture: Capture, boundaries: Sequence[str]) -> tuple[StageGrap
         UnsupportedGraphError: a stage changes in place what another stage computed, or begins inside a function that
             `torch.func` transforms.
     """
+    capture, copies = copy_changed_edges(capture, _starts(capture, boundaries))
     cut = _Cut.of(capture, boundaries)
     own = cut.own_nodes()
     _check_work(own, boundaries)
     _check_mutations(cut)
     _check_transforms(cut)
-    numbers = {node: number for number, node in enumerate(cut.order)}
+    # Random numbers depend on those of their operations, and so not on where stages begin: copies come last.
+    numbers = {node: number for number, node in enumerate(sorted(cut.order, key=copies.__contains__))}
     builders = [_StageBuilder(capture, cut, numbers, stage, nodes) for stage, nodes in enumerate(own)]
     edges = {node for builder in builders for node in builder.edges_in}
     return tuple(builder.build(edges) for builder in builders)
 
 
-def operations(capture: Capture) -> list[fx.Node]:
-    """The nodes that compute, in the order of the forward: no parameters, arguments or markers."""
-    nodes = [node for node in capture.module.graph.nodes if node.op not in ("placeholder", "output")]
-    return [node for node in nodes if node not in capture.sources and not is_marker(node, "exit")]
+def _starts(capture: Capture, boundaries: Sequence[str]) -> list[int]:
+    """Among the nodes of `capture`, without placeholders, the positions of those with which stages begin."""
+    paths = [module_path(node) for node in capture.module.graph.nodes if node.op != "placeholder"]
+    return sorted(_first_inside(paths, boundary) for boundary in boundaries)
 
 
 def _assign(capture: Capture, boundaries: Sequence[str]) -> dict[fx.Node, int]:
     nodes = [node for node in capture.module.graph.nodes if node.op != "placeholder"]
-    paths = [module_path(node) for node in nodes]
-    starts = sorted(_first_inside(paths, boundary) for boundary in boundaries)
+    starts = _starts(capture, boundaries)
     stage_of: dict[fx.Node, int] = {}
     for index, node in enumerate(nodes):
         producer = node.args[0] if node.args else None
@@ -128,12 +128,6 @@ def _check_work(own: Sequence[Sequence[fx.Node]], boundaries: Sequence[str]) -> 
                 f"stages: of those that begin at {', '.join(map(repr, boundaries))}, stage {stage} computes nothing "
                 "but what depends on no parameter, which runs wherever it is used; begin stages elsewhere, or use fewer"
             )
-
-
-def is_wrapped(node: fx.Node) -> bool:
-    """Whether a value only exists within a transform of `torch.func`, such as vmap or grad."""
-    value = node.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
 def _check_transforms(cut: _Cut) -> None:
@@ -172,7 +166,7 @@ class _StageBuilder:
         if mutators := {m for owner, m in cut.mutations if owner in self._nodes and owner in cut.recomputed}:
             self._nodes |= mutators
             self._close_over([used for node in mutators for used in node.all_input_nodes])
-        self._order = sorted(self._nodes, key=numbers.__getitem__)
+        self._order = sorted(self._nodes, key=cut.places.__getitem__)
 
     def _close_over(self, pending: list[fx.Node]) -> None:
         while pending:

@@ -23,7 +23,6 @@ from fxpar.ir.op_predicates import is_view
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.passes.decompose.whole_values import WholeValues, find_whole_values
-from fxpar.passes.split_stages import operations
 from fxpar.passes.trace_part import trace_part
 from fxpar.progress.phases import as_phase
 
@@ -61,7 +60,7 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
     if num_parts == 1 or capture.microbatch_size is None:
         return None
     known = _known_values(capture)
-    if not (_numbers(capture, known) or any(has_counted_mean(node, known) for node in operations(capture))):
+    if not (_numbers(capture, known) or any(has_counted_mean(node, known) for node in capture.operations())):
         return None
     capture = capture.copied()
     divide_by_counts(capture.module, _known_values(capture))
@@ -77,7 +76,7 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
 
 def _known_values(capture: Capture) -> set[fx.Node]:
     """The values that depend on no parameter, and on no buffer that the forward changes."""
-    nodes = operations(capture)
+    nodes = capture.operations()
     data = {node for node, port in capture.sources.items() if port.kind in (PortKind.INPUT, PortKind.BUFFER)}
     return {*data - changed_sources(nodes, data), *recomputable(nodes, capture.sources)}
 
@@ -88,7 +87,7 @@ def _numbers(capture: Capture, known: set[fx.Node]) -> list[fx.Node]:
     What is computed within a transform of `torch.func` cannot be computed outside of it, and is left out.
     """
     split = [node for node, port in capture.sources.items() if port in capture.batch_dims]
-    of_batch, nodes = closure(split, users), operations(capture)
+    of_batch, nodes = closure(split, users), capture.operations()
     transformed = closure([node for node in nodes if _is_transformed(node)], users)
     found = known & of_batch - transformed
     return [node for node in nodes if node in found and _is_one_number(node)]
@@ -121,7 +120,7 @@ class _Search:
     def of(cls, capture: Capture, numbers: Sequence[fx.Node]) -> _Search:
         needed = _needed_for(numbers, capture)
         inputs = tuple(node for node in capture.sources if node in needed)
-        nodes = tuple(node for node in operations(capture) if node in needed)
+        nodes = tuple(node for node in capture.operations() if node in needed)
         joint = trace_part(capture.module, nodes, inputs, numbers)
         ports = [capture.sources[inputs[int(port.name)]] for port in joint.inputs]
         placeholders = joint.module.graph.find_nodes(op="placeholder")
@@ -200,7 +199,7 @@ class _OfBatch:
 
 def _needed_for(numbers: Sequence[fx.Node], capture: Capture) -> set[fx.Node]:
     """All that the numbers are computed from, and what changes any of it in place."""
-    changes = list(storages_mutated_later(operations(capture)))
+    changes = list(storages_mutated_later(capture.operations()))
     needed: set[fx.Node] = set()
     wanted = {*numbers}
     while not wanted <= needed:

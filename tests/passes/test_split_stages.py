@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,47 +11,12 @@ from torch import Tensor, nn
 
 from fxpar.costs.prices import prices_of
 from fxpar.errors import InvalidStagesError, StageNotFoundError, UnsupportedGraphError
-from fxpar.ir.capture import Capture, example
-from fxpar.ir.stage import Port, PortKind, StageGraph
+from fxpar.ir.stage import Port, PortKind
 from fxpar.passes.split_stages import split_stages
 from fxpar.passes.stages.balance_stages import balance_stages
 from tests.support.captures import captured
 from tests.support.frozen_chain import FrozenChain, class_batch
-
-
-def run_stages(stages: Sequence[StageGraph], values: Mapping[Port, Tensor]) -> dict[Port, Tensor]:
-    """Run the stages one after another on real values, handing edges on."""
-    known = dict(values)
-    for stage in stages:
-        outputs = stage.module(*(known[port] for port in stage.inputs))
-        known.update(zip(stage.outputs, outputs, strict=True))
-    return known
-
-
-def check(model: nn.Module, boundaries: Sequence[str], *args: Tensor) -> list[StageGraph]:
-    """Split `model`, compare the stages' result and gradients with the model's own, and return the stages."""
-    reference = copy.deepcopy(model)
-    capture, _ = captured(model, args)
-    stages = split_stages(capture, boundaries)
-    parameters = {name: p.detach().clone().requires_grad_() for name, p in reference.named_parameters()}
-    values = {Port(PortKind.PARAMETER, name): p for name, p in parameters.items()}
-    values |= {Port(PortKind.INPUT, str(i)): arg for i, arg in enumerate(args)}
-    values |= buffers(capture, model)
-    loss = run_stages(stages, values)[Port(PortKind.RESULT, "0")]
-    loss.backward()
-    expected = reference(*args)
-    expected.backward()
-    torch.testing.assert_close(loss, expected)
-    for name, parameter in reference.named_parameters():
-        torch.testing.assert_close(parameters[name].grad, parameter.grad, msg=lambda m, n=name: f"{n}: {m}")
-    return list(stages)
-
-
-def buffers(capture: Capture, model: nn.Module) -> dict[Port, Tensor]:
-    """The buffers that the forward reads, matched by shape (the test models have at most one of a shape)."""
-    held = {tuple(buffer.shape): buffer for buffer in model.buffers()}
-    ports = {port: node for node, port in capture.sources.items() if port.kind is PortKind.BUFFER}
-    return {port: held[tuple(example(node).shape)] for port, node in ports.items()}
+from tests.support.split_forward import check
 
 
 class Layer(nn.Module):
@@ -67,13 +31,12 @@ class Layer(nn.Module):
 class Net(nn.Module):
     """A skip connection over a stage, a tied weight, a mask made from inputs alone, and items of a tuple."""
 
-    def __init__(self, in_place: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(8) for _ in range(3))
         self.register_buffer("scale", torch.rand(1, 8))
         self.head = nn.Linear(8, 8)
         self.head.weight = self.layers[0].linear.weight
-        self.in_place = in_place
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         mask = torch.zeros_like(target)
@@ -83,10 +46,6 @@ class Net(nn.Module):
         halves = first.chunk(2, dim=1)
         second = self.layers[1](first, mask)
         third = self.layers[2](second, mask)
-        if self.in_place:
-            view = second.view(-1)
-            second.mul_(2.0)
-            third = third + view.view(third.shape)
         joined = third + torch.cat((halves[1], halves[0]), dim=1)
         return ((self.head(joined) + first - target) ** 2).mean()
 
@@ -177,13 +136,6 @@ def test_a_stage_without_work_of_its_own_is_refused_and_never_chosen() -> None:
     assert len(split_stages(capture, [boundary])) == 2
     with pytest.raises(InvalidStagesError, match="3 stages need 2 places to cut"):
         balance_stages(capture, 3, prices)
-
-
-def test_a_change_in_place_across_stages_is_an_error() -> None:
-    capture, _ = captured(Net(in_place=True), (torch.randn(4, 8), torch.randn(4, 8)))
-    with pytest.raises(UnsupportedGraphError, match=r"changes .* of stage 0 in place"):
-        split_stages(capture, ["layers.2"])
-    split_stages(capture, ["layers.1"])  # all in one stage
 
 
 def test_what_a_forward_keeps_on_objects_of_its_own_is_neither_sent_nor_returned() -> None:

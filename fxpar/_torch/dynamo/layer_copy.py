@@ -15,6 +15,7 @@ from torch._guards import ChainedSource, Guard, Source
 from torch.utils._pytree import tree_leaves
 
 from fxpar._torch.compiler import storage_of
+from fxpar._torch.computed import as_computed
 from fxpar._torch.dynamo.descriptions import NotEqualError
 from fxpar._torch.dynamo.layer_call import LayerCall
 from fxpar._torch.dynamo.traced_layer import TracedLayer, other_place
@@ -181,7 +182,7 @@ class LayerCopy:
             self._storages[key] = torch.empty(size, dtype=value.dtype, device=value.device)
         with torch.no_grad():
             made = self._storages[key].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
-            return made.detach().requires_grad_(value.requires_grad)
+            return made.detach().requires_grad_(value.requires_grad) if value.is_leaf else as_computed(made)
 
     def _install_guards(self) -> None:
         """Guard this layer as the traced one is guarded."""

@@ -17,13 +17,12 @@ from fxpar._torch.compiler import FakeTensor
 from fxpar._torch.flops import FlopCounterMode
 from fxpar.costs.prices import Prices
 from fxpar.errors import InvalidStagesError
-from fxpar.graph.changes_in_place import stretches_of_changes
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.shared_values import is_context, recomputable
 from fxpar.ir.capture import Capture
 from fxpar.ir.markers import is_marker
-from fxpar.ir.node_meta import known_value, module_path
-from fxpar.passes.split_stages import is_wrapped, operations
+from fxpar.ir.node_meta import is_wrapped, known_value, module_path
+from fxpar.passes.stages.changed_edges import ChangesAcross
 from fxpar.progress.phases import as_phase
 
 
@@ -60,13 +59,10 @@ def _places_to_cut(capture: Capture, nodes: Sequence[fx.Node]) -> dict[int, str]
 
     Nor is there one between a change in place and other uses of the same memory, such as that of a buffer.
     """
-    ordered = operations(capture)
+    ordered = capture.operations()
     repeated = recomputable(ordered, capture.sources)
     own = {node for node in ordered if node not in repeated and not is_context(node)}
-    place = {node: position for position, node in enumerate(nodes)}
-    changes = stretches_of_changes(capture.module.graph.nodes, place, repeated)
-    forbidden = {position for first, last in changes for position in range(first + 1, last + 1)}
-    forbidden |= _wrapped_across(nodes)
+    forbidden = _wrapped_across(nodes) | ChangesAcross(capture, repeated).forbidden()
     places: dict[int, str] = {}
     before = 0
     for position, name in _module_starts(nodes).items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor
-from fxpar.graph.changes_in_place import stretches_of_changes
+from fxpar.graph.changes_in_place import changed_memory
 from fxpar.graph.describe import describe, describe_call
 from fxpar.graph.repeats import count_crossings, find_repeats
 from fxpar.graph.shared_values import is_context
@@ -62,11 +62,12 @@ def _label(node: fx.Node) -> str:
 def _forbidden(module: fx.GraphModule, nodes: Sequence[fx.Node], with_backward: bool) -> set[int]:
     """The positions at which a cut would change what is computed, or leave something else than tensors to cross."""
     place = {node: position for position, node in enumerate(nodes)}
+    given = module.graph.find_nodes(op="placeholder")
     (output,) = module.graph.find_nodes(op="output")
     returned = [place[node] for node in output.all_input_nodes if node in place]
     stretches = [
         *_items(nodes, place),
-        *stretches_of_changes(module.graph.nodes, place),
+        *(memory.stretch(place) for memory in changed_memory(module.graph.nodes, given)),
         *_contexts(nodes, place, with_backward),
     ]
     stretches.append((min(returned, default=len(nodes)), len(nodes)))
