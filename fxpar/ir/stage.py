@@ -156,7 +156,8 @@ class CompiledStage:
     returns one gradient per port of `gradients`; `split` does the same in two parts. Either is None if the schedule
     does not run it, both in a forward-only program, where the saved values are dropped. `input_pieces` and
     `tangent_pieces` are fake tensors like the inputs and the tangents; `gradient_dtypes` are those of the gradients.
-    `gathers` and `reductions` run once per step, before and after; None if there are none.
+    `gathers` and `reductions` run once per step, before and after; None if there are none. The buffers named in
+    `buffers_of_step` get their new values once per step, others with each microbatch.
     """
 
     index: int
@@ -173,6 +174,7 @@ class CompiledStage:
     split: CompiledSplit | None = None
     gathers: CompiledGathers | None = None
     reductions: CompiledReductions | None = None
+    buffers_of_step: tuple[str, ...] = ()
 
     @property
     def without_backward(self) -> CompiledStage:

@@ -30,6 +30,7 @@ def lower_stage(graphs: RunGraphs, lowering: Lowering) -> CompiledStage:
         None if graphs.halves is None else _lower_split(graphs.halves, lowering),
         None if graphs.gathers is None else _lower_gathers(graphs.gathers),
         None if graphs.reductions is None else _lower_reductions(graphs.reductions),
+        graphs.buffers_of_step,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar.dump import Dump
+from fxpar.graph.buffers_of_step import buffers_of_step
 from fxpar.graph.extract import returned
 from fxpar.graph.invariants import Form
 from fxpar.ir.node_meta import tensor
@@ -34,6 +35,7 @@ class RunGraphs:
     backward: None if the schedule does not run it whole.
     input_pieces, tangent_pieces: fake tensors like the inputs and the tangents.
     gradient_dtypes: those of the gradients.
+    buffers_of_step: the names of the buffers that change once per step.
     """
 
     index: int
@@ -50,6 +52,7 @@ class RunGraphs:
     halves: SplitBackward | None
     gathers: Gathers | None
     reductions: Reductions | None
+    buffers_of_step: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class StageGraphs:
             self.halves,
             self.hoisted.gathers,
             self.hoisted.reductions,
+            buffers_of_step(body),
         )
 
     def with_microbatch(self, graphs: Mapping[str, fx.GraphModule]) -> StageGraphs:

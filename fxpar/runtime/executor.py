@@ -92,7 +92,9 @@ class Executor:
             if isinstance(instruction, Send) and instruction.transfer.is_backward:
                 returned[instruction.transfer.source].add(instruction.transfer.edge)
         weight = loss_weight(mesh, microbatches)
-        self._runners = {stage.index: StageRunner(stage, returned[stage.index], weight, loss_scale) for stage in stages}
+        self._runners = {
+            stage.index: StageRunner(stage, returned[stage.index], microbatches, weight, loss_scale) for stage in stages
+        }
         self._num_readers = Counter(edge for runner in self._runners.values() for edge in runner.edges_read)
         uses = Counter(name for runner in self._runners.values() for name in runner.parameters)
         shared = {name for name, count in uses.items() if count > 1} | self._tied.names

@@ -21,14 +21,20 @@ class StageRunner:
 
     Args:
         returned: the edges whose gradients the stage sends back; zeros for those that it computes none for.
+        microbatches: how many a step has.
         loss_weight: the weight of one microbatch's loss in the loss of the step.
         loss_scale: the factor on it.
     """
 
     def __init__(
-        self, stage: CompiledStage, returned: Collection[str], loss_weight: float, loss_scale: LossScale | None = None
+        self,
+        stage: CompiledStage,
+        returned: Collection[str],
+        microbatches: int,
+        loss_weight: float,
+        loss_scale: LossScale | None = None,
     ) -> None:
-        self.stage = stage
+        self.stage, self._last = stage, microbatches - 1
         self._loss_weight, self._loss_scale = loss_weight, loss_scale
         self._leaving = [port.name for port in stage.outputs if port.kind is PortKind.EDGE]
         self._read = [port for port in stage.inputs if port.kind is PortKind.EDGE]
@@ -87,7 +93,8 @@ class StageRunner:
             if port.kind is PortKind.EDGE:
                 state.leaving[port.name, microbatch] = value
             elif port.kind is PortKind.BUFFER:
-                state.buffers[port.name].copy_(value)
+                if microbatch == self._last or port.name not in stage.buffers_of_step:
+                    state.buffers[port.name].copy_(value)
             else:
                 state.results.setdefault(int(port.name), {})[microbatch] = value
         if stage.backward is not None or stage.split is not None:
