@@ -19,7 +19,8 @@ from fxpar.garbage_collection import garbage_collection_paused
 from fxpar.ir.capture import Capture, belongs_to_distributed_model, read_capture
 from fxpar.ir.trace_forward import raising
 from fxpar.model.distribution import has_distributed_model
-from fxpar.runtime.unavailable import with_unavailable
+from fxpar.passes.kept_constants import kept_constants
+from fxpar.runtime.unavailable import with_kept
 from fxpar.world.lost_peers import naming_lost_peers
 from fxpar.world.mesh import mesh_of_this_world
 
@@ -87,7 +88,8 @@ def _devices() -> list[int]:
 
 def _build(capture: Capture, options: Options) -> Callable[..., Any]:
     with garbage_collection_paused(), naming_lost_peers("what ranks tell each other while they compile a step"):
-        return with_unavailable(build_step(capture, options, with_backward=torch.is_grad_enabled()), capture.kept)
+        step = build_step(capture, options, with_backward=torch.is_grad_enabled())
+        return with_kept(step, capture.kept, kept_constants(capture))
 
 
 def _check_not_forgotten(example_inputs: Sequence[Tensor]) -> None:

@@ -38,8 +38,13 @@ def recomputable(order: Sequence[fx.Node], sources: Mapping[fx.Node, Port]) -> S
     What depends on a buffer that is changed in place is left out: only one stage has its new value. A value that an
     in-place operation changes is recomputable only if that operation is.
     """
-    excluded = {node for node, port in sources.items() if port.kind is PortKind.PARAMETER}
-    excluded |= changed_sources(order, sources)
+    parameters = {node for node, port in sources.items() if port.kind is PortKind.PARAMETER}
+    return independent_of(parameters | changed_sources(order, sources), order)
+
+
+def independent_of(excluded: Set[fx.Node], order: Sequence[fx.Node]) -> Set[fx.Node]:
+    """The nodes that depend neither on `excluded` nodes nor on random numbers, nor do the changes of their values."""
+    excluded = set(excluded)
     while True:
         found = _free_of(order, excluded)
         spoiled = {owner for owner, mutator in storages_mutated_later(order) if owner in found and mutator not in found}

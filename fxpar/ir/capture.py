@@ -132,6 +132,11 @@ class Capture:
         nodes = [node for node in self.module.graph.nodes if node.op not in ("placeholder", "output")]
         return [node for node in nodes if node not in self.sources and not is_marker(node, "exit")]
 
+    def kept_nodes(self) -> dict[int, fx.Node]:
+        """The nodes of what is `kept`, by position."""
+        outputs = _output_nodes(self.module)
+        return {position: outputs[position] for position in self.kept}
+
     def copied(self) -> Capture:
         """The same with a graph of its own, which may be changed."""
         graph, copies = ConcreteGraph(), dict[fx.Node, fx.Node]()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NoReturn
+
+from torch import Tensor
 
 from fxpar._torch.dynamo.stand_ins import StandIn
 from fxpar.errors import UnavailableTensorError
@@ -52,18 +55,21 @@ def _unavailable(arguments: Any) -> Iterator[UnavailableTensor]:
             yield from _unavailable(argument)
 
 
-def with_unavailable(step: Callable[..., Sequence[Any]], kept: Mapping[int, str]) -> Callable[..., Sequence[Any]]:
-    """`step`, with stand-ins inserted for the tensors that the forward stores on objects, which `step` does not return.
+def with_kept(
+    step: Callable[..., Sequence[Any]], kept: Mapping[int, str], constants: Callable[[], Mapping[int, Tensor]]
+) -> Callable[..., Sequence[Any]]:
+    """`step`, with what it does not return inserted: the tensors that the forward stores on objects, or stand-ins.
 
     Args:
         kept: by position among all that is to be returned, the source line that stores the tensor.
+        constants: returns, by position, those that this rank has.
     """
-    unavailable = {position: UnavailableTensor(where) for position, where in sorted(kept.items())}
+    unavailable = {position: UnavailableTensor(where) for position, where in kept.items()}
 
     def run(*args: Any) -> Sequence[Any]:
         returned = list(step(*args))
-        for position, stand_in in unavailable.items():
-            returned.insert(position, stand_in)
+        for position, stored in sorted({**unavailable, **constants()}.items(), key=itemgetter(0)):
+            returned.insert(position, stored)
         return tuple(returned)
 
     return run if unavailable else step

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fxpar.errors import UnavailableTensorError
-from fxpar.runtime.unavailable import UnavailableTensor, with_unavailable
+from fxpar.runtime.unavailable import UnavailableTensor, with_kept
 
 USES: list[Callable[[Any], Any]] = [
     lambda kept: kept.shape,
@@ -42,7 +42,9 @@ def test_it_can_be_copied_pickled_and_shown() -> None:
 
 
 def test_results_stand_between_what_is_kept_as_the_forward_returns_them() -> None:
-    step = with_unavailable(lambda *results: results, {0: "line 1", 3: "line 2", 4: "line 3"})
+    table = torch.arange(3)
+    step = with_kept(lambda *results: results, {0: "line 1", 3: "line 2", 4: "line 3"}, lambda: {3: table})
     first, *results, third, fourth = step("a", "b")
     assert results == ["a", "b"]
-    assert list(map(repr, (first, third, fourth))) == [f"UnavailableTensor(line {line})" for line in (1, 2, 3)]
+    assert list(map(repr, (first, fourth))) == [f"UnavailableTensor(line {line})" for line in (1, 3)]
+    assert third is table

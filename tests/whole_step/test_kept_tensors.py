@@ -129,6 +129,30 @@ class Codebook(Chain):
         return x + (quantised - x).detach() + codes.mean() + layer.codes.mean()
 
 
+class Tables(Chain):
+    """Tables that are made in the first forward: of a buffer, a part after another, and in a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.size, layer.cosines, layer.masks = 0, None, {}
+            layer.register_buffer("frequencies", torch.linspace(1, 2, 4))
+            layer.register_buffer("positions", None, persistent=False)
+
+    def after(self, number: int, x: Tensor) -> Tensor:
+        layer: Any = self.layers[number]
+        if layer.size != x.shape[-1]:
+            layer.size = x.shape[-1]
+            layer.cosines = torch.outer(torch.arange(2.0), layer.frequencies).cos().flatten()
+            table = torch.zeros(layer.size)
+            table[0::2] = torch.arange(4.0)
+            table[1::2].add_(1)
+            layer.register_buffer("positions", table, persistent=False)
+        if x.dtype not in layer.masks:
+            layer.masks[x.dtype] = torch.ones(layer.size, dtype=x.dtype).cumsum_(0)
+        return x * layer.cosines + layer.positions * layer.masks[x.dtype]
+
+
 class Remembering(Chain):
     """Each forward reads, by `read`, what the one before it has kept."""
 
@@ -145,7 +169,7 @@ class Remembering(Chain):
         return x
 
 
-MODELS = {each.__name__: each for each in (Losses, Hooked, Pruned, Spectral, Codebook)}
+MODELS = {each.__name__: each for each in (Losses, Hooked, Pruned, Spectral, Codebook, Tables)}
 
 
 def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
@@ -153,11 +177,11 @@ def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
     return build()
 
 
-def _step_of_microbatches(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+def _step_alone(model: nn.Module, batch: Mapping[str, Tensor], microbatches: int) -> Tensor:
     """A step of one process, a microbatch after the other."""
     losses = []
-    for rows in batch["x"].chunk(MICROBATCHES):
-        loss = model(rows) / MICROBATCHES
+    for rows in batch["x"].chunk(microbatches):
+        loss = model(rows) / microbatches
         loss.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()
@@ -173,17 +197,26 @@ def check_kept(sizes: Mapping[str, int]) -> None:
         layouts = "search" if "x" in sizes else None
         fxpar.distribute(model, mesh, stages=stages, layouts=layouts, microbatches=MICROBATCHES, example_inputs=part)
         step = torch.compile(model, backend="fxpar", options=ATEN)
+        microbatches = MICROBATCHES if build is Codebook else 1  # of others no buffer depends on the batch
         for _ in range(3):
-            expected, found = _step_of_microbatches(alone, part), step(**part)
+            expected, found = _step_alone(alone, part, microbatches), step(**part)
             found.backward()
             compare(f"{name} on {sizes}", expected, found, alone, model)
         state = model.state_dict()  # with the buffers of this stage
         for path, buffer in alone.named_buffers():
-            if path in state:
+            if path in state and not path.endswith("steps"):
                 torch.testing.assert_close(state[path], buffer, msg=lambda text, of=(name, path): f"{of}: {text}")
-        if name == "Codebook":
+        if build is Codebook:
+            counts = [buffer for path, buffer in model.named_buffers() if path.endswith("steps") and path in state]
+            assert counts and all(count == 3 for count in counts), "of steps, and not of microbatches"
             totals = [(alone.layers[at].total, model.layers[at].total) for at in (1, 3)]  # of the layer of this stage
             assert sum(bool(total.isclose(expected)) for expected, total in totals) == 2 // mesh.pipe, name
+        if build is Tables:
+            for mine, theirs in zip(model.layers, alone.layers, strict=True):  # on all ranks, of whichever stage
+                torch.testing.assert_close(
+                    [mine.cosines, mine.positions, *mine.masks.values()],
+                    [theirs.cosines, theirs.positions, *theirs.masks.values()],
+                )
 
 
 @pytest.mark.parametrize("sizes", [{"x": 2}, {"pipe": 2}, {"z": 2}], ids=str)
