@@ -125,7 +125,8 @@ def storage_of(tensor: Tensor) -> int:
 def ignore_logging_calls() -> None:
     """Let Dynamo trace past warnings and calls of loggers, which would break the graph (libraries add methods, too)."""
     methods = [method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")]
-    torch._dynamo.config.ignore_logging_functions.update([*methods, warnings.warn])
+    functions = [getattr(logging, method.__name__) for method in methods if hasattr(logging, method.__name__)]
+    torch._dynamo.config.ignore_logging_functions.update([*methods, *functions, warnings.warn])
     if torch.__version__ < "2.12":  # which would write these functions into its own log, and prints that it cannot
         torch._dynamo.utils._get_dynamo_config_for_logging = lambda: None
 

@@ -10,6 +10,7 @@ from fxpar._torch.compiler import ignore_logging_calls, name_functions_for_logs_
 from fxpar._torch.dynamo.assigned_tensors import settle_assignments
 from fxpar._torch.dynamo.both_branches import trace_both_branches
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
+from fxpar._torch.dynamo.printing import trace_prints
 from fxpar._torch.dynamo.raising_branches import assert_what_branches_raise
 from fxpar._torch.dynamo.replaced_functions import trace_counts_of_known_length, trace_past_flags_of_kernels
 from fxpar._torch.dynamo.requires_grad import let_results_depend_on_leaves, let_values_require_grad
@@ -21,6 +22,7 @@ from fxpar._torch.group_norm import correct_strides_of_group_norm
 def change_tracing() -> None:
     """Let Dynamo trace, in all of this process, what it would refuse, and as the kernels and other ranks do."""
     ignore_logging_calls()
+    trace_prints()
     name_functions_for_logs_alone()
     note_reads_of_grad_mode()
     let_values_require_grad()
