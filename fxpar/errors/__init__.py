@@ -21,6 +21,7 @@ from fxpar.errors.capturing import (
 )
 from fxpar.errors.distributing import (
     BatchMixingWarning,
+    ChangingBufferWarning,
     HintNotFoundError,
     InfeasibleLayoutError,
     InvalidHintError,
@@ -107,6 +108,7 @@ __all__ = [
     "BatchMixingWarning",
     "BlockMaskError",
     "BrokenWorldError",
+    "ChangingBufferWarning",
     "ClusterUnavailableError",
     "ConvertedModelError",
     "CoreNotBuiltError",

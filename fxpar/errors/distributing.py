@@ -161,6 +161,18 @@ class BatchMixingWarning(UserWarning):
         )
 
 
+class ChangingBufferWarning(UserWarning):
+    """The loss reads a buffer that changes with each part of the batch."""
+
+    def __init__(self, line: str, microbatches: int, num_shards: int) -> None:
+        super().__init__(
+            f"the loss depends on a buffer that the forward changes by the batch, in {line}. The batch comes in "
+            f"{microbatches} microbatches on {num_shards} shards: each microbatch reads what the ones before it left, "
+            "and after the step all shards have what the first one left. For the numbers of the whole batch, use one "
+            "microbatch and no axes data and z, or change the buffer between steps"
+        )
+
+
 class SumLossWarning(UserWarning):
     """The loss is a sum over the samples of a batch, of whose parts the mean is taken."""
 

@@ -94,7 +94,7 @@ def storages_mutated_later(order: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, 
             by_storage.setdefault(storage_of(value), []).append(node)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChangedMemory:
     """Memory that operations change in place, through whichever view of it.
 

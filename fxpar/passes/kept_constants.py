@@ -48,7 +48,8 @@ def kept_constants(capture: Capture) -> KeptConstants:
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in buffers}
     for node in order:
-        if node in wanted or is_context(node):
+        enters_or_leaves = is_context(node) and copies.keys() >= set(node.all_input_nodes)  # not a check of a size
+        if node in wanted or enters_or_leaves:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in kept.values()))
     held = [capture.buffers[port] for port in buffers.values()]

@@ -62,11 +62,12 @@ def _places_to_cut(capture: Capture, nodes: Sequence[fx.Node]) -> dict[int, str]
     ordered = capture.operations()
     repeated = recomputable(ordered, capture.sources)
     own = {node for node in ordered if node not in repeated and not is_context(node)}
-    forbidden = _wrapped_across(nodes) | ChangesAcross(capture, repeated).forbidden()
+    wrapped, across = _wrapped_across(nodes), ChangesAcross(capture, repeated)
     places: dict[int, str] = {}
     before = 0
     for position, name in _module_starts(nodes).items():
-        if position not in forbidden and own.intersection(nodes[before:position]):
+        is_allowed = position not in wrapped and not across.forbids(position)
+        if is_allowed and own.intersection(nodes[before:position]):
             places[position] = name
             before = position
     return places

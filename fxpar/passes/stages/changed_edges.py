@@ -33,21 +33,22 @@ class ChangesAcross:
         graph = capture.module.graph
         self.nodes = [node for node in graph.nodes if node.op != "placeholder"]
         self.place = {node: position for position, node in enumerate(self.nodes)}
-        self._memories = changed_memory(graph.nodes, {*capture.sources, *graph.find_nodes(op="get_attr")}, repeated)
+        given = {*capture.sources, *graph.find_nodes(op="get_attr")}
+        self._memories = {memory: memory.stretch(self.place) for memory in changed_memory(graph.nodes, given, repeated)}
         self._without_grad = _without_grad(self.nodes)
 
-    def forbidden(self) -> set[int]:
-        """The positions at which no stage can begin: one side would not see what the other one changes."""
-        return {at for memory in self._memories for at in self._within(memory) if not self._can_be_copied(memory, at)}
+    def forbids(self, at: int) -> bool:
+        """Whether no stage can begin at a position: one side would not see what the other one changes."""
+        return not all(self._can_be_copied(memory, at) for memory in self._around(at))
 
     def to_copy(self, at: int) -> list[fx.Node]:
         """What a stage that begins at a position is to copy; of each memory it is the only view that enters."""
-        found = [memory for memory in self._memories if at in self._within(memory) and self._can_be_copied(memory, at)]
+        found = [memory for memory in self._around(at) if self._can_be_copied(memory, at)]
         return [view for memory in found for view in self._crossing(memory, at)]
 
-    def _within(self, memory: ChangedMemory) -> range:
-        first, last = memory.stretch(self.place)
-        return range(first + 1, last + 1)
+    def _around(self, at: int) -> list[ChangedMemory]:
+        """The memory that is used before a position and changed at or after it."""
+        return [memory for memory, (first, last) in self._memories.items() if first < at <= last]
 
     def _can_be_copied(self, memory: ChangedMemory, at: int) -> bool:
         if memory.is_given:
@@ -82,8 +83,8 @@ def copy_changed_edges(capture: Capture, starts: Sequence[int]) -> tuple[Capture
     Args:
         starts: the positions of the operations with which the second and later stages begin, without placeholders.
     """
-    across = _changes_across(capture)
-    if not any(across.to_copy(start) for start in starts):
+    across = _changes_across(capture) if starts else None
+    if across is None or not any(map(across.to_copy, starts)):
         return capture, frozenset()
     capture = capture.copied()
     openers = [_changes_across(capture).nodes[start] for start in starts]
