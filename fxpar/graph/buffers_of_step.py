@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-
 from fxpar.graph.extract import returned
-from fxpar.graph.min_cut import closure, operands
+from fxpar.graph.min_cut import closure, users
 from fxpar.ir.stage import JointGraph, Port, PortKind
+
+_GIVEN = (PortKind.PARAMETER, PortKind.BUFFER)
+"""What is the same for all microbatches."""
 
 
 def buffers_of_step(joint: JointGraph) -> tuple[str, ...]:
     """The names of buffers that are to change once per step, and not once per microbatch, as on one process.
 
-    Their new values are computed from parameters, constants, and each other alone. Those that other buffers' changes
-    read are left out: a cumulative average needs to know of how many microbatches it is one.
+    Their new values are computed from parameters, constants, and each other alone. One that the change of a buffer of
+    microbatches reads is left out: a cumulative average needs to know of how many microbatches it is one.
     """
-    placeholders = dict(zip(joint.module.graph.find_nodes(op="placeholder"), joint.inputs, strict=False))
-    reads: dict[Port, set[Port]] = {}
-    for port, value in zip(joint.outputs, returned(joint.module), strict=False):
-        if port.kind is PortKind.BUFFER:
-            reads[port] = {placeholders[node] for node in closure([value], operands) if node in placeholders}
-    found = set(reads)
-    while unfit := {port for port in found if not _is_of_step(port, reads, found)}:
-        found -= unfit
-    return tuple(port.name for port in reads if port in found)
+    placeholders = dict(zip(joint.inputs, joint.module.graph.find_nodes(op="placeholder"), strict=False))
+    outputs = zip(joint.outputs, returned(joint.module), strict=False)
+    changed = {port: value for port, value in outputs if port.kind is PortKind.BUFFER}
+    of_batch = closure([node for port, node in placeholders.items() if port.kind not in _GIVEN], users)
+    reached = {port: closure([placeholders[port]], users) for port in changed}
+    of_microbatches = {port for port, value in changed.items() if value in of_batch}
 
+    def is_tied(port: Port) -> bool:
+        return any(changed[port] in reached[other] or changed[other] in reached[port] for other in of_microbatches)
 
-def _is_of_step(port: Port, reads: Mapping[Port, Set[Port]], found: Set[Port]) -> bool:
-    """Whether no microbatch has a part in the change of a buffer, if none has in those of `found`."""
-    of_microbatches = reads.keys() - found
-    are_given = all(each.kind in (PortKind.PARAMETER, PortKind.BUFFER) for each in reads[port])
-    return are_given and reads[port].isdisjoint(of_microbatches) and all(port not in reads[o] for o in of_microbatches)
+    while tied := {port for port in changed.keys() - of_microbatches if is_tied(port)}:
+        of_microbatches |= tied
+    return tuple(port.name for port in changed if port not in of_microbatches)

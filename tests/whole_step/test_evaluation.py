@@ -61,8 +61,9 @@ def reference(alone: nn.Module, parts: Sequence[tuple[Tensor, Tensor]]) -> dict[
             buffers = {name: buffer.clone() for name, buffer in buffers.items()}  # autograd keeps those before
             found.append(functional_call(alone, buffers, each))
         changed.append(buffers)
+    counted = alone.norm.num_batches_tracked + alone.training  # steps, whatever the number of microbatches
     for name, buffer in changed[0].items():
-        alone.get_buffer(name).copy_(buffer)
+        alone.get_buffer(name).copy_(counted if name.endswith("num_batches_tracked") else buffer)
     losses = torch.stack([each["loss"] for each in found])
     return {"loss": losses.mean(), "predicted": torch.cat([each["predicted"] for each in found])}
 

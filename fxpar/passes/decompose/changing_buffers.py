@@ -18,11 +18,9 @@ def changing_buffer(stages: Sequence[JointGraph], wanted: Container[Port]) -> fx
     for stage in stages:
         placeholders = dict(zip(stage.inputs, stage.module.graph.find_nodes(op="placeholder"), strict=False))
         outputs = dict(zip(stage.outputs, returned(stage.module), strict=False))
-        changing = {
-            port: value
-            for port, value in outputs.items()
-            if port.kind is PortKind.BUFFER and port.name not in buffers_of_step(stage)
-        }
+        buffers = {port: value for port, value in outputs.items() if port.kind is PortKind.BUFFER}
+        settled = buffers_of_step(stage) if buffers else ()
+        changing = {port: value for port, value in buffers.items() if port.name not in settled}
         for port, change in (changing | reached).items():
             read = closure([placeholders[port]], users) if port in placeholders else set[fx.Node]()
             edges = [each for each, value in outputs.items() if each.kind is not PortKind.BUFFER and value in read]
