@@ -11,8 +11,11 @@ from torch import Tensor, nn
 import fxpar
 from fxpar.graph.buffers_of_step import buffers_of_step
 from tests.support.joint_graphs import joint_graph
+from tests.support.one_process import ATEN, mesh_of_one_process
 
 WIDTH, ROWS, STEPS = 4, 8, 3
+
+mesh = pytest.fixture(mesh_of_one_process)
 
 
 class Buffered(nn.Module):
@@ -75,13 +78,13 @@ def test_what_depends_on_no_microbatch_is_of_the_step(change: Callable[[Buffered
 
 
 @pytest.mark.parametrize("change", [change for change, names in CHANGES.items() if len(names) == 2 or change is _count])
-def test_they_change_as_on_one_process(change: Callable[[Buffered, Tensor], None]) -> None:
+def test_they_change_as_on_one_process(change: Callable[[Buffered, Tensor], None], mesh: fxpar.Mesh) -> None:
     torch.manual_seed(0)
     reference = Buffered(change)
     model = Buffered(change)
     model.load_state_dict(reference.state_dict())
-    fxpar.distribute(model, fxpar.init_mesh(), microbatches=4)
-    step = torch.compile(model, backend="fxpar", options={"lowering": "aten"})
+    fxpar.distribute(model, mesh, microbatches=4)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
     for _ in range(STEPS):
         x = torch.randn(ROWS, WIDTH)
         expected = reference(x)
