@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from fxpar._torch.compiler import FakeTensor
 from fxpar.graph.changes_in_place import changed_sources, storages_mutated_later
+from fxpar.graph.min_cut import closure
 from fxpar.graph.shared_values import independent_of, is_context
 from fxpar.ir.capture import Capture
 from fxpar.ir.node_meta import known_value
@@ -39,10 +40,13 @@ def kept_constants(capture: Capture) -> KeptConstants:
     Before: `cos = cos(outer(arange(n), inverse)); y = linear(x, w) * cos; return exit(y), cos`
     After:  `return cos(outer(arange(n), inverse))`, a function of the buffer `inverse`
     """
+    if not capture.kept:
+        return KeptConstants([], capture.module, [])
     order, sources = capture.operations(), capture.sources
     others = {node for node, port in sources.items() if port.kind is not PortKind.BUFFER}
     constants = independent_of(others | changed_sources(order, sources), order)
-    kept = {position: node for position, node in capture.kept_nodes().items() if node in constants and _is_real(node)}
+    tensors = {node for node in constants if isinstance(known_value(node), FakeTensor)}
+    kept = {position: node for position, node in capture.kept_nodes().items() if node in tensors}
     wanted = _computing(list(kept.values()), order)
     buffers = {node: port for node, port in sources.items() if not wanted.isdisjoint(node.users)}
     graph = fx.Graph()
@@ -56,19 +60,14 @@ def kept_constants(capture: Capture) -> KeptConstants:
     return KeptConstants(list(kept), fx.GraphModule(capture.module, graph), held)
 
 
-def _is_real(node: fx.Node) -> bool:
-    return isinstance(known_value(node), FakeTensor)
-
-
 def _computing(results: Sequence[fx.Node], order: Sequence[fx.Node]) -> Set[fx.Node]:
     """The operations that compute `results`, and that change them, or what they are computed of, in place."""
     changes: dict[fx.Node, list[fx.Node]] = {}
     for node, change in storages_mutated_later(order):
         changes.setdefault(node, []).append(change)
-    operations, found, pending = set(order), set[fx.Node](), list(results)
-    while pending:
-        node = pending.pop()
-        if node in operations and node not in found:
-            found.add(node)
-            pending += [*node.all_input_nodes, *changes.get(node, ())]
-    return found
+    operations = set(order)
+
+    def needed(node: fx.Node) -> list[fx.Node]:
+        return [each for each in (*node.all_input_nodes, *changes.get(node, ())) if each in operations]
+
+    return closure(results, needed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -64,12 +63,12 @@ def with_kept(
         kept: by position among all that is to be returned, the source line that stores the tensor.
         constants: returns, by position, those that this rank has.
     """
-    unavailable = {position: UnavailableTensor(where) for position, where in kept.items()}
+    unavailable = {position: UnavailableTensor(where) for position, where in sorted(kept.items())}
 
     def run(*args: Any) -> Sequence[Any]:
-        returned = list(step(*args))
-        for position, stored in sorted({**unavailable, **constants()}.items(), key=itemgetter(0)):
-            returned.insert(position, stored)
+        returned, made = list(step(*args)), constants()
+        for position, stand_in in unavailable.items():
+            returned.insert(position, made.get(position, stand_in))
         return tuple(returned)
 
     return run if unavailable else step

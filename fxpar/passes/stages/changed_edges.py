@@ -87,7 +87,8 @@ def copy_changed_edges(capture: Capture, starts: Sequence[int]) -> tuple[Capture
     if across is None or not any(map(across.to_copy, starts)):
         return capture, frozenset()
     capture = capture.copied()
-    openers = [_changes_across(capture).nodes[start] for start in starts]
+    nodes = [node for node in capture.module.graph.nodes if node.op != "placeholder"]
+    openers = [nodes[start] for start in starts]
     copies: dict[fx.Node, fx.Node] = {}
     for opener in openers:
         across = _changes_across(capture)

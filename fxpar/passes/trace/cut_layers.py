@@ -62,7 +62,7 @@ def _label(node: fx.Node) -> str:
 def _forbidden(module: fx.GraphModule, nodes: Sequence[fx.Node], with_backward: bool) -> set[int]:
     """The positions at which a cut would change what is computed, or leave something else than tensors to cross."""
     place = {node: position for position, node in enumerate(nodes)}
-    given = module.graph.find_nodes(op="placeholder")
+    given = set(module.graph.find_nodes(op="placeholder"))
     (output,) = module.graph.find_nodes(op="output")
     returned = [place[node] for node in output.all_input_nodes if node in place]
     stretches = [
