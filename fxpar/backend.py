@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.random import fork_rng
 
 from fxpar._torch.compiler import compile_single_device
-from fxpar.build_step import build_step
+from fxpar.build_differentiable import build_evaluation, build_training
 from fxpar.config import Options, read_options
 from fxpar.environment import is_first_rank
 from fxpar.errors import FxparError, ModeError, NotDistributedError
@@ -88,7 +88,8 @@ def _devices() -> list[int]:
 
 def _build(capture: Capture, options: Options) -> Callable[..., Any]:
     with garbage_collection_paused(), naming_lost_peers("what ranks tell each other while they compile a step"):
-        step = build_step(capture, options, with_backward=torch.is_grad_enabled())
+        build = build_training if torch.is_grad_enabled() else build_evaluation
+        step = build(capture, options)
         return with_kept(step, capture.kept, kept_constants(capture))
 
 

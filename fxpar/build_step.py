@@ -82,6 +82,10 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
         raise NoLossError(capture.describe_results())
     if options.lowering == TENSORRT:
         check_tensorrt(distribution.mesh.device_type, with_backward=with_backward)
+    if capture.reported is not None and not capture.result_gradients:
+        distribution.unread_arguments = {distribution.input_name(name) for name in capture.unread}
+    if options.results is None:
+        options = replace(options, results=OWN_SAMPLES if capture.reported is None else LAST_STAGE)
     _warn_of_meaningless_results(options)
     if not distribution.is_of_whole_batch(capture):
         options = replace(options, dump=None)  # it would take the place of the dump for all other batches
@@ -132,7 +136,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         task.call,
         options.timeline,
         with_backward=task.with_backward,
-        gather=_GATHER[options.results],
+        gather=_GATHER[str(options.results)],
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
         totals=_totals(task, connected.stages),
         arithmetic=arithmetic.times(microbatches),

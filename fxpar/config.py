@@ -86,7 +86,8 @@ class Options:
         the last stage, while on others a result has a shape and a dtype but no values; "all", every rank, as a DTensor
         on the mesh of its own stage, by a broadcast over the pipe axis; or "local", every rank, as a plain tensor of
         the samples of its own batch shard, to be compared with labels as on one process. What has no samples, such as a
-        number of hits, is that of the whole batch.
+        number of hits, is that of the whole batch (default: "last_stage", or "local" for a forward that returns no
+        scalar, so that a script may compute one).
     check_inputs: whether ranks that must be given the same inputs (those that differ only along pipe, y and x) compare
         checksums of them, in steps 1, 2, 4, 8 and so on of every compiled shape, and in every 1024th.
     transfer_timeout_s: how many seconds a rank waits for a value from another stage, including the time to compute it,
@@ -110,7 +111,7 @@ class Options:
     fuse: Fuse = True
     gather_ahead_bytes: float = math.inf
     held_reductions: float = HELD_REDUCTIONS
-    results: str = LAST_STAGE
+    results: str | None = None
     check_inputs: bool = True
     transfer_timeout_s: float = 1800.0
 
@@ -180,7 +181,7 @@ def _check_names(options: Options) -> None:
     if options.lowering not in LOWERINGS:
         raise UnknownLoweringError(str(options.lowering), LOWERINGS)
     strategy_named(str(options.strategy))
-    if options.results not in (LAST_STAGE, ALL_STAGES, OWN_SAMPLES):
+    if options.results not in (None, LAST_STAGE, ALL_STAGES, OWN_SAMPLES):
         raise InvalidOptionError("results", options.results, f"{LAST_STAGE!r}, {ALL_STAGES!r} or {OWN_SAMPLES!r}")
     if options.algorithm not in ALGORITHMS:
         raise UnknownAlgorithmError(str(options.algorithm), ALGORITHMS)

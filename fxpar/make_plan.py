@@ -22,7 +22,7 @@ from fxpar.ir.stage import PlannedStage, PortKind
 from fxpar.model.buffers import assign_buffers, record_buffers
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
-from fxpar.passes.settle_capture import settle_capture
+from fxpar.passes.settle_capture import settle_for_training
 from fxpar.passes.shard_storage import stored
 from fxpar.passes.stages.balance_stages import balance_stages
 from fxpar.schedule.choose_schedule import choose_placement, num_stages_of
@@ -50,7 +50,7 @@ def make_plan(
         _warn_of_replicas(distribution, parameters)
     else:
         traced = distribution.tracer.capture(distribution.mesh.device_type, example_inputs)
-        capture = settle_capture(traced, distribution)
+        capture = settle_for_training(traced, distribution)
         prices = prices_of(distribution.mesh)
         boundaries = balance_stages(capture, given, prices) if isinstance(given, int) else tuple(given)
         parameters = _parameters(capture, distribution, boundaries)

@@ -68,7 +68,7 @@ class Task:
         given = {port for port in self.capture.arguments if port.kind is PortKind.INPUT}
         entering = [(port, node) for node, port in self.capture.sources.items() if port in given]
         return "\n".join(
-            f"{self.distribution.argument_name(int(port.name))}: {example(node).dtype} {tuple(example(node).shape)}"
+            f"{self.distribution.input_name(port.name)}: {example(node).dtype} {tuple(example(node).shape)}"
             for port, node in entering
         )
 

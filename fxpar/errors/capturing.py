@@ -77,13 +77,25 @@ class UnsupportedGraphError(FxparError):
 
 
 class NoLossError(FxparError):
-    """Gradients are enabled, but the forward returns no scalar to differentiate."""
+    """Gradients are enabled, but the forward returns no loss, and nothing to compute one of."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
-            f"the forward must return a scalar loss that requires grad when grad is enabled; it returned {found}; "
-            "return the loss (alone or first among several outputs); or call fxpar.add_loss(model, loss_function) "
-            "before distribute, and the compiled model with target=...; or call the model under torch.no_grad()"
+            "the forward must return a scalar loss that requires grad when grad is enabled, or results that require "
+            f"grad, of which the samples are known; it returned {found}; return the loss (alone or first among several "
+            "outputs); or call fxpar.add_loss(model, loss_function) before distribute, and the compiled model with "
+            "target=...; or call the model under torch.no_grad()"
+        )
+
+
+class OutsideLossWarning(UserWarning):
+    """A script computes its loss of the results of the forward, which therefore runs twice in each step."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a loss is computed of what the forward returns, so that each step runs the forward twice: first for its "
+            "results, then with the backward. To run it once, compute the loss in the forward: as by "
+            "fxpar.add_loss(model, loss_function) before distribute, and the compiled model called with target=..."
         )
 
 

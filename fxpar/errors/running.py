@@ -46,14 +46,22 @@ class NoRecordedStepError(FxparError):
 
 
 class NotTheLossError(FxparError):
-    """A backward reached a result of the forward that is not its loss."""
+    """A backward reached a result of the forward that is not its loss, and cannot be differentiated."""
 
-    def __init__(self, result: str, loss: str) -> None:
+    def __init__(self, result: str, loss: str | None = None) -> None:
+        why = (
+            "it is not known how those of parts of the batch make it up"
+            if loss is None
+            else f"expected a backward through the loss alone, which is {loss}, since a step computes the gradients of "
+            "its loss before it returns"
+        )
+        plain = (
+            "" if loss is None else ', or compile with options={"results": "local"}, with which the forward runs twice'
+        )
         super().__init__(
-            f"{result} has no gradient: expected a backward through the loss alone, which is {loss}, since a step "
-            "computes the gradients of its loss before it returns. Add up inside the forward what is to be "
-            'differentiated, and return the sum as the loss (under the name "loss", or as the first scalar); detach() '
-            "what is only to be looked at"
+            f"{result} has no gradient: {why}. Add up inside the forward what is to be differentiated, and return the "
+            f'sum as the loss (under the name "loss", or as the first scalar){plain}; detach() what is only to be '
+            "looked at"
         )
 
 

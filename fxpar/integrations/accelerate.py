@@ -100,6 +100,13 @@ class FxparAccelerator(Accelerator):
             compiled.forward = get_mixed_precision_context_manager(True, self.autocast_handler)(compiled.forward)
         return compiled
 
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
+    ) -> nn.Module:
+        """The distributed model, by default without what `prepare` has compiled it to."""
+        unwrapped: nn.Module = super().unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
+        return unwrapped
+
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
         """A scheduler that steps with the optimizer, once for each batch shard, or once if these split a batch."""
         prepared = _Scheduler(

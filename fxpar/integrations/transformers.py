@@ -50,7 +50,9 @@ class FxparTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Let the accelerator follow the mesh."""
         super().create_accelerator_and_postprocess()
-        FxparAccelerator.adopt(self.accelerator, self._options)
+        # A subclass may compute its loss of the model's results, although the model returns one, too.
+        own_loss = {} if type(self).compute_loss is FxparTrainer.compute_loss else {"results": "local"}
+        FxparAccelerator.adopt(self.accelerator, {**own_loss, **(self._options or {})})
 
     @cached_property
     def _compiled(self) -> nn.Module:
@@ -108,14 +110,28 @@ class FxparTrainer(Trainer):
         """The loss of a step, which is the mean over its microbatches.
 
         A model divides the sum over tokens by the number of those in the batch, so each microbatch is given its share.
+        What computes the loss of the model's results, sees the whole batch.
         """
-        if num_items_in_batch is None:
-            return super().compute_loss(model, inputs, return_outputs)
+        is_outside = self.label_smoother is not None or self.compute_loss_func is not None
+        if num_items_in_batch is None or is_outside:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         dims = split_dim((), inputs, self._distribution.batch_dims)
         microbatches = count_microbatches(tree_leaves(inputs), dims, self._distribution.microbatches)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SumLossWarning)
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch / microbatches)
+            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch / microbatches)
+        return (self._as_mean(found[0]), found[1]) if return_outputs else self._as_mean(found)
+
+    def _as_mean(self, loss: Tensor) -> Tensor:
+        """The loss, which was multiplied by the number of processes because those of all have the items.
+
+        That is too much for a model that does not divide by the number of items: its loss is a mean already.
+        """
+        divides = "num_items_in_batch" not in self._distribution.unread_arguments
+        if divides or not (self.args.average_tokens_across_devices and self.model_accepts_loss_kwargs):
+            return loss
+        mean: Tensor = loss / self.accelerator.num_processes
+        return mean
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model for `from_pretrained`. All ranks call it.

@@ -38,6 +38,7 @@ from fxpar.ir.masked_assignment import assign_at_all_places
 from fxpar.ir.node_meta import module_path, source_line
 from fxpar.ir.numbers_as_tensors import keep_numbers_as_tensors
 from fxpar.ir.out_of_place import write_out_of_place
+from fxpar.ir.result_gradients import ResultGradient
 from fxpar.ir.stage import Port, PortKind
 
 
@@ -60,6 +61,7 @@ class Capture:
     numbers: those among the arguments that the trace took as constants.
     parameter_changes: what the forward does to parameters themselves, which is to be done before each step.
     argument_changes: what it does to its arguments, after each step.
+    result_gradients: the inputs that are the gradients of results; the loss is made of these, and is the last result.
     """
 
     module: fx.GraphModule
@@ -78,6 +80,7 @@ class Capture:
     numbers: frozenset[float] = frozenset()
     parameter_changes: tuple[Change, ...] = ()
     argument_changes: tuple[Change, ...] = ()
+    result_gradients: tuple[ResultGradient, ...] = ()
 
     def may_count_samples(self, number: float) -> bool:
         """Whether to divide a sum over samples by a constant of the trace may be to take a mean over a microbatch.
@@ -95,6 +98,12 @@ class Capture:
     def reported(self) -> int | None:
         """The position of what an evaluation returns as its loss: the loss, else chosen likewise from all scalars."""
         return self._chosen(self._scalars) if self.loss is None else self.loss
+
+    @property
+    def differentiable(self) -> list[int]:
+        """The positions of all results that require grad."""
+        values = [example(node) for node in self.results]
+        return [i for i, value in enumerate(values) if value.requires_grad and value.is_floating_point()]
 
     def _chosen(self, positions: Sequence[int]) -> int | None:
         return self.named_loss if self.named_loss in positions else next(iter(positions), None)
@@ -126,6 +135,11 @@ class Capture:
         What an op of a user does in a trace, such as its formula for gradients, may change from launch to launch.
         """
         return all(node.op != "get_attr" and _is_torchs_own(node) for node in self.module.graph.nodes)
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of the inputs that nothing depends on."""
+        return [port.name for node, port in self.sources.items() if port.kind is PortKind.INPUT and not node.users]
 
     def operations(self) -> list[fx.Node]:
         """The nodes that compute, in the order of the forward: no parameters, arguments or markers."""

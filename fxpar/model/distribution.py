@@ -21,6 +21,7 @@ from fxpar.ir.capture import Capture
 from fxpar.ir.hints import Hints
 from fxpar.ir.plan import Plan
 from fxpar.ir.precision import Precision
+from fxpar.ir.result_gradients import result_of
 from fxpar.ir.stage import JointGraph, PlannedStage
 from fxpar.ir.trace_forward import ForwardTracer
 from fxpar.model.argument_names import argument_names
@@ -61,6 +62,8 @@ class Distribution:
     arguments: the pytree structure of the latest call's arguments.
     calls: notices that ranks were called with different shapes.
     compiled: of each step that was compiled, whether with a backward, and its arguments.
+    unread_arguments: those that the latest forward with a loss does without.
+    losses_are_outside: whether a script computes losses of results.
     has_warned_of_mixing: whether `fxpar.passes.decompose.batch_mixing` has given its warning.
     """
 
@@ -97,6 +100,8 @@ class Distribution:
         self.num_steps = 0
         self.arguments: pytree.TreeSpec | None = None
         self.compiled: list[tuple[bool, str]] = []
+        self.unread_arguments: set[str] = set()
+        self.losses_are_outside = False
         self.has_warned_of_mixing = False
         _by_handle[self.handle] = self
 
@@ -165,6 +170,11 @@ class Distribution:
     def is_of_whole_batch(self, capture: Capture) -> bool:
         """Whether a captured forward is of a batch that `microbatches` divides, unlike the last of an epoch."""
         return self.microbatches_of(capture) == self.microbatches
+
+    def input_name(self, name: str) -> str:
+        """The name in messages of the input of a step that a port of this name is."""
+        position = result_of(name)
+        return self.argument_name(int(name)) if position is None else f"the gradient of result {position}"
 
     def argument_name(self, position: int) -> str:
         """The name in messages of the tensor at `position` among all leaves of the latest call's arguments."""

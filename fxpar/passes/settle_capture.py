@@ -10,11 +10,13 @@ from fxpar.ir.inner_gradients import gradients_of_means
 from fxpar.ir.node_meta import where
 from fxpar.model.distribution import Distribution
 from fxpar.passes.copy_changed_arguments import copy_changed_arguments
+from fxpar.passes.differentiate_results import differentiate_results
 from fxpar.passes.keep_all_rows import keep_all_rows
 from fxpar.passes.take_out_parameter_changes import take_out_parameter_changes
 from fxpar.passes.total_over_batch import total_over_batch
 
 _settled: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
+_differentiated: WeakKeyDictionary[Capture, Capture | None] = WeakKeyDictionary()
 """What became of captures, None for those that stay as they are: a plan and several steps are made from each."""
 
 
@@ -30,7 +32,30 @@ def settle_capture(capture: Capture, distribution: Distribution) -> Capture:
         found = copy_changed_arguments(take_out_parameter_changes(keep_all_rows(capture)))
         found = total_over_batch(found, distribution)
         _settled[capture] = None if found is capture else found
+        _settled[found] = None
     return _settled[capture] or capture
+
+
+def settle_for_training(capture: Capture, distribution: Distribution) -> Capture:
+    """The settled capture, with a loss of its results by `differentiate_results` if it has none.
+
+    Raises: as `settle_capture`.
+    """
+    settled = settle_capture(capture, distribution)
+    return settled if settled.loss is not None else settle_with_result_gradients(settled, distribution)
+
+
+def settle_with_result_gradients(capture: Capture, distribution: Distribution) -> Capture:
+    """The settled capture by `differentiate_results`, for all results but its loss.
+
+    Raises: as `settle_capture`.
+    """
+    settled = settle_capture(capture, distribution)
+    if settled not in _differentiated:
+        found = differentiate_results(settled, distribution)
+        _differentiated[settled] = None if found is settled else found
+        _settled[found] = None
+    return _differentiated[settled] or settled
 
 
 def _check_gradients(capture: Capture, distribution: Distribution) -> None:

@@ -68,6 +68,9 @@ class Executor:
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
         loss: the loss, if there is one.
         loss_scale: the factor on it; the gradients are those of the scaled loss.
+
+    Attributes:
+        changed_buffers: the names of those that the stages of this rank change.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Executor:
         own = {each.name: each for plan in self._plans.values() for each in plan.shared}
         self._shared_sums = sums_over_batch(self._tied.settled(own, mesh), mesh)
         outputs = [port for stage in sorted(stages, key=lambda stage: stage.index) for port in stage.outputs]
-        self._changed_buffers = [port.name for port in outputs if port.kind is PortKind.BUFFER]
+        self.changed_buffers = [port.name for port in outputs if port.kind is PortKind.BUFFER]
         self._code = self._bound(program)
         # Elsewhere, what a rank has posted keeps nothing from being launched.
         self._rehearsal = self._bound(rehearsal(program)) if mesh.moves_in_groups and mesh.pipe > 1 else []
@@ -189,7 +192,7 @@ class Executor:
         state = self._state
         results = {position: [value for _, value in sorted(by.items())] for position, by in state.results.items()}
         loss = self._begin_loss(results)
-        buffers = BufferBroadcast([state.buffers[name] for name in self._changed_buffers], self._mesh)
+        buffers = BufferBroadcast([state.buffers[name] for name in self.changed_buffers], self._mesh)
         gradients = self._finish_gradients()
         buffers.finish()
         # A rank joins the all-reduce of the loss after it has received everything. Where receives are not answered, the

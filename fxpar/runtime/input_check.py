@@ -51,7 +51,7 @@ def input_check(capture: Capture, distribution: Distribution) -> InputCheck | No
     if mesh.num_ranks == num_batch_shards(mesh):
         return None
     inputs = [port.name for port in capture.arguments if port.kind is PortKind.INPUT]
-    return InputCheck({name: distribution.argument_name(int(name)) for name in inputs}, mesh)
+    return InputCheck({name: distribution.input_name(name) for name in inputs}, mesh)
 
 
 def is_checked(step: int) -> bool:

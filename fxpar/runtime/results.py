@@ -175,11 +175,20 @@ def _reduced(pieces: Sequence[Tensor], spec: ResultSpec, mesh: Mesh, op: dist.Re
     """All pieces of all batch shards, reduced by `op`."""
     stacked = torch.stack(list(pieces))
     total = stacked.amax(0) if op == dist.ReduceOp.MAX else stacked.sum(0, dtype=spec.dtype)
+    return reduce_over_shards(total, op, spec.name, mesh)
+
+
+def reduce_over_shards(value: Tensor, op: dist.ReduceOp.RedOpType, name: str, mesh: Mesh) -> Tensor:
+    """Reduce a value over all batch shards, in place, and return it; `name` is for messages.
+
+    Raises:
+        PeerLostError: another rank died.
+    """
     for axis in mesh.batch_axes:
         if mesh.sizes[axis] > 1:
-            with naming_lost_peers(spec.name):
-                dist.all_reduce(total, op, group=mesh.group(axis))
-    return total
+            with naming_lost_peers(name):
+                dist.all_reduce(value, op, group=mesh.group(axis))
+    return value
 
 
 def _mesh_at(pipe: int, mesh: Mesh) -> DeviceMesh:

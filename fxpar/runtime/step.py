@@ -85,37 +85,61 @@ class Step:
     def __call__(self, *args: Tensor) -> tuple[Tensor | None, ...]:
         """Run a step on Dynamo's arguments; returns the results of the forward, in its order."""
         with self._distribution.calls.running(self._call):
-            return self._run(args)
+            held, inputs = self._distribution.own_parameters(), self._inputs_among(args)
+            self._parameter_changes.make(held)
+            done = self._run(held, inputs, self._buffers_among(args))
+            self._argument_changes.make(inputs)
+            loss = done.loss
+            if self._with_backward:
+                gradients = self._gradients(held, done)
+                leaves = [held[name] for name in gradients.names]
+                loss = _ReturnGradients.apply(loss, gradients, self._anchor, *leaves)  # type: ignore[no-untyped-call]
+            return tuple(
+                loss if is_loss else self._result(position, done.results.get(position))
+                for position, is_loss in enumerate(self._is_loss)
+            )
 
-    def _run(self, args: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        held = self._distribution.own_parameters()
-        self._parameter_changes.make(held)
+    def gradients(self, *args: Tensor) -> dict[str, DTensor]:
+        """Run a step whose forward has run before; returns the gradients alone, of this rank's parameters by name.
+
+        What the forward does to parameters and arguments is done.
+        """
+        with self._distribution.calls.running(self._call):
+            held = self._distribution.own_parameters()
+            gradients = self._gradients(held, self._run(held, self._inputs_among(args), self._buffers_among(args)))
+            return dict(zip(gradients.names, gradients.take(), strict=True))
+
+    def changed_buffers(self, args: Sequence[Tensor]) -> list[Tensor]:
+        """Those among Dynamo's arguments that a step changes on this rank."""
+        buffers = self._buffers_among(args)
+        return [buffers[name] for name in self._executor.changed_buffers]
+
+    def _inputs_among(self, args: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {name: args[position] for name, position in self._inputs.items()}
+
+    def _buffers_among(self, args: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {name: args[position] for name, position in self._buffers.items()}
+
+    def _run(
+        self, held: Mapping[str, DTensor], inputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> StepResult:
         parameters = {name: self._in_compute_dtype(name, piece_of(parameter)) for name, parameter in held.items()}
-        buffers = {name: args[position] for name, position in self._buffers.items()}
-        inputs = {name: args[position] for name, position in self._inputs.items()}
         if self._check_inputs is not None:
             self._check_inputs(inputs)
-        inputs[RANDOM_STATE.name] = self._draw()
+        given = {**inputs, RANDOM_STATE.name: self._draw()}
         with torch.no_grad():
             if self._totals is not None:
-                inputs |= self._totals(inputs, buffers)
-            self._executor.rehearse(parameters, buffers, inputs)
+                given |= self._totals(given, buffers)
+            self._executor.rehearse(parameters, buffers, given)
             if self._timeline is not None or is_recording(self._distribution):
-                done = self._record((parameters, buffers, inputs))
-            else:
-                done = self._executor.run(parameters, buffers, inputs)
-        self._argument_changes.make(inputs)
-        loss = done.loss
-        if self._with_backward:
-            if (scale := self._distribution.loss_scale) is not None:
-                scale.unscale(done.gradients.values())
-            leaves = {name: held[name] for name in done.gradients if held[name].requires_grad}
-            gradients = _Gradients({name: done.gradients[name] for name in leaves}, self._as_gradient)
-            loss = _ReturnGradients.apply(loss, gradients, self._anchor, *leaves.values())  # type: ignore[no-untyped-call]
-        return tuple(
-            loss if is_loss else self._result(position, done.results.get(position))
-            for position, is_loss in enumerate(self._is_loss)
-        )
+                return self._record((parameters, buffers, given))
+            return self._executor.run(parameters, buffers, given)
+
+    def _gradients(self, held: Mapping[str, DTensor], done: StepResult) -> _Gradients:
+        if (scale := self._distribution.loss_scale) is not None:
+            scale.unscale(done.gradients.values())
+        trained = {name: local for name, local in done.gradients.items() if held[name].requires_grad}
+        return _Gradients(trained, self._as_gradient)
 
     def _in_compute_dtype(self, name: str, held: Tensor) -> Tensor:
         return held.detach().to(self._distribution.parameters[name].compute_dtype)
@@ -188,7 +212,12 @@ class _Gradients:
         self._local: Mapping[str, Tensor] | None = local
         self._whole = whole
 
-    def take(self, factor: Tensor) -> list[DTensor]:
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return list(self._local or {})
+
+    def take(self, factor: Tensor | None = None) -> list[DTensor]:
         """The gradients, times `factor`, in the order of the leaves."""
         if self._local is None:
             raise RuntimeError(
@@ -196,7 +225,7 @@ class _Gradients:
             )
         local, self._local = self._local, None
         # On a GPU, reading the factor would wait for all kernels of the step.
-        if factor.device.type != "cpu" or factor.item() != 1.0:
+        if factor is not None and (factor.device.type != "cpu" or factor.item() != 1.0):
             multiply_all(local.values(), factor)
         return [self._whole(name, piece) for name, piece in local.items()]
 

@@ -38,8 +38,13 @@ def warn_of_batch_mixing(stages: Sequence[JointGraph], capture: Capture, distrib
         warning = BatchMixingWarning(op, line, num_samples, microbatches, num_shards)
     elif (change := changing_buffer(stages, wanted)) is not None:
         warning = ChangingBufferWarning(where(change), microbatches, num_shards)
-    elif capture.loss is not None and found.outputs.get(wanted[0]) in (Reduced.SUM, Reduced.LINEAR):
+    elif _is_users(capture.loss, capture) and found.outputs.get(wanted[0]) in (Reduced.SUM, Reduced.LINEAR):
         warning = SumLossWarning(microbatches, num_shards)
     if warning is not None:
         distribution.has_warned_of_mixing = True
         warnings.warn(warning, stacklevel=2)
+
+
+def _is_users(loss: int | None, capture: Capture) -> bool:
+    """Whether the forward returns this loss, rather than results that a script computes one of."""
+    return loss is not None and not capture.result_gradients
