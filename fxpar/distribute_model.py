@@ -53,8 +53,8 @@ def distribute(
 
     Args:
         model: any module whose forward returns a loss: of its scalar results that require grad, the one under the key
-            or in the field "loss", else the first; `fxpar.add_loss` makes one of a module that returns predictions. It
-            may be built under `torch.device("meta")`, see `init_weights`.
+            or in the field "loss", else the first; or one that returns predictions, of which a script computes the
+            loss. It may be built under `torch.device("meta")`, see `init_weights`.
         mesh: the mesh, from `init_mesh`.
         stages: paths of the modules that start the second and later stages; or the number of stages, which are then
             balanced by their estimated costs, for which `example_inputs` are needed (default: one for each rank of the

@@ -40,8 +40,8 @@ from tests.support.one_process import ATEN, Net, batch, distributed, mesh_of_one
 mesh = pytest.fixture(mesh_of_one_process)
 
 
-def test_a_model_without_loss_evaluates_but_does_not_train(mesh: fxpar.Mesh) -> None:
-    model = distributed(mesh, trouble="no loss")
+def test_a_model_without_a_loss_to_compute_evaluates_but_does_not_train(mesh: fxpar.Mesh) -> None:
+    model = fxpar.distribute(Net("no loss").requires_grad_(False), mesh)
     step = torch.compile(model, backend="fxpar", options=ATEN)
     with torch.no_grad():
         assert step(*batch(4)).shape == (4, 3)

@@ -18,8 +18,9 @@ TARGET = "target"
 def add_loss(model: nn.Module, loss: Callable[[Any, Any], Any]) -> nn.Module:
     """Let the forward of `model` take the argument `target`, and then return `loss(output, target)`; return the model.
 
-    Without a target, the forward returns its output as before, for evaluation. The model keeps its type, its parameters
-    and their names, and trains on one process, too:
+    Without a target, the forward returns its output as before, for evaluation. So a step runs the forward once, and not
+    twice, as where a script computes the loss. The model keeps its type, its parameters and their names, and trains on
+    one process, too:
 
         model = fxpar.add_loss(model, torch.nn.functional.cross_entropy)
         loss = model(images, target=labels)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fxpar.ir.capture import Capture
-from fxpar.ir.markers import is_marker
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.passes.total_over_batch import total_over_batch
 from fxpar.runtime.batch_totals import StepTotals
 from fxpar.world.mesh import Mesh
+from tests.support.captured_part import CapturedPart
 from tests.support.captures import captured
 
 ROWS, LENGTH, WIDTH, CLASSES = 8, 3, 4, 5
@@ -35,22 +35,6 @@ class Scorer(nn.Module):
         return self.loss(self.linear(x), labels)
 
 
-class _Part(fx.Interpreter):
-    """Runs a captured graph on the values of its ports, for one part of a batch."""
-
-    def __init__(self, capture: Capture, values: Mapping[tuple[PortKind, str], Tensor]) -> None:
-        super().__init__(capture.module)
-        self._capture, self._values = capture, values
-
-    def run_node(self, node: fx.Node) -> Any:
-        port = self._capture.sources.get(node)
-        if port is not None:
-            return self._values[port.kind, port.name]
-        if is_marker(node, "exit"):
-            return self.env[node.all_input_nodes[0]]
-        return None if node.op == "placeholder" else super().run_node(node)
-
-
 def loss_in_parts(capture: Capture, model: nn.Module, batch: Mapping[str, Tensor], num_parts: int) -> Tensor:
     """The mean of the losses of the parts."""
     known = {(PortKind.PARAMETER, name): value for name, value in model.named_parameters()}
@@ -62,7 +46,8 @@ def loss_in_parts(capture: Capture, model: nn.Module, batch: Mapping[str, Tensor
     losses = []
     for part in range(num_parts):
         mine = totals | {name: value.chunk(num_parts)[part] for name, value in inputs.items()}
-        (loss,) = _Part(capture, known | {(PortKind.INPUT, name): value for name, value in mine.items()}).run()
+        values = known | {(PortKind.INPUT, name): value for name, value in mine.items()}
+        (loss,) = CapturedPart(capture, values).results()
         losses.append(loss)
     return torch.stack(losses).mean()
 
