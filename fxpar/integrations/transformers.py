@@ -50,9 +50,14 @@ class FxparTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Let the accelerator follow the mesh."""
         super().create_accelerator_and_postprocess()
-        # A subclass may compute its loss of the model's results, although the model returns one, too.
-        own_loss = {} if type(self).compute_loss is FxparTrainer.compute_loss else {"results": "local"}
-        FxparAccelerator.adopt(self.accelerator, {**own_loss, **(self._options or {})})
+        results = {"results": "local"} if self._reads_results else {}
+        FxparAccelerator.adopt(self.accelerator, {**results, **(self._options or {})})
+
+    @property
+    def _reads_results(self) -> bool:
+        """Whether another class may compute a loss of the results of a model, although that returns one, too."""
+        others = [cls for cls in type(self).__mro__ if cls not in (FxparTrainer, Trainer)]
+        return any("compute_loss" in vars(cls) for cls in others)
 
     @cached_property
     def _compiled(self) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -45,19 +46,20 @@ class StepOfResults:
         self._results = capture.result_gradients
         self._num_arguments = min(each.argument for each in self._results)
         microbatches, device = distribution.microbatches_of(capture), distribution.mesh.device_type
-        self._zeros = [_zeros(each, capture, microbatches, device) for each in self._results]
+        # Made anew in each call, since they are as large as the results.
+        self._zeros = {each: partial(_zeros, each, capture, microbatches, device) for each in self._results}
         self.positions = {each.position for each in self._results}
 
     def __call__(self, *args: Tensor) -> tuple[Any, ...]:
         """The results of the forward, in its order."""
         with torch.no_grad():
-            return self._step(*args[: self._num_arguments], *self._zeros)[:-1]
+            return self._step(*args[: self._num_arguments], *(zeros() for zeros in self._zeros.values()))[:-1]
 
     def gradients(self, args: Sequence[Tensor], of_results: Sequence[Tensor | None]) -> dict[str, DTensor]:
         """The gradients of this rank's parameters, by name, for those of all results, of which None is zero."""
         given = [
-            zeros if (gradient := of_results[each.position]) is None else self._of_all_shards(each, gradient)
-            for each, zeros in zip(self._results, self._zeros, strict=True)
+            zeros() if (gradient := of_results[each.position]) is None else self._of_all_shards(each, gradient)
+            for each, zeros in self._zeros.items()
         ]
         return self._step.gradients(*args[: self._num_arguments], *given)
 
