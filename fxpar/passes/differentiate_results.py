@@ -11,7 +11,7 @@ from functools import reduce
 import torch
 from torch import fx
 
-from fxpar.ir.capture import Capture
+from fxpar.ir.capture import Capture, example
 from fxpar.ir.example_values import add_call, value_of_call
 from fxpar.ir.layout import Shard
 from fxpar.ir.markers import is_marker
@@ -106,8 +106,11 @@ class _Writer:
         return node
 
     def _product(self, position: int, gradient: fx.Node, factor: int) -> fx.Node:
-        product = add_call(self._end, operator.mul, self._capture.results[position], gradient)
-        total = add_call(self._end, "sum", product, dtype=torch.float32)
+        result = self._capture.results[position]
+        # In 16 bits, a factor on the loss might be infinite before it meets the gradient.
+        dtype = torch.promote_types(example(result).dtype, torch.float32)
+        operands = [add_call(self._end, "to", each, dtype) for each in (result, gradient)]
+        total = add_call(self._end, "sum", add_call(self._end, operator.mul, *operands))
         return add_call(self._end, operator.mul, total, float(factor))
 
     def _sum(self, left: fx.Node, right: fx.Node) -> fx.Node:
