@@ -24,13 +24,16 @@ from fxpar.runtime.step import Step
 def build_training(capture: Capture, options: Options) -> Callable[..., tuple[Any, ...]]:
     """The callable that runs a step with its backward; a collective of all ranks.
 
-    A script may compute losses of results that are plain tensors, whether or not the forward returns one, too.
+    A script may compute losses of results that are plain tensors, whether or not the forward returns one, too. Where no
+    result requires grad, as those of a frozen teacher, there is no backward.
 
     Raises:
-        NoLossError: there is no loss, and no result that can be differentiated.
+        NoLossError: there is no loss, and no result that can be differentiated, although some require grad.
         InvalidOptionError: there is no loss, and results are not to be plain tensors.
         and as `build_step`.
     """
+    if not settle_capture(capture, distribution_of(capture.model)).differentiable:
+        return build_evaluation(capture, options)
     if capture.loss is None:
         return _without_loss(capture, options)
     step = build_step(capture, options, with_backward=True)

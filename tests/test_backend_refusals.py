@@ -20,7 +20,6 @@ from fxpar.errors import (
     InvalidScheduleError,
     MicrobatchError,
     ModeError,
-    NoLossError,
     NotCompiledError,
     NotDistributedError,
     RecompileLimitError,
@@ -38,15 +37,6 @@ from tests.support.flex_model import FlexModel, document_mask, within_window
 from tests.support.one_process import ATEN, Net, batch, distributed, mesh_of_one_process
 
 mesh = pytest.fixture(mesh_of_one_process)
-
-
-def test_a_model_without_a_loss_to_compute_evaluates_but_does_not_train(mesh: fxpar.Mesh) -> None:
-    model = fxpar.distribute(Net("no loss").requires_grad_(False), mesh)
-    step = torch.compile(model, backend="fxpar", options=ATEN)
-    with torch.no_grad():
-        assert step(*batch(4)).shape == (4, 3)
-    with pytest.raises(NoLossError, match=r"scalar loss.*it returned .*\(4, 3\)"):
-        step(*batch(4))
 
 
 def test_a_second_backward_through_one_loss_is_an_error(mesh: fxpar.Mesh) -> None:

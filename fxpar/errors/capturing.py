@@ -77,7 +77,7 @@ class UnsupportedGraphError(FxparError):
 
 
 class NoLossError(FxparError):
-    """Gradients are enabled, but the forward returns no loss, and nothing to compute one of."""
+    """Gradients are enabled, but of what the forward returns, no loss can be computed."""
 
     def __init__(self, found: str) -> None:
         super().__init__(

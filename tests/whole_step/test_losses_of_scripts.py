@@ -251,6 +251,17 @@ def test_it_is_said_that_the_forward_runs_twice(mesh: fxpar.Mesh) -> None:
         results["scores"].sum().backward()
 
 
+def test_a_frozen_model_evaluates_with_grad_as_without(mesh: fxpar.Mesh) -> None:
+    """As the teacher of another model does."""
+    teacher = Scorer("").requires_grad_(False).eval()
+    alone = copy.deepcopy(teacher)
+    step = torch.compile(fxpar.distribute(teacher, mesh, microbatches=2), backend="fxpar", options=ATEN)
+    tokens = some_tokens()
+    scores = step(tokens)
+    assert not scores.requires_grad
+    torch.testing.assert_close(scores, alone(tokens))
+
+
 def test_what_cannot_be_differentiated_is_an_error(mesh: fxpar.Mesh) -> None:
     _, step = distributed(mesh, results="all")
     with pytest.raises(InvalidOptionError, match="'local', since the forward returns no loss"):
