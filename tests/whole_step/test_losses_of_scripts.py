@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import pytest
@@ -101,32 +101,31 @@ LOSSES: Mapping[str, tuple[str, LossOf]] = {
 }
 
 
-def check(sizes: Mapping[str, int], microbatches: int, names: Sequence[str]) -> None:
+def check(sizes: Mapping[str, int], microbatches: int, name: str) -> None:
     """Steps on a mesh equal those of one process, which computes batch shards one after another."""
-    for name in names:
-        form, loss_of = LOSSES[name]
-        mesh = fxpar.init_mesh(**sizes)
-        shards, rank = fxpar.num_batch_shards(mesh), fxpar.batch_rank(mesh)
-        torch.manual_seed(0)
-        model = Scorer(form)
-        alone = copy.deepcopy(model)
-        stages = ["layers.1"] if mesh.pipe > 1 else []
-        example = (torch.zeros(ROWS // shards, LENGTH, dtype=torch.long),)
-        fxpar.distribute(model, mesh, stages=stages, microbatches=microbatches, example_inputs=example)
-        step = torch.compile(model, backend="fxpar", options={**ATEN, "results": "local"})
-        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone)]
-        for _ in range(STEPS):
-            tokens, targets = torch.randint(0, VOCABULARY, (2, ROWS, LENGTH))
-            loss = loss_of(step, tokens.chunk(shards)[rank], targets.chunk(shards)[rank])
-            loss.backward()
-            expected = _in_shards(alone, loss_of, tokens, targets, shards)
-            if form != "beside a loss":  # of which the loss of the forward is that of all shards
-                torch.testing.assert_close(loss, expected[rank], msg=lambda m, name=name: f"{name}: {m}")
-            torch.stack(expected).mean().backward()
-            _compare(model, alone, name)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+    form, loss_of = LOSSES[name]
+    mesh = fxpar.init_mesh(**sizes)
+    shards, rank = fxpar.num_batch_shards(mesh), fxpar.batch_rank(mesh)
+    torch.manual_seed(0)
+    model = Scorer(form)
+    alone = copy.deepcopy(model)
+    stages = ["layers.1"] if mesh.pipe > 1 else []
+    example = (torch.zeros(ROWS // shards, LENGTH, dtype=torch.long),)
+    fxpar.distribute(model, mesh, stages=stages, microbatches=microbatches, example_inputs=example)
+    step = torch.compile(model, backend="fxpar", options={**ATEN, "results": "local"})
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone)]
+    for _ in range(STEPS):
+        tokens, targets = torch.randint(0, VOCABULARY, (2, ROWS, LENGTH))
+        loss = loss_of(step, tokens.chunk(shards)[rank], targets.chunk(shards)[rank])
+        loss.backward()
+        expected = _in_shards(alone, loss_of, tokens, targets, shards)
+        if form != "beside a loss":  # of which the loss of the forward is that of all shards
+            torch.testing.assert_close(loss, expected[rank])
+        torch.stack(expected).mean().backward()
+        _compare(model, alone)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def _in_shards(alone: nn.Module, loss_of: LossOf, tokens: Tensor, targets: Tensor, shards: int) -> list[Tensor]:
@@ -138,27 +137,26 @@ def _in_shards(alone: nn.Module, loss_of: LossOf, tokens: Tensor, targets: Tenso
     return losses
 
 
-def _compare(model: nn.Module, alone: nn.Module, name: str) -> None:
+def _compare(model: nn.Module, alone: nn.Module) -> None:
     for path, parameter in model.named_parameters():
-        assert isinstance(parameter.grad, DTensor), f"{name}: {path}"
+        assert isinstance(parameter.grad, DTensor), path
         expected = alone.get_parameter(path).grad
         torch.testing.assert_close(
-            parameter.grad.full_tensor(), expected, rtol=1e-4, atol=1e-6, msg=lambda m, p=path: f"{name}, {p}: {m}"
+            parameter.grad.full_tensor(), expected, rtol=1e-4, atol=1e-6, msg=lambda m, p=path: f"{p}: {m}"
         )
 
 
-MESHES = [
-    ({"pipe": 2, "x": 2}, 2, ["scores", "dict", "beside a loss"]),
-    ({"pipe": 2, "z": 2}, 4, ["samples second", "two calls", "contrastive"]),
-    ({"data": 2}, 1, list(LOSSES)),
+STAGES_AND_WEIGHTS, STAGES_AND_SHARDS, SHARDS = {"pipe": 2, "x": 2}, {"pipe": 2, "z": 2}, {"data": 2}
+CASES = [
+    *((STAGES_AND_WEIGHTS, 2, name) for name in ("scores", "dict", "beside a loss")),
+    *((STAGES_AND_SHARDS, 4, name) for name in ("samples second", "two calls", "contrastive")),
+    *((SHARDS, 1, name) for name in LOSSES),
 ]
 
 
-@pytest.mark.parametrize(("sizes", "microbatches", "names"), MESHES, ids=str)
-def test_losses_of_results_train_as_on_one_process(
-    sizes: Mapping[str, int], microbatches: int, names: Sequence[str]
-) -> None:
-    run_ranks(2 * len(sizes), check, sizes, microbatches, names)
+@pytest.mark.parametrize(("sizes", "microbatches", "name"), CASES, ids=str)
+def test_losses_of_results_train_as_on_one_process(sizes: Mapping[str, int], microbatches: int, name: str) -> None:
+    run_ranks(2 * len(sizes), check, sizes, microbatches, name)
 
 
 def distributed(mesh: fxpar.Mesh, form: str = "", dropout: float = 0.0, **options: Any) -> tuple[nn.Module, Forward]:
