@@ -32,7 +32,7 @@ def build_training(capture: Capture, options: Options) -> Callable[..., tuple[An
         InvalidOptionError: there is no loss, and results are not to be plain tensors.
         and as `build_step`.
     """
-    if not settle_capture(capture, distribution_of(capture.model)).differentiable:
+    if not capture.differentiable:
         return build_evaluation(capture, options)
     if capture.loss is None:
         return _without_loss(capture, options)

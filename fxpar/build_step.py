@@ -27,7 +27,6 @@ from fxpar.costs.prices import prices_of
 from fxpar.costs.stage_times import gather_costs
 from fxpar.dump import Dump
 from fxpar.environment import is_first_rank
-from fxpar.errors import NoLossError
 from fxpar.ir.capture import Capture
 from fxpar.ir.random import RANDOM_STATE
 from fxpar.ir.samples import Reduced
@@ -65,8 +64,10 @@ one wait for each other. Expected the same shapes on all ranks in every step (dr
 def build_step(capture: Capture, options: Options, *, with_backward: bool) -> Step:
     """The callable that runs a whole step of the distributed model that `capture` is of; a collective of all ranks.
 
+    Args:
+        capture: with a loss, if gradients are wanted.
+
     Raises:
-        NoLossError: gradients are wanted, but the forward returns no scalar that requires grad.
         ForwardOnlyLoweringError: gradients are wanted, but the lowering has no backward.
         LoweringDeviceError, MissingPackageError: the lowering cannot run here.
         SharedBufferError: a stage uses a buffer that another one changes.
@@ -78,8 +79,6 @@ def build_step(capture: Capture, options: Options, *, with_backward: bool) -> St
     distribution = distribution_of(capture.model)
     capture = settle_capture(capture, distribution)
     check_parameter_changes(capture.parameter_changes, distribution.final_plan.parameters)
-    if with_backward and capture.loss is None:
-        raise NoLossError(capture.describe_results())
     if options.lowering == TENSORRT:
         check_tensorrt(distribution.mesh.device_type, with_backward=with_backward)
     if capture.reported is not None and not capture.result_gradients:
@@ -136,7 +135,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         task.call,
         options.timeline,
         with_backward=task.with_backward,
-        gather=_GATHER[str(options.results)],
+        gather=_GATHER[options.results],
         check_inputs=input_check(capture, distribution) if options.check_inputs else None,
         totals=_totals(task, connected.stages),
         arithmetic=arithmetic.times(microbatches),
@@ -144,7 +143,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
     )
 
 
-_GATHER: Mapping[str, Callable[..., Tensor]] = {
+_GATHER: Mapping[str | None, Callable[..., Tensor]] = {
     LAST_STAGE: gather_result,
     ALL_STAGES: partial(gather_result, on_all_stages=True),
     OWN_SAMPLES: own_result,

@@ -30,8 +30,8 @@ class Port:
     """A value at the border of a stage.
 
     `name` is a fully qualified name for parameters, the name of Dynamo's placeholder for buffers, the position among
-    the forward's tensor arguments for inputs, the position among its outputs for results, and the producing node for
-    edges.
+    the forward's tensor arguments for inputs (`gradient_name` for gradients of results), the position among its outputs
+    for results, and the producing node for edges.
     """
 
     kind: PortKind

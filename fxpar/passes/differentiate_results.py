@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import fx
@@ -50,7 +50,7 @@ def differentiate_results(capture: Capture, distribution: Distribution) -> Captu
     if not factors:
         return capture
     capture = capture.copied()
-    return _Writer(capture, distribution).with_loss(known, factors)
+    return _Writer(capture).with_loss(known, factors)
 
 
 def _samples(capture: Capture, distribution: Distribution) -> Mapping[Port, Samples]:
@@ -75,8 +75,8 @@ def _factor(samples: Samples | None, capture: Capture, distribution: Distributio
 class _Writer:
     """Adds gradients and a loss to a capture, whose graph it changes."""
 
-    def __init__(self, capture: Capture, distribution: Distribution) -> None:
-        self._capture, self._distribution = capture, distribution
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
         self._end = next(node for node in capture.module.graph.nodes if is_marker(node, "exit"))
 
     def with_loss(self, samples: Mapping[int, Samples | None], factors: Mapping[int, int]) -> Capture:
@@ -85,7 +85,8 @@ class _Writer:
         nodes = {i: self._gradient(i) for i in factors}
         ports = {i: Port(PortKind.INPUT, gradient_name(i)) for i in factors}
         dims = {ports[i]: found.dim for i in factors if isinstance(found := samples[i], Shard)}
-        loss = reduce(self._sum, [self._product(i, nodes[i], factor) for i, factor in factors.items()])
+        products = [self._product(i, nodes[i], factor) for i, factor in factors.items()]
+        loss = reduce(partial(add_call, self._end, operator.add), products)
         return replace(
             capture,
             sources={**capture.sources, **{nodes[i]: port for i, port in ports.items()}},
@@ -112,6 +113,3 @@ class _Writer:
         operands = [add_call(self._end, "to", each, dtype) for each in (result, gradient)]
         total = add_call(self._end, "sum", add_call(self._end, operator.mul, *operands))
         return add_call(self._end, operator.mul, total, float(factor))
-
-    def _sum(self, left: fx.Node, right: fx.Node) -> fx.Node:
-        return add_call(self._end, operator.add, left, right)
