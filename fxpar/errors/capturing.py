@@ -131,16 +131,6 @@ class ArgumentFormatError(FxparError):
         )
 
 
-class InputRequiresGradError(FxparError):
-    """An argument of the forward requires a gradient."""
-
-    def __init__(self, argument: str) -> None:
-        super().__init__(
-            f"argument {argument} requires grad, but a distributed step returns gradients of parameters alone: pass "
-            "its detach(), or make what computes it, or it itself as a parameter, a part of the model"
-        )
-
-
 class NotCompiledError(FxparError):
     """The distributed model was called without being compiled."""
 

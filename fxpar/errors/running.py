@@ -65,6 +65,17 @@ class NotTheLossError(FxparError):
         )
 
 
+class SecondDerivativeError(FxparError):
+    """The gradients of a step were to be differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a backward through a distributed model was called with create_graph=True, but its gradients cannot be "
+            "differentiated again: expected create_graph=False; take a gradient that the loss depends on, such as that "
+            "of a gradient penalty, inside the forward, by torch.autograd.grad(..., create_graph=True)"
+        )
+
+
 class RemoteResultError(FxparError):
     """The values of a result were used on a rank that does not hold them."""
 

@@ -111,7 +111,7 @@ def write_out_gradients(module: fx.GraphModule) -> None:
         taken.update(_arguments(node)[1])
         _write_out(node)
     for node in module.graph.nodes:
-        if is_marker(node, "enter") and _requires_grad(node):
+        if is_marker(node, "enter") and _requires_grad(node) and not any(map(_requires_grad, node.all_input_nodes)):
             _forget_argument(node, is_taken=node in taken)
     module.recompile()
 
@@ -120,8 +120,8 @@ def _forget_argument(node: fx.Node, *, is_taken: bool) -> None:
     """Let an argument of the forward, which has made it require grad, do so no more."""
     if not is_taken:
         raise UnsupportedGraphError(
-            f"the forward lets argument {node.args[3]} require grad, but takes no gradient by it: a step has gradients "
-            "of parameters alone; take that of the argument inside the forward, by torch.autograd.grad"
+            f"the forward lets argument {node.args[3]} require grad, but takes no gradient by it: take it inside the "
+            "forward, by torch.autograd.grad, or let the argument require grad before the call"
         )
     node.meta["example_value"].requires_grad_(False)
 

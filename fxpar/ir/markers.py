@@ -96,6 +96,7 @@ border.register_autograd(lambda ctx, gradient: gradient)
 batch_mean.register_autograd(lambda ctx, gradient: torch.ops.fxpar.batch_mean(gradient))
 shard_marker.register_autograd(_shard_backward, setup_context=_save_hint)
 param.register_autograd(_not_compiled_by_fxpar)
+enter.register_autograd(_not_compiled_by_fxpar)
 
 
 def shard(x: Tensor, spec: Sequence[str | None]) -> Tensor:

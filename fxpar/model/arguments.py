@@ -16,7 +16,6 @@ from fxpar._torch.compiler import mark_static, never_compiled
 from fxpar.errors import (
     ArgumentFormatError,
     BlockMaskError,
-    InputRequiresGradError,
     InvalidOptionError,
     MicrobatchError,
 )
@@ -91,7 +90,6 @@ def prepare_arguments(
         MicrobatchError: the batch of the example inputs is not divisible by the number of microbatches.
         BlockMaskError: a block mask was made for the rows of all microbatches.
         ArgumentFormatError: an argument is a sparse or a nested tensor.
-        InputRequiresGradError: a gradient of an argument would be expected.
         InvalidOptionError: `batch_dims` names an argument that does not exist.
     """
     for key in distribution.batch_dims:
@@ -107,8 +105,6 @@ def prepare_arguments(
         if isinstance(leaf, torch.Tensor):
             if leaf.layout is not torch.strided:
                 raise ArgumentFormatError(repr(distribution.argument_name(position)), leaf.layout)
-            if leaf.requires_grad and torch.is_grad_enabled():
-                raise InputRequiresGradError(repr(distribution.argument_name(position)))
             mark_static(leaf)
         if isinstance(leaf, BlockMask) and (rows := _rows(leaf)) > 1:
             microbatches = count_microbatches(leaves, dims, distribution.microbatches)
@@ -123,13 +119,18 @@ def prepare_arguments(
 
 
 def _localize(leaf: Any, dim: int | None, mesh: Mesh) -> Any:
-    """This rank's shard of the batch, if `leaf` is a DTensor, which is global; any other leaf is local already."""
+    """This rank's shard of the batch, if `leaf` is a DTensor, which is global; any other leaf is local already.
+
+    A step returns the gradient of the loss of a batch shard; that of a DTensor is of the mean over all of them.
+    """
     if not isinstance(leaf, DTensor):
         return leaf
     wanted: list[Placement] = [
         Shard(dim) if dim is not None and axis in mesh.batch_axes else Replicate() for axis in mesh.stage_axes
     ]
     local: Tensor = leaf.redistribute(mesh.stage_mesh, wanted).to_local()
+    if dim is not None and local.requires_grad:
+        local.register_hook(lambda gradient: gradient / num_batch_shards(mesh))
     return local
 
 

@@ -45,6 +45,11 @@ def copy_changed_arguments(capture: Capture) -> Capture:
 
 def _change(found: LastingChanges, port: Port, capture: Capture) -> Change:
     closure = found.closure(port)
+    if port.name in capture.differentiated:
+        raise UnsupportedGraphError(
+            f"{where(found.last(port))} changes an argument of the forward in place that requires grad: expected "
+            "changes of arguments without gradients alone; change a copy, x = x.clone()"
+        )
     is_shared = port not in capture.batch_dims
     if any(
         each is None or each.kind is not PortKind.INPUT or (is_shared and each in capture.batch_dims)

@@ -57,8 +57,8 @@ def insert_reshards(
     it has none, and the producer adds them up. The owner of a tied parameter sends it to its other users likewise.
 
     The graph takes one dict per stage, of the parameters and buffers that only this stage uses, then tied parameters,
-    inputs, and the gradient of the loss. It returns the results, the gradients of tied parameters, one dict per stage
-    of its other gradients, and for each stage that updates buffers a dict of their new values.
+    inputs, and the gradient of the loss. It returns the results, the gradients of tied parameters and of inputs, one
+    dict per stage of its other gradients, and for each stage that updates buffers a dict of their new values.
 
     Before: `x = stage_0(...)`, `y = stage_1(x)`, `loss = stage_2(x, y)`, each stage a graph of its own
     After:  `x_on_1_2 = fxpar.reshard(x, 0, [1, 2])`, `y = stage_1(x_on_1_2)`, ..., one graph
@@ -123,6 +123,7 @@ class _Builder:
             self._graph.turn_to(stage.index, backward=True)
             self._backward(stage)
         gradients = {each.port.name: total for each in self._tied if (total := self._sum_of(each)) is not None}
+        gradients |= self._of_inputs()
         results = tuple(node for (_, port), node in self._values.items() if port.kind is PortKind.RESULT)
         own_gradients = tuple(gradients for _, gradients in sorted(self._own_gradients.items()))
         module = self._graph.finish((results, gradients, own_gradients, tuple(self._buffers)))
@@ -213,6 +214,14 @@ class _Builder:
                 terms.append(self._graph.move(total, reshard))
         self._graph.turn_to(tied.owner, backward=True)
         return self._graph.total(terms, _gradient(tied.port)) if terms else None
+
+    def _of_inputs(self) -> dict[str, fx.Node]:
+        """The sums of the gradients of inputs from all stages that read them."""
+        terms: defaultdict[Port, list[fx.Node]] = defaultdict(list)
+        for (_, port), gradient in self._gradients.items():
+            if port.kind is PortKind.INPUT:
+                terms[port].append(gradient)
+        return {port.identifier: self._graph.total(found, _gradient(port)) for port, found in terms.items()}
 
     def _gradients_at(self, tied: TiedParameter, first: int) -> list[fx.Node]:
         """The gradients of the parameter from the stages that share it with stage `first`."""

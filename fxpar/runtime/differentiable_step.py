@@ -11,14 +11,13 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 
 from fxpar.errors import NotTheLossError
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.result_gradients import ResultGradient
 from fxpar.ir.stage import PortKind
 from fxpar.model.distribution import Distribution
+from fxpar.runtime.finished_gradients import check_first_derivative
 from fxpar.runtime.results import reduce_over_shards
 from fxpar.runtime.step import Step
 from fxpar.world.mesh import num_batch_shards
@@ -55,8 +54,8 @@ class StepOfResults:
         with torch.no_grad():
             return self._step(*args[: self._num_arguments], *(zeros() for zeros in self._zeros.values()))[:-1]
 
-    def gradients(self, args: Sequence[Tensor], of_results: Sequence[Tensor | None]) -> dict[str, DTensor]:
-        """The gradients of this rank's parameters, by name, for those of all results, of which None is zero."""
+    def gradients(self, args: Sequence[Tensor], of_results: Sequence[Tensor | None]) -> dict[str | int, Tensor]:
+        """As of the step, for the gradients of all results, of which None is zero."""
         given = [
             zeros() if (gradient := of_results[each.position]) is None else self._of_all_shards(each, gradient)
             for each, zeros in self._zeros.items()
@@ -124,17 +123,17 @@ class DifferentiableStep:
         self._distribution.num_steps = call.num_steps + 1
         held = self._distribution.own_parameters()
         leaves = {name: parameter for name, parameter in held.items() if parameter.requires_grad}
-        inputs = [call.args[position] for position in self._inputs]
+        inputs = {position: call.args[position] for position in self._inputs}
         values = _Values([results[position].detach() for position in self._differentiable])
         connected = _Connect.apply(  # type: ignore[no-untyped-call]
-            self, call, values, list(leaves), self._anchor, *leaves.values(), *inputs
+            self, call, values, [*leaves, *inputs], self._anchor, *leaves.values(), *inputs.values()
         )
         for position, result in zip(self._differentiable, connected, strict=True):
             results[position] = result
         return tuple(results)
 
-    def backward(self, call: _Call, gradients: Sequence[Tensor | None]) -> dict[str, DTensor]:
-        """The gradients of this rank's parameters, by name, for those of the results that can be differentiated.
+    def backward(self, call: _Call, gradients: Sequence[Tensor | None]) -> dict[str | int, Tensor]:
+        """As of `Step`, for the gradients of the results that can be differentiated.
 
         Raises:
             NotTheLossError: one is given of a result of which it is not known how samples make it up.
@@ -188,20 +187,19 @@ class _Connect(torch.autograd.Function):
         step: DifferentiableStep,
         call: _Call,
         values: _Values,
-        names: Sequence[str],
+        keys: Sequence[str | int],
         anchor: Tensor,
         *leaves_and_inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.step, ctx.call, ctx.names = step, call, names
+        ctx.step, ctx.call, ctx.keys = step, call, keys
         ctx.save_for_backward(*leaves_and_inputs)
         ctx.set_materialize_grads(False)
         # What such a function returns may be changed in place only if it is no view.
         return tuple(value.clone() if value._is_view() else value for value in values.tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        num_saved = len(ctx.saved_tensors)  # which raises, if they were changed
+        check_first_derivative()
+        assert len(ctx.saved_tensors) == len(ctx.keys)  # to read them raises if they were changed
         found = ctx.step.backward(ctx.call, gradients)
-        of_leaves = [found.get(name) for name in ctx.names]
-        return (None,) * 5 + tuple(of_leaves) + (None,) * (num_saved - len(of_leaves))
+        return (None,) * 5 + tuple(found.get(key) for key in ctx.keys)

@@ -19,6 +19,7 @@ from fxpar.runtime.broken_world import breaking_its_world
 from fxpar.runtime.buffer_broadcast import BufferBroadcast
 from fxpar.runtime.edge_transport import EdgeTransport
 from fxpar.runtime.gradients import AxisReductions, sums_over_batch
+from fxpar.runtime.input_gradients import InputGradients
 from fxpar.runtime.loss import Loss, LossMean, begin_mean, loss_weight
 from fxpar.runtime.microbatches import Microbatches
 from fxpar.runtime.profiler_ranges import Observe, profiler_ranges
@@ -50,11 +51,16 @@ _Code: TypeAlias = Sequence[tuple[Instruction, Callable[[], Any]]]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The loss, all results by position and microbatch, and the local gradients of this rank's parameters."""
+    """The loss, all results by position and microbatch, and gradients by name.
+
+    gradients: the local ones of this rank's parameters.
+    of_inputs: by `InputGradients`.
+    """
 
     loss: Tensor | None
     results: Mapping[int, Sequence[Tensor]]
     gradients: dict[str, Tensor]
+    of_inputs: dict[str, Tensor]
 
 
 class Executor:
@@ -68,6 +74,7 @@ class Executor:
         batch_dims: the dim along which each input is split into microbatches; inputs not named are shared.
         loss: the loss, if there is one.
         loss_scale: the factor on it; the gradients are those of the scaled loss.
+        differentiated: the names of the inputs whose gradients are wanted.
 
     Attributes:
         changed_buffers: the names of those that the stages of this rank change.
@@ -83,12 +90,14 @@ class Executor:
         batch_dims: Mapping[str, int],
         loss: Loss | None,
         loss_scale: LossScale | None = None,
+        differentiated: Sequence[str] = (),
     ) -> None:
         self._mesh = mesh
         self._traffic = connections.traffic
         self._tied = connections.tied
         self._microbatches = microbatches
         self._split = Microbatches(microbatches, batch_dims)
+        self._of_inputs = InputGradients(differentiated, self._split, mesh)
         self._loss = loss
         returned: defaultdict[int, set[str]] = defaultdict(set)
         for instruction in program.instructions:
@@ -195,6 +204,7 @@ class Executor:
         buffers = BufferBroadcast([state.buffers[name] for name in self.changed_buffers], self._mesh)
         gradients = self._finish_gradients()
         buffers.finish()
+        of_inputs = self._of_inputs.join(state.of_inputs, state.inputs)
         # A rank joins the all-reduce of the loss after it has received everything. Where receives are not answered, the
         # loss therefore tells that what this rank sent has arrived.
         mean = None if loss is None else observed(f"{WAIT_FOR}all_reduce of the loss", loss.value)
@@ -203,7 +213,7 @@ class Executor:
         for transport in self._traffic.values():
             transport.finish()
         self._tied.finish()
-        return StepResult(mean, results, gradients)
+        return StepResult(mean, results, gradients, of_inputs)
 
     def _bound(self, program: Program) -> _Code:
         return [(instruction, self._bind(instruction)) for instruction in program.instructions]

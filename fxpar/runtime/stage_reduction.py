@@ -48,7 +48,7 @@ class ReductionPlan:
         gradients = {
             port.name: Gradient.of(port.name, stage.border.gradients[port], dtypes[port], mesh)
             for port in stage.gradients
-            if port.kind is not PortKind.EDGE
+            if port.kind is PortKind.PARAMETER
         }
         names = () if stage.reductions is None else stage.reductions.names
         direct = [each for name, each in gradients.items() if name not in names]

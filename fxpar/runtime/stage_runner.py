@@ -45,7 +45,8 @@ class StageRunner:
             for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)
             if port.name in self._returning and port not in stage.gradients
         }
-        self.parameters = [port.name for port in stage.gradients if port.kind is not PortKind.EDGE]
+        self._late = [port for port in stage.gradients if port.kind is not PortKind.EDGE]
+        self.parameters = [port.name for port in self._late if port.kind is PortKind.PARAMETER]
         self._edges = stage.returned_edges
         self._trains = bool(stage.gradients)
         self._runs: Mapping[Kind, Callable[[int, StepState], None]] = {
@@ -120,7 +121,7 @@ class StageRunner:
         returning = [gradients.pop(port) for port in stage.gradients if port.kind is PortKind.EDGE]
         self._return(returning, microbatch, state)
         # A gradient may be one of the tangents themselves, which another stage of this rank may still use.
-        self._accumulate(list(gradients.values()), [*returning, *tangents], state)
+        self._accumulate(list(gradients.values()), [*returning, *tangents], microbatch, state)
 
     def _input_gradients(self, microbatch: int, state: StepState) -> None:
         stage = self.stage
@@ -134,23 +135,31 @@ class StageRunner:
         stage = self.stage
         assert stage.split is not None, f"stage {stage.index} was compiled without a split backward"
         kept = state.carried[stage.index, microbatch]
-        self._accumulate(stage.split.weights(*kept), kept, state)
+        self._accumulate(stage.split.weights(*kept), kept, microbatch, state)
 
     def _nothing_to_train(self, microbatch: int, state: StepState) -> None:
         """The backward of a stage without gradients: stages that wait for the gradient of an edge get zeros."""
         self._return((), microbatch, state)
-        self._accumulate((), (), state)
+        self._accumulate((), (), microbatch, state)
 
     def _return(self, gradients: Sequence[Tensor], microbatch: int, state: StepState) -> None:
         for edge, gradient in (*zip(self._edges, gradients, strict=True), *self._zeros.items()):
             state.returning[edge, self.stage.index, microbatch] = gradient
 
-    def _accumulate(self, terms: Sequence[Tensor], others: Sequence[Tensor], state: StepState) -> None:
+    def _accumulate(
+        self, gradients: Sequence[Tensor], others: Sequence[Tensor], microbatch: int, state: StepState
+    ) -> None:
+        """Add gradients of parameters to their sums, and keep those of inputs; `others` may share their memory."""
+        late = list(zip(self._late, gradients, strict=False))  # there may be nothing to train
+        terms = [gradient for port, gradient in late if port.kind is PortKind.PARAMETER]
         sums = state.sums.get(self.stage.index)
         if sums is None:
             state.sums[self.stage.index] = own_memory(terms, others)
         elif sums:
             add_to_each(sums, terms)
+        of_inputs = {port.name: gradient for port, gradient in late if port.kind is PortKind.INPUT}
+        for name, gradient in zip(of_inputs, own_memory(of_inputs.values(), [*others, *terms]), strict=True):
+            state.of_inputs.setdefault((name, microbatch), []).append(gradient)
 
     def _tangents(self, microbatch: int, state: StepState) -> list[Tensor]:
         return [self._tangent(port, microbatch, state) for port in self.stage.tangents]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fxpar._torch.amp import multiply_all
 from fxpar._torch.distributed import piece_of
 from fxpar.costs.model_arithmetic import Arithmetic
 from fxpar.ir.capture import Capture
@@ -21,6 +19,7 @@ from fxpar.model.distribution import Distribution
 from fxpar.runtime.batch_totals import StepTotals
 from fxpar.runtime.changes import ArgumentChanges, ParameterChanges
 from fxpar.runtime.executor import Executor, StepResult
+from fxpar.runtime.finished_gradients import FinishedGradients, connect
 from fxpar.runtime.gathered_step import gather_step
 from fxpar.runtime.loss import Loss
 from fxpar.runtime.microbatches import Microbatches
@@ -77,6 +76,7 @@ class Step:
         self._report = report
         self._with_backward = with_backward
         self._inputs = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.INPUT}
+        self._differentiated = capture.differentiated
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
         self._wrap: dict[str, Callable[[Tensor], DTensor]] = {}
         # Stays a leaf of the loss on a rank that holds no parameter, where nothing else would require grad.
@@ -92,22 +92,25 @@ class Step:
             loss = done.loss
             if self._with_backward:
                 gradients = self._gradients(held, done)
-                leaves = [held[name] for name in gradients.names]
-                loss = _ReturnGradients.apply(loss, gradients, self._anchor, *leaves)  # type: ignore[no-untyped-call]
+                leaves = [*(held[name] for name in gradients.names), *(inputs[name] for name in self._differentiated)]
+                assert loss is not None, "a step with a backward has a loss"
+                loss = connect(loss, gradients, self._anchor, leaves)
             return tuple(
                 loss if is_loss else self._result(position, done.results.get(position))
                 for position, is_loss in enumerate(self._is_loss)
             )
 
-    def gradients(self, *args: Tensor) -> dict[str, DTensor]:
-        """Run a step whose forward has run before; returns the gradients alone, of this rank's parameters by name.
+    def gradients(self, *args: Tensor) -> dict[str | int, Tensor]:
+        """Run a step whose forward has run before; returns the gradients alone.
 
-        What the forward does to parameters and arguments is done.
+        Those of this rank's parameters by name, of arguments by position. What the forward does to parameters and
+        arguments is done.
         """
         with self._distribution.calls.running(self._call):
             held = self._distribution.own_parameters()
             gradients = self._gradients(held, self._run(held, self._inputs_among(args), self._buffers_among(args)))
-            return dict(zip(gradients.names, gradients.take(), strict=True))
+            keys: list[str | int] = [*gradients.names, *self._differentiated.values()]
+            return dict(zip(keys, gradients.take(), strict=True))
 
     def changed_buffers(self, args: Sequence[Tensor]) -> list[Tensor]:
         """Those among Dynamo's arguments that a step changes on this rank."""
@@ -135,11 +138,11 @@ class Step:
                 return self._record((parameters, buffers, given))
             return self._executor.run(parameters, buffers, given)
 
-    def _gradients(self, held: Mapping[str, DTensor], done: StepResult) -> _Gradients:
+    def _gradients(self, held: Mapping[str, DTensor], done: StepResult) -> FinishedGradients:
         if (scale := self._distribution.loss_scale) is not None:
-            scale.unscale(done.gradients.values())
+            scale.unscale([*done.gradients.values(), *done.of_inputs.values()])
         trained = {name: local for name, local in done.gradients.items() if held[name].requires_grad}
-        return _Gradients(trained, self._as_gradient)
+        return FinishedGradients(trained, self._as_gradient, list(done.of_inputs.values()))
 
     def _in_compute_dtype(self, name: str, held: Tensor) -> Tensor:
         return held.detach().to(self._distribution.parameters[name].compute_dtype)
@@ -198,46 +201,3 @@ def _batch_size(inputs: Mapping[str, Tensor], batch_dims: Mapping[str, int]) -> 
     samples = next((value.shape[dim] for value, dim in split), 0)
     integers = (torch.int64, torch.int32)
     return samples, next((value.numel() for value, _ in split if value.dtype in integers and value.dim() > 1), 0)
-
-
-class _Gradients:
-    """A step's finished gradients, held until `.backward()` takes them, once.
-
-    Args:
-        local: this rank's pieces, by parameter, in the order of the leaves.
-        whole: makes the gradient of a parameter from its name and this rank's piece.
-    """
-
-    def __init__(self, local: Mapping[str, Tensor], whole: Callable[[str, Tensor], DTensor]) -> None:
-        self._local: Mapping[str, Tensor] | None = local
-        self._whole = whole
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the parameters."""
-        return list(self._local or {})
-
-    def take(self, factor: Tensor | None = None) -> list[DTensor]:
-        """The gradients, times `factor`, in the order of the leaves."""
-        if self._local is None:
-            raise RuntimeError(
-                "backward through this loss ran already: a step's gradients are returned once; run the step again"
-            )
-        local, self._local = self._local, None
-        # On a GPU, reading the factor would wait for all kernels of the step.
-        if factor is not None and (factor.device.type != "cpu" or factor.item() != 1.0):
-            multiply_all(local.values(), factor)
-        return [self._whole(name, piece) for name, piece in local.items()]
-
-
-class _ReturnGradients(torch.autograd.Function):
-    """Connects the loss to the parameters in autograd: its backward returns gradients that are already computed."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: _Gradients, anchor: Tensor, *leaves: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, None, *ctx.gradients.take(factor))

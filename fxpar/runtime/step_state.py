@@ -27,6 +27,7 @@ class StepState:
     carried: what the graphs of input gradients save for those of weight gradients.
     results: of the forward, by position and microbatch.
     sums: of the gradients of each stage's parameters, over the microbatches so far.
+    of_inputs: gradients of inputs, by name and microbatch, from each stage that reads them.
     """
 
     parameters: Mapping[str, Tensor]
@@ -43,3 +44,4 @@ class StepState:
     carried: dict[tuple[int, int], Sequence[Tensor]] = field(default_factory=dict)
     results: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     sums: dict[int, list[Tensor]] = field(default_factory=dict)
+    of_inputs: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)

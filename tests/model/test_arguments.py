@@ -1,4 +1,4 @@
-"""What a step may be called with: results of the step before, and nothing that expects a gradient."""
+"""What a step may be called with: results of the step before."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.errors import InputRequiresGradError
 from fxpar.world.launch import run_ranks
-from tests.support.one_process import ATEN, Net, batch, mesh_of_one_process
+from tests.support.one_process import ATEN
 from tests.support.parity import batch_shard, compare
-
-mesh = pytest.fixture(mesh_of_one_process)
 
 
 class Recurrent(nn.Module):
@@ -56,13 +53,3 @@ def test_a_result_of_all_batch_shards_may_be_an_argument_beside_tensors_of_one(
     sizes: dict[str, int], order: Sequence[str]
 ) -> None:
     run_ranks(math.prod(sizes.values()), check_states, sizes, order)
-
-
-def test_an_argument_that_requires_grad_is_an_error(mesh: fxpar.Mesh) -> None:
-    step = torch.compile(fxpar.distribute(Net(), mesh), backend="fxpar", options=ATEN)
-    x, target = batch(4)
-    x.requires_grad_()
-    with pytest.raises(InputRequiresGradError, match=r"argument 'x' requires grad.*detach\(\)"):
-        step(x, target)
-    with torch.no_grad():
-        step(x, target)

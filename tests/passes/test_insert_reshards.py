@@ -104,6 +104,18 @@ def test_without_dropout_it_gives_what_the_model_itself_gives() -> None:
         torch.testing.assert_close(gradients[name], parameter.grad, msg=lambda text, n=name: f"{n}: {text}")
 
 
+@pytest.mark.parametrize("boundaries", [[], OPENERS], ids=str)
+def test_it_gives_gradients_of_inputs(boundaries: list[str]) -> None:
+    torch.manual_seed(0)
+    model, inputs = Net().eval(), batch()
+    for each in inputs:
+        each.requires_grad_()
+    pipeline = pipeline_of(boundaries, model=copy.deepcopy(model), inputs=inputs)
+    _, gradients, _ = run_pipeline(pipeline, model, [each.detach() for each in inputs])
+    model(*inputs)[0].backward()
+    torch.testing.assert_close([gradients["input_0"], gradients["input_1"]], [each.grad for each in inputs])
+
+
 def test_without_grad_only_values_move() -> None:
     pipeline = pipeline_of(OPENERS, with_backward=False)
     assert not any(reshard.crossing.is_gradient for reshard in pipeline.reshards)
