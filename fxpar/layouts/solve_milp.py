@@ -7,7 +7,9 @@ and bound over all variables would find the same in the end, but takes several t
 
 Where residuals and skip connections close many cycles, hundreds of variables are halves, and proving a solution
 optimal takes tens of seconds. Then a solution that costs at most a few percent more than the relaxation is accepted:
-costs are estimates, and where the optimum is known, such solutions cost at most 0.01% more.
+costs are estimates, and where the optimum is known, such solutions cost at most 0.01% more. Where gradients of
+gradients do so as well, the relaxation costs a third less than any solution, and branches prove nothing in as many
+seconds: then the search for a cheaper solution ends at the root of the tree.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ _MANY = 200
 _GOOD_ENOUGH = 0.03
 """The relative difference that is accepted between the cost of such a solution and that of the relaxation."""
 
-_SOLVED, _INFEASIBLE = 0, 2
-"""Status codes of scipy's solvers."""
+_SOLVED, _INFEASIBLE, _LIMIT = 0, 2, 4
+"""Status codes of scipy's solvers; the last one is that of a limit on nodes."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ class MilpProblem:
         if used is None:
             return self._whole(np.ones_like(self.integral))
         bound = self.costs @ used
-        if num_fractions > _MANY and bound - least <= _GOOD_ENOUGH * abs(bound):
+        is_hard = num_fractions > _MANY
+        if is_hard and bound - least <= _GOOD_ENOUGH * abs(bound):
             return used
-        cheaper = self._whole(reduced_costs <= bound - least)
+        cheaper = self._whole(reduced_costs <= bound - least, branches=not is_hard)
         return used if cheaper is None or self.costs @ cheaper > bound else cheaper
 
     def _relaxed(self) -> tuple[float, Vector, Vector] | None:
@@ -83,14 +86,17 @@ class MilpProblem:
         )
         return (result.fun, result.x, result.lower.marginals) if _has_solution(result) else None
 
-    def _whole(self, usable: npt.NDArray[np.bool_]) -> Vector | None:
-        """The cheapest integral solution in which all variables that are not `usable` are 0; None if infeasible."""
+    def _whole(self, usable: npt.NDArray[np.bool_], *, branches: bool = True) -> Vector | None:
+        """The cheapest integral solution in which all variables that are not `usable` are 0; None if infeasible.
+
+        Without `branches`, the cheapest that is found by cuts and heuristics alone; None if there is none.
+        """
         result = milp(
             self.costs,
             integrality=self.integral.astype(np.uint8),
             bounds=Bounds(0, usable.astype(np.float64)),
             constraints=self._constraint,
-            options={"mip_rel_gap": _GAP},
+            options={"mip_rel_gap": _GAP} if branches else {"mip_rel_gap": _GAP, "node_limit": 1},
         )
         return result.x if _has_solution(result) else None
 
@@ -100,5 +106,5 @@ class MilpProblem:
 
 
 def _has_solution(result: Any) -> bool:
-    assert result.status in (_SOLVED, _INFEASIBLE), f"the solver stopped early: {result.message}"
-    return bool(result.status == _SOLVED)
+    assert result.status in (_SOLVED, _INFEASIBLE, _LIMIT), f"the solver stopped early: {result.message}"
+    return result.x is not None

@@ -60,6 +60,19 @@ def test_the_relaxation_may_use_nothing_that_is_whole() -> None:
     assert program.solve() == pytest.approx([0, 0, 0, 1])
 
 
+def test_a_solution_that_need_not_be_proved_optimal_meets_all_rows() -> None:
+    """Halves cover 80 triangles at three quarters of the least cost."""
+    program = IntegerProgram()
+    triangles = [[program.variable(1.0, integral=True) for _ in range(3)] for _ in range(80)]
+    pairs = [pair for triangle in triangles for pair in itertools.combinations(triangle, 2)]
+    for one, other in pairs:
+        program.at_least([(one, 1), (other, 1)], 1)
+    found = program.solve()
+    assert found is not None
+    assert all(round(found[one]) + round(found[other]) >= 1 for one, other in pairs)
+    assert sum(found) == pytest.approx(160)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     costs=st.lists(st.integers(0, 20), min_size=7, max_size=7),
