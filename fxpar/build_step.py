@@ -122,7 +122,7 @@ def _step(task: Task, connected: ConnectedStages) -> Step:
         batch_dims,
         loss,
         distribution.loss_scale,
-        list(capture.differentiated) if task.with_backward else (),
+        capture.differentiated if task.with_backward else (),
     )
     check_collectives(executor.gradient_sums)
     forward, backward = connected.derived.arithmetic

@@ -137,10 +137,10 @@ class Capture:
         return all(node.op != "get_attr" and _is_torchs_own(node) for node in self.module.graph.nodes)
 
     @property
-    def differentiated(self) -> dict[str, int]:
-        """The inputs that require grad, each with its position among the compiled function's arguments."""
+    def differentiated(self) -> list[str]:
+        """The names of the inputs that require grad."""
         inputs = {node: port for node, port in self.sources.items() if port.kind is PortKind.INPUT}
-        return {port.name: self.arguments[port] for node, port in inputs.items() if example(node).requires_grad}
+        return [port.name for node, port in inputs.items() if example(node).requires_grad]
 
     @property
     def unread(self) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fxpar.errors import NotTheLossError
 from fxpar.ir.capture import Capture, example
 from fxpar.ir.result_gradients import ResultGradient
-from fxpar.ir.stage import PortKind
+from fxpar.ir.stage import Port, PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.runtime.finished_gradients import check_first_derivative
 from fxpar.runtime.results import reduce_over_shards
@@ -54,7 +54,7 @@ class StepOfResults:
         with torch.no_grad():
             return self._step(*args[: self._num_arguments], *(zeros() for zeros in self._zeros.values()))[:-1]
 
-    def gradients(self, args: Sequence[Tensor], of_results: Sequence[Tensor | None]) -> dict[str | int, Tensor]:
+    def gradients(self, args: Sequence[Tensor], of_results: Sequence[Tensor | None]) -> dict[Port, Tensor]:
         """As of the step, for the gradients of all results, of which None is zero."""
         given = [
             zeros() if (gradient := of_results[each.position]) is None else self._of_all_shards(each, gradient)
@@ -112,7 +112,7 @@ class DifferentiableStep:
         self._distribution, self._forward, self._training = distribution, forward, training
         self._names = [f"result {i} of the forward ({node.name})" for i, node in enumerate(capture.results)]
         self._differentiable = [i for i in capture.differentiable if i != capture.loss]
-        self._inputs = [i for port, i in capture.arguments.items() if port.kind is PortKind.INPUT]
+        self._inputs = {port: i for port, i in capture.arguments.items() if port.kind is PortKind.INPUT}
         self._changes_arguments = bool(capture.argument_changes)
         self._anchor = torch.zeros((), requires_grad=True)  # see `Step`
 
@@ -122,17 +122,17 @@ class DifferentiableStep:
         results = list(self._forward(*args))
         self._distribution.num_steps = call.num_steps + 1
         held = self._distribution.own_parameters()
-        leaves = {name: parameter for name, parameter in held.items() if parameter.requires_grad}
-        inputs = {position: call.args[position] for position in self._inputs}
+        leaves: dict[Port, Tensor] = {Port(PortKind.PARAMETER, name): p for name, p in held.items() if p.requires_grad}
+        leaves |= {port: call.args[position] for port, position in self._inputs.items()}
         values = _Values([results[position].detach() for position in self._differentiable])
         connected = _Connect.apply(  # type: ignore[no-untyped-call]
-            self, call, values, [*leaves, *inputs], self._anchor, *leaves.values(), *inputs.values()
+            self, call, values, list(leaves), self._anchor, *leaves.values()
         )
         for position, result in zip(self._differentiable, connected, strict=True):
             results[position] = result
         return tuple(results)
 
-    def backward(self, call: _Call, gradients: Sequence[Tensor | None]) -> dict[str | int, Tensor]:
+    def backward(self, call: _Call, gradients: Sequence[Tensor | None]) -> dict[Port, Tensor]:
         """As of `Step`, for the gradients of the results that can be differentiated.
 
         Raises:
@@ -187,12 +187,12 @@ class _Connect(torch.autograd.Function):
         step: DifferentiableStep,
         call: _Call,
         values: _Values,
-        keys: Sequence[str | int],
+        ports: Sequence[Port],
         anchor: Tensor,
-        *leaves_and_inputs: Tensor,
+        *leaves: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.step, ctx.call, ctx.keys = step, call, keys
-        ctx.save_for_backward(*leaves_and_inputs)
+        ctx.step, ctx.call, ctx.ports = step, call, ports
+        ctx.save_for_backward(*leaves)
         ctx.set_materialize_grads(False)
         # What such a function returns may be changed in place only if it is no view.
         return tuple(value.clone() if value._is_view() else value for value in values.tensors)
@@ -200,6 +200,6 @@ class _Connect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_derivative()
-        assert len(ctx.saved_tensors) == len(ctx.keys)  # to read them raises if they were changed
+        assert len(ctx.saved_tensors) == len(ctx.ports)  # to read them raises if they were changed
         found = ctx.step.backward(ctx.call, gradients)
-        return (None,) * 5 + tuple(found.get(key) for key in ctx.keys)
+        return (None,) * 5 + tuple(map(found.get, ctx.ports))

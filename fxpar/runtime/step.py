@@ -14,7 +14,7 @@ from fxpar.costs.model_arithmetic import Arithmetic
 from fxpar.ir.capture import Capture
 from fxpar.ir.dtensor import from_locals
 from fxpar.ir.random import RANDOM_STATE, random_state
-from fxpar.ir.stage import PortKind
+from fxpar.ir.stage import Port, PortKind
 from fxpar.model.distribution import Distribution
 from fxpar.runtime.batch_totals import StepTotals
 from fxpar.runtime.changes import ArgumentChanges, ParameterChanges
@@ -100,17 +100,17 @@ class Step:
                 for position, is_loss in enumerate(self._is_loss)
             )
 
-    def gradients(self, *args: Tensor) -> dict[str | int, Tensor]:
-        """Run a step whose forward has run before; returns the gradients alone.
+    def gradients(self, *args: Tensor) -> dict[Port, Tensor]:
+        """Run a step whose forward has run before; returns the gradients of own parameters and inputs.
 
-        Those of this rank's parameters by name, of arguments by position. What the forward does to parameters and
-        arguments is done.
+        What the forward does to parameters and arguments is done.
         """
         with self._distribution.calls.running(self._call):
             held = self._distribution.own_parameters()
             gradients = self._gradients(held, self._run(held, self._inputs_among(args), self._buffers_among(args)))
-            keys: list[str | int] = [*gradients.names, *self._differentiated.values()]
-            return dict(zip(keys, gradients.take(), strict=True))
+            ports = [Port(PortKind.PARAMETER, name) for name in gradients.names]
+            ports += [Port(PortKind.INPUT, name) for name in self._differentiated]
+            return dict(zip(ports, gradients.take(), strict=True))
 
     def changed_buffers(self, args: Sequence[Tensor]) -> list[Tensor]:
         """Those among Dynamo's arguments that a step changes on this rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -247,6 +248,30 @@ def test_gradients_of_arguments_are_those_of_one_process(
     sizes: dict[str, int], microbatches: int, names: Sequence[str]
 ) -> None:
     run_ranks(math.prod(sizes.values()), check, sizes, microbatches, names)
+
+
+class Products(nn.Module):
+    """Of two arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(self.left(x)) * self.right(y)
+
+
+@pytest.mark.parametrize("again", [lambda x: x, lambda x: x.view(ROWS, WIDTH)], ids=["same", "view"])
+def test_a_tensor_that_is_two_arguments_has_the_sum_of_their_gradients(
+    again: Callable[[Tensor], Tensor], mesh: fxpar.Mesh
+) -> None:
+    torch.manual_seed(0)
+    alone = Products()
+    model = copy.deepcopy(alone)
+    step = torch.compile(fxpar.distribute(model, mesh), backend="fxpar", options=ATEN)
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    found, expected = (torch.autograd.grad(run(y := x * 2, again(y)).square().sum(), x) for run in (step, alone))
+    torch.testing.assert_close(found, expected)
 
 
 class Unread(Classifier):
