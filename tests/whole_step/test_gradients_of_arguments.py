@@ -19,6 +19,7 @@ import fxpar
 from fxpar.errors import SecondDerivativeError, UnsupportedGraphError
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import ATEN, mesh_of_one_process
+from tests.support.queued_groups import on_queued_groups
 
 ROWS, WIDTH, CLASSES = 8, 6, 3
 
@@ -248,6 +249,11 @@ def test_gradients_of_arguments_are_those_of_one_process(
     sizes: dict[str, int], microbatches: int, names: Sequence[str]
 ) -> None:
     run_ranks(math.prod(sizes.values()), check, sizes, microbatches, names)
+
+
+@pytest.mark.parametrize("sizes", [{"pipe": 2}, {"z": 2}], ids=str)
+def test_ranks_whose_groups_are_queues_give_them_as_well(sizes: dict[str, int]) -> None:
+    run_ranks(2, on_queued_groups, check, sizes, 1, ("encoder", "nested"))
 
 
 class Products(nn.Module):
