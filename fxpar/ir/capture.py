@@ -326,7 +326,7 @@ def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[
                 raise UnsupportedGraphError(
                     f"the forward reads a tensor that requires grad from {node.meta['grapharg'].source.name}: expected "
                     "parameters, read as attributes of the modules that they belong to; read it from its module, make "
-                    "it a parameter, or detach it"
+                    "it a parameter, pass it as an argument, or detach it"
                 )
             sources[node] = Port(PortKind.BUFFER, node.name)
     return sources
