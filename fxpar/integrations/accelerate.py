@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate import Accelerator
+import torch.distributed as dist
+from accelerate import Accelerator, PartialState
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import get_mixed_precision_context_manager, recursively_apply
@@ -16,24 +17,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fxpar.errors import InvalidOptionError, NoMeshError
+from fxpar.errors import InvalidOptionError, NoMeshError, OptimizerStateError
 from fxpar.integrations.batch_shards import first_ranks
 from fxpar.integrations.checkpoints import load_shards, save_shards
 from fxpar.model.clip import clip_grad_norm_
 from fxpar.model.distribution import Distribution, distribution_of_model
 from fxpar.model.whole_state_dict import whole_state_dict
+from fxpar.runtime.results import reduce_over_shards
+from fxpar.world.agreement import of_all_ranks
 from fxpar.world.mesh import Mesh, batch_rank, mesh_of_this_world, num_batch_shards
 
 
 class FxparAccelerator(Accelerator):
     """An accelerator whose processes are the batch shards of the mesh; ranks that share a shard act as one process.
 
-    Data loaders read this rank's batch shard, `gather` returns one value per batch shard, schedulers step as often as
-    there are batch shards, gradients are clipped over all stages, and `save_state` and `load_state` are collectives
-    that all ranks call. What concerns machines is as before: the main process is rank 0, and prints.
+    Data loaders read this rank's batch shard, `gather` and `reduce` take one value per batch shard, schedulers step as
+    often as there are batch shards, gradients are clipped over all stages, and `save_state` and `load_state` are
+    collectives that all ranks call. What concerns machines is as before: the main process is rank 0, and prints.
 
-    Call `fxpar.init_mesh` before, and `fxpar.distribute` before the optimizer is made. `prepare` then compiles the
-    model, and does not wrap it.
+    Call `fxpar.init_mesh` before, and `fxpar.distribute` before optimizers are made. `prepare` then compiles models,
+    and does not wrap them.
 
     Args:
         options: those of `torch.compile`.
@@ -137,6 +140,25 @@ class FxparAccelerator(Accelerator):
             input_data = []  # the lists of all ranks are joined
         return super().gather_for_metrics(input_data, are_objects)
 
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The sum, mean or largest of the values of all batch shards; with "none" the values as they are."""
+
+        def of_shards(value: Tensor) -> Tensor:
+            if reduction == "none":
+                return value
+            op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
+            reduced = reduce_over_shards(value.clone(), op, "what an accelerator reduces", self._mesh)
+            return reduced / self.num_processes if reduction == "mean" else reduced
+
+        return recursively_apply(of_shards, tensor, error_on_other_type=True)
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """The part of the inputs that belongs to this rank's batch shard."""
+        state = cast(PartialState, self)  # of which the method reads the number of processes, the index and the device
+        with PartialState.split_between_processes(state, inputs, apply_padding) as own:
+            yield own
+
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         """The state dict as one process has it, on the main process; empty on the others. All ranks call it."""
         return whole_state_dict(self._distribution(model).model)
@@ -145,14 +167,16 @@ class FxparAccelerator(Accelerator):
         """Save everything that was prepared: models and their optimizers as shards, by all ranks."""
         with self._without_models():
             saved: str = super().save_state(output_dir, **others)
-        save_shards(Path(output_dir) / "shards", *self._prepared())
+        for name, (model, optimizers) in self._prepared().items():
+            save_shards(Path(output_dir) / name, model, optimizers)
         return saved
 
     def load_state(self, input_dir: str, **others: Any) -> None:
         """Load what `save_state` saved, on any mesh of as many ranks."""
         with self._without_models():
             super().load_state(input_dir, **others)
-        load_shards(Path(input_dir) / "shards", *self._prepared())
+        for name, (model, optimizers) in self._prepared().items():
+            load_shards(Path(input_dir) / name, model, optimizers)
 
     @contextmanager
     def _without_models(self) -> Iterator[None]:
@@ -164,12 +188,32 @@ class FxparAccelerator(Accelerator):
         finally:
             self._models, self._optimizers = held
 
-    def _prepared(self) -> tuple[nn.Module, list[Optimizer]]:
-        (model,) = self._models
-        return self._distribution(model).model, [optimizer.optimizer for optimizer in self._optimizers]
+    def _prepared(self) -> dict[str, tuple[nn.Module, list[Optimizer]]]:
+        """Each model with its optimizers, by the folder of its shards; a collective of all ranks.
+
+        Raises:
+            OptimizerStateError: an optimizer has parameters of several models.
+        """
+        distributions = [self._distribution(model) for model in self._models]
+        found = {f"shards{index or ''}": (each.model, list[Optimizer]()) for index, each in enumerate(distributions)}
+        optimizers = [optimizer.optimizer for optimizer in self._optimizers]
+        # A rank may have no parameter of an optimizer.
+        of_ranks = of_all_ranks([_models_of(optimizer, distributions) for optimizer in optimizers])
+        for number, optimizer in enumerate(optimizers):
+            owners = {index for of_rank in of_ranks for index in of_rank[number]} or {0}
+            if len(owners) > 1:
+                problem = f"optimizer {number} has parameters of {len(owners)} models, and is kept with one"
+                raise OptimizerStateError(problem, "make an optimizer for each of them")
+            list(found.values())[owners.pop()][1].append(optimizer)
+        return found
 
     def _distribution(self, model: nn.Module) -> Distribution:
         return distribution_of_model(self.unwrap_model(model), "FxparAccelerator")
+
+
+def _models_of(optimizer: Optimizer, distributions: Sequence[Distribution]) -> list[int]:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [index for index, each in enumerate(distributions) if each.holds_any_of(held)]
 
 
 def _has_only_tensors(data: Any) -> bool:
