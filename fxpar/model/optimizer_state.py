@@ -20,6 +20,7 @@ from fxpar._torch.empty_optimizers import accept_empty_lists
 from fxpar.errors import OptimizerAcrossStagesError, OptimizerStateError
 from fxpar.model.contiguous_shards import contiguous, placed_like
 from fxpar.model.distribution import Distribution, all_distributions, pipelines
+from fxpar.world.mesh import Mesh
 
 
 @functools.cache
@@ -38,8 +39,8 @@ def watch_optimizers() -> None:
         stepped = [each for each in all_distributions() if each.holds_any_of(held)] if held else _latest_pipeline()
         _check_treats_parameters_alone(optimizer, stepped)
         known.add(optimizer)
-        for distribution in stepped:
-            _Adopted(optimizer, distribution)
+        if stepped:
+            _Adopted(optimizer, stepped)
 
     register_optimizer_step_pre_hook(before_step)
     load_empty_groups(lambda optimizer: isinstance(optimizer.state_dict, _StateDict))
@@ -73,16 +74,20 @@ class _Adopted:
     Strided shards are saved as contiguous ones, and loaded values get the placements of the parameters. The same holds
     inside `get_state_dict` and `set_state_dict` of `torch.distributed.checkpoint`; there, parameter groups name the
     parameters of all pipe ranks, since a checkpoint has one entry for a group.
+
+    The optimizer may have parameters of several distributed models, whose names then begin with the number of the
+    model, in the order in which these were distributed; and others, which have numbers.
     """
 
-    def __init__(self, optimizer: Optimizer, distribution: Distribution) -> None:
-        self._optimizer, self._distribution = ref(optimizer), ref(distribution)
+    def __init__(self, optimizer: Optimizer, distributions: Sequence[Distribution]) -> None:
+        self._optimizer, self._distributions = ref(optimizer), [ref(each) for each in distributions]
         self._is_plain = False
         optimizer.register_state_dict_post_hook(self._after_save)
         optimizer.register_load_state_dict_pre_hook(self._before_load)
         bypass_in_get_state_dict(optimizer, _StateDict(self, optimizer), _StateDict(self, None))
+        meshes = self._meshes()
         for parameter, state in optimizer.state.items():  # loaded before the first step
-            optimizer.state[parameter] = self._placed(parameter, state)
+            optimizer.state[parameter] = self._placed(parameter, state, meshes)
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """What `optimizer.state_dict()` returns."""
@@ -99,10 +104,12 @@ class _Adopted:
 
         A tied parameter may be under any of its names.
         """
+        numbers = {name: number for number, name in enumerate(self._names(optimizer))}
         parameters = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
         positions = {parameter: number for number, parameter in enumerate(parameters)}
-        named = self._model().model.named_parameters(remove_duplicate=False)
-        numbers = {name: positions[id(parameter)] for name, parameter in named if id(parameter) in positions}
+        for prefix, each in self._models().items():
+            named = each.model.named_parameters(remove_duplicate=False)
+            numbers |= {prefix + name: positions[id(held)] for name, held in named if id(held) in positions}
         counts = itertools.count()
         groups = [
             {**given, "params": [next(counts) for _ in own["params"]]}
@@ -125,8 +132,9 @@ class _Adopted:
         saved, own = state_dict["param_groups"], optimizer.param_groups
         numbers = [number for group in saved for number in group["params"]]
         parameters = dict(zip(numbers, (p for group in own for p in group["params"]), strict=False))
+        meshes = self._meshes()
         state = {
-            number: self._placed(parameters[number], values) if number in parameters else values
+            number: self._placed(parameters[number], values, meshes) if number in parameters else values
             for number, values in state_dict["state"].items()
         }
         groups = [_with_own_names(given, group) for given, group in zip(saved, own, strict=True)]
@@ -149,23 +157,23 @@ class _Adopted:
                 )
                 raise OptimizerStateError(problem, remedy)
 
-    def _placed(self, parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _placed(self, parameter: Tensor, values: Mapping[str, Any], meshes: Mapping[int, Mesh]) -> dict[str, Any]:
         """One parameter's state, with the placements of its current state.
 
         Values of the parameter's shape get the placements of the parameter.
         """
-        if not isinstance(parameter, DTensor):
+        if not isinstance(parameter, DTensor) or id(parameter) not in meshes:
             return dict(values)
-        now = self._live().state.get(parameter, {})
-        return {key: self._placed_value(value, now.get(key), key, parameter) for key, value in values.items()}
+        now, mesh = self._live().state.get(parameter, {}), meshes[id(parameter)]
+        return {key: self._placed_value(value, now.get(key), key, parameter, mesh) for key, value in values.items()}
 
-    def _placed_value(self, value: Any, now: Any, key: str, parameter: DTensor) -> Any:
+    def _placed_value(self, value: Any, now: Any, key: str, parameter: DTensor, mesh: Mesh) -> Any:
         if not isinstance(value, Tensor) or key == "step":
             return value
         if value.shape == parameter.shape:
-            return placed_like(value, parameter, self._model().mesh)
+            return placed_like(value, parameter, mesh)
         if isinstance(now, DTensor) and now.shape == value.shape:
-            return placed_like(value, now, self._model().mesh)
+            return placed_like(value, now, mesh)
         if value.dim() == 0 or isinstance(value, DTensor) or value is not now:
             return value
         # Loaded before the first step, from a single-process checkpoint: what has another shape is replicated.
@@ -174,21 +182,28 @@ class _Adopted:
 
     def _with_names_of_all_stages(self, groups: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], list[str]]]:
         """Each group, with the names of its parameters on all pipe ranks in the model's order; a collective."""
-        distribution, own = self._model(), self._names(self._live())
+        models, own = self._models(), self._names(self._live())
+        mesh = next(iter(models.values())).mesh
         names = [[own[number] for number in group["params"]] for group in groups]
-        of_ranks = [names] * distribution.mesh.pipe
-        if distribution.mesh.pipe > 1:
-            dist.all_gather_object(of_ranks, names, group=distribution.mesh.group("pipe"))
-        order = {name: position for position, name in enumerate(distribution.parameters)}
+        of_ranks = [names] * mesh.pipe
+        if mesh.pipe > 1:
+            dist.all_gather_object(of_ranks, names, group=mesh.group("pipe"))
+        of_models = (prefix + name for prefix, each in models.items() for name in each.parameters)
+        order = {name: position for position, name in enumerate(of_models)}
         for number, group in enumerate(groups):
             found = {name for of_rank in of_ranks for same in of_rank[number : number + 1] for name in same}
             yield group, sorted(found, key=lambda name: (order.get(name, len(order)), name))
 
     def _names(self, optimizer: Optimizer) -> list[str]:
-        """The names of the optimizer's parameters, in order; "parameter <number>" for those outside this model."""
-        named = {id(parameter): name for name, parameter in self._model().own_parameters().items()}
+        """The names of the optimizer's parameters, in order; "parameter <number>" for those of no distributed model."""
+        named = {
+            id(parameter): prefix + name
+            for prefix, each in self._models().items()
+            for name, parameter in each.own_parameters().items()
+        }
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        return [named.get(id(parameter), f"parameter {number}") for number, parameter in enumerate(parameters)]
+        others = itertools.count()  # every rank has these
+        return [named.get(id(parameter)) or f"parameter {next(others)}" for parameter in parameters]
 
     @contextmanager
     def _plain(self) -> Iterator[None]:
@@ -203,10 +218,19 @@ class _Adopted:
         assert optimizer is not None, "an optimizer that is gone saves nothing"
         return optimizer
 
-    def _model(self) -> Distribution:
-        distribution = self._distribution()
-        assert distribution is not None, "the optimizer holds parameters of a model that is gone"
-        return distribution
+    def _models(self) -> dict[str, Distribution]:
+        """The distributed models, by what the names of their parameters begin with."""
+        found = [each() for each in self._distributions]
+        alive = [each for each in found if each is not None]
+        assert len(alive) == len(found), "the optimizer holds parameters of a model that is gone"
+        if len(alive) == 1:
+            return {"": alive[0]}
+        order = all_distributions()
+        return {f"{order.index(each)}.": each for each in alive}
+
+    def _meshes(self) -> dict[int, Mesh]:
+        """The mesh of each parameter of a distributed model, by its `id`."""
+        return {id(held): each.mesh for each in self._models().values() for held in each.own_parameters().values()}
 
 
 class _StateDict:

@@ -54,6 +54,23 @@ def test_a_state_dict_has_the_names_of_this_ranks_parameters_and_loads_again() -
         assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [1.0, 7.0]
 
 
+def test_the_states_of_several_models_and_of_other_parameters_are_kept_apart() -> None:
+    with fake_mesh(z=2) as mesh:
+        models = [distribute(nn.Linear(2, 2), mesh) for _ in range(2)]
+        parts = [models[0], nn.Linear(2, 2), models[1]]
+        optimizer = _trained([parameter for part in parts for parameter in part.parameters()])
+        held = [parameter for part in parts for parameter in part.parameters()]
+        for number, parameter in enumerate(held):
+            optimizer.state[parameter]["step"] = torch.tensor(float(number))
+        state = optimizer.state_dict()
+        assert len(state["state"]) == len(held)
+        assert list(state["state"])[2:4] == ["parameter 0", "parameter 1"]
+        for each in optimizer.state.values():
+            each["step"] = torch.tensor(9.0)
+        optimizer.load_state_dict(state)
+        assert [optimizer.state[parameter]["step"].item() for parameter in held] == [0, 1, 2, 3, 4, 5]
+
+
 class _Holder(torch.optim.Optimizer):
     """Makes the steps of another optimizer, and has a state dict of its own format."""
 
