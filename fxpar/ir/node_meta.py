@@ -130,6 +130,12 @@ def known_value(node: fx.Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
 
 
+def requires_grad(node: fx.Node) -> bool:
+    """Whether the value of a node is known, and a tensor that requires grad."""
+    value = known_value(node)
+    return isinstance(value, Tensor) and value.requires_grad
+
+
 def is_wrapped(node: fx.Node) -> bool:
     """Whether a value only exists within a transform of `torch.func`, such as vmap or grad."""
     value = node.meta.get("example_value")

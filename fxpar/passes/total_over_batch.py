@@ -18,7 +18,7 @@ from fxpar.ir.capture import Capture, example
 from fxpar.ir.example_values import add_call
 from fxpar.ir.markers import is_marker
 from fxpar.ir.mean_losses import divide_by_counts, has_counted_mean
-from fxpar.ir.node_meta import known_value
+from fxpar.ir.node_meta import known_value, requires_grad
 from fxpar.ir.op_predicates import is_view
 from fxpar.ir.stage import JointGraph, Port, PortKind
 from fxpar.model.distribution import Distribution
@@ -75,10 +75,11 @@ def _with_totals(capture: Capture, num_parts: int) -> Capture | None:
 
 
 def _known_values(capture: Capture) -> set[fx.Node]:
-    """The values that depend on no parameter, and on no buffer that the forward changes."""
+    """The values that depend on no parameter, and on no buffer that the forward changes, and need no gradient."""
     nodes = capture.operations()
     data = {node for node, port in capture.sources.items() if port.kind in (PortKind.INPUT, PortKind.BUFFER)}
-    return {*data - changed_sources(nodes, data), *recomputable(nodes, capture.sources)}
+    found = {*data - changed_sources(nodes, data), *recomputable(nodes, capture.sources)}
+    return {node for node in found if not requires_grad(node)}
 
 
 def _numbers(capture: Capture, known: set[fx.Node]) -> list[fx.Node]:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn import functional as F
 
 import fxpar
-from fxpar.errors import SecondDerivativeError, UnsupportedGraphError
+from fxpar.errors import BatchMixingWarning, SecondDerivativeError, UnsupportedGraphError
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import ATEN, mesh_of_one_process
 from tests.support.queued_groups import on_queued_groups
@@ -278,6 +278,29 @@ def test_a_tensor_that_is_two_arguments_has_the_sum_of_their_gradients(
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     found, expected = (torch.autograd.grad(run(y := x * 2, again(y)).square().sum(), x) for run in (step, alone))
     torch.testing.assert_close(found, expected)
+
+
+class Weighted(Classifier):
+    """A mean that is weighted by an argument."""
+
+    def forward(self, x: Tensor, classes: Tensor, more: Any = None) -> Tensor:
+        return (F.cross_entropy(self.body(x), classes, reduction="none") * more).sum() / more.sum()
+
+
+def test_what_a_loss_is_divided_by_is_that_of_a_microbatch_if_it_requires_grad(mesh: fxpar.Mesh) -> None:
+    """Otherwise it is that of the whole batch, which is computed before the step."""
+    torch.manual_seed(0)
+    alone, classes = Weighted(), torch.zeros(ROWS, dtype=torch.long)
+    model = fxpar.distribute(copy.deepcopy(alone), mesh, microbatches=2)
+    step = torch.compile(model, backend="fxpar", options=ATEN)
+    x, weights = torch.randn(ROWS, WIDTH), torch.rand(ROWS, requires_grad=True)
+    with pytest.warns(BatchMixingWarning, match="in 2 microbatches"):
+        loss = step(x, classes, weights)
+    halves = zip(x.chunk(2), classes.chunk(2), weights.chunk(2), strict=True)
+    expected = torch.stack([alone(*half) for half in halves]).mean()
+    torch.testing.assert_close(
+        (loss, *torch.autograd.grad(loss, weights)), (expected, *torch.autograd.grad(expected, weights))
+    )
 
 
 class Unread(Classifier):

@@ -8,12 +8,12 @@ from functools import cached_property
 from itertools import pairwise
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fxpar._torch.lazy_graph_module import lazy_graph_module
 from fxpar.graph.describe import describe_call
 from fxpar.ir.capture import example
-from fxpar.ir.node_meta import known_value
+from fxpar.ir.node_meta import requires_grad
 from fxpar.ir.stage import Port, PortKind, StageGraph
 from fxpar.passes.trace.cut_layers import describe_value, operations
 
@@ -92,13 +92,8 @@ def segments(stage: StageGraph, cuts: Sequence[int], *, with_backward: bool) -> 
         passed = [
             node
             for node in entering
-            if with_backward and _requires_grad(node) and any(number.get(user, 0) > index for user in node.users)
+            if with_backward and requires_grad(node) and any(number.get(user, 0) > index for user in node.users)
         ]
         held = frozenset(buffers.intersection(entering))
         found.append(Segment(tuple(part), tuple(entering), tuple(leaving), tuple(passed), held))
     return found
-
-
-def _requires_grad(node: fx.Node) -> bool:
-    value = known_value(node)
-    return isinstance(value, Tensor) and value.requires_grad
