@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from fxpar.integrations.batch_shards import first_ranks
 from fxpar.integrations.checkpoints import load_shards, save_shards
 from fxpar.model.clip import clip_grad_norm_
 from fxpar.model.distribution import Distribution, distribution_of_model
+from fxpar.model.optimizer_state import trained_by
 from fxpar.model.whole_state_dict import whole_state_dict
 from fxpar.runtime.results import reduce_over_shards
 from fxpar.world.agreement import of_all_ranks
@@ -198,7 +199,8 @@ class FxparAccelerator(Accelerator):
         found = {f"shards{index or ''}": (each.model, list[Optimizer]()) for index, each in enumerate(distributions)}
         optimizers = [optimizer.optimizer for optimizer in self._optimizers]
         # A rank may have no parameter of an optimizer.
-        of_ranks = of_all_ranks([_models_of(optimizer, distributions) for optimizer in optimizers])
+        own = [[distributions.index(each) for each in trained_by(one, distributions)] for one in optimizers]
+        of_ranks = of_all_ranks(own)
         for number, optimizer in enumerate(optimizers):
             owners = {index for of_rank in of_ranks for index in of_rank[number]} or {0}
             if len(owners) > 1:
@@ -209,11 +211,6 @@ class FxparAccelerator(Accelerator):
 
     def _distribution(self, model: nn.Module) -> Distribution:
         return distribution_of_model(self.unwrap_model(model), "FxparAccelerator")
-
-
-def _models_of(optimizer: Optimizer, distributions: Sequence[Distribution]) -> list[int]:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return [index for index, each in enumerate(distributions) if each.holds_any_of(held)]
 
 
 def _has_only_tensors(data: Any) -> bool:

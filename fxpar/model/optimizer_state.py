@@ -35,8 +35,8 @@ def watch_optimizers() -> None:
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer in known:
             return
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        stepped = [each for each in all_distributions() if each.holds_any_of(held)] if held else _latest_pipeline()
+        has_parameters = any(group["params"] for group in optimizer.param_groups)
+        stepped = trained_by(optimizer, all_distributions()) if has_parameters else _latest_pipeline()
         _check_treats_parameters_alone(optimizer, stepped)
         known.add(optimizer)
         if stepped:
@@ -45,6 +45,12 @@ def watch_optimizers() -> None:
     register_optimizer_step_pre_hook(before_step)
     load_empty_groups(lambda optimizer: isinstance(optimizer.state_dict, _StateDict))
     accept_empty_lists(lambda: bool(_latest_pipeline()))
+
+
+def trained_by(optimizer: Optimizer, distributions: Iterable[Distribution]) -> list[Distribution]:
+    """Those of which the optimizer has parameters on this rank."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [each for each in distributions if each.holds_any_of(held)]
 
 
 def _latest_pipeline() -> list[Distribution]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,4 @@ class InputGradients:
 
 
 def _sum(terms: Sequence[Tensor], like: Tensor) -> Tensor:
-    total = torch.zeros_like(like)
-    for term in terms:
-        total = total + term
-    return total
+    return reduce(torch.add, terms) if terms else torch.zeros_like(like)

@@ -45,8 +45,9 @@ class StageRunner:
             for port, piece in zip(stage.inputs, stage.input_pieces, strict=True)
             if port.name in self._returning and port not in stage.gradients
         }
-        self._late = [port for port in stage.gradients if port.kind is not PortKind.EDGE]
-        self.parameters = [port.name for port in self._late if port.kind is PortKind.PARAMETER]
+        late = [port for port in stage.gradients if port.kind is not PortKind.EDGE]
+        self.parameters = [port.name for port in late if port.kind is PortKind.PARAMETER]
+        self._differentiated = {place: port.name for place, port in enumerate(late) if port.kind is PortKind.INPUT}
         self._edges = stage.returned_edges
         self._trains = bool(stage.gradients)
         self._runs: Mapping[Kind, Callable[[int, StepState], None]] = {
@@ -150,16 +151,17 @@ class StageRunner:
         self, gradients: Sequence[Tensor], others: Sequence[Tensor], microbatch: int, state: StepState
     ) -> None:
         """Add gradients of parameters to their sums, and keep those of inputs; `others` may share their memory."""
-        late = list(zip(self._late, gradients, strict=False))  # there may be nothing to train
-        terms = [gradient for port, gradient in late if port.kind is PortKind.PARAMETER]
+        terms = gradients
+        if self._differentiated:
+            terms = [gradient for place, gradient in enumerate(gradients) if place not in self._differentiated]
+            of_inputs = own_memory([gradients[place] for place in self._differentiated], [*others, *terms])
+            for name, gradient in zip(self._differentiated.values(), of_inputs, strict=True):
+                state.of_inputs.setdefault((name, microbatch), []).append(gradient)
         sums = state.sums.get(self.stage.index)
         if sums is None:
             state.sums[self.stage.index] = own_memory(terms, others)
         elif sums:
             add_to_each(sums, terms)
-        of_inputs = {port.name: gradient for port, gradient in late if port.kind is PortKind.INPUT}
-        for name, gradient in zip(of_inputs, own_memory(of_inputs.values(), [*others, *terms]), strict=True):
-            state.of_inputs.setdefault((name, microbatch), []).append(gradient)
 
     def _tangents(self, microbatch: int, state: StepState) -> list[Tensor]:
         return [self._tangent(port, microbatch, state) for port in self.stage.tangents]
