@@ -25,6 +25,7 @@ from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
 from fxpar.model.resolve_layouts import Layouts
 from fxpar.model.stale_optimizers import refuse_stale_optimizers
+from fxpar.model.unfrozen import let_modules_unfreeze_all_stages
 from fxpar.model.unset import place_buffers
 from fxpar.model.whole_state_dict import warn_of_partial_files
 from fxpar.progress.display import showing, tell
@@ -119,6 +120,7 @@ def _shard(
     allow_deep_copies(distribution)
     watch_optimizers()
     let_torch_clip_over_stages()
+    let_modules_unfreeze_all_stages()
     warn_of_partial_files()
     let_fused_optimizers_step()
     detect_anomalies_in_dtensors()

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.lazy_graph_module import code_of, lazy_graph_module
-from fxpar.ir.node_meta import tensor
+from fxpar.ir.node_meta import communication, tensor
 from fxpar.lowering.cpu_collectives import replace_cpu_collectives
 from fxpar.lowering.observed_collectives import with_observed_collectives
 
@@ -20,27 +20,50 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 def lower_to_aten(graph: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
     """The graph's own Python code, which drops every intermediate value after its last use."""
-    return code_of(with_observed_collectives(replace_cpu_collectives(_with_strides_of_views(graph))))
+    return code_of(with_observed_collectives(replace_cpu_collectives(_with_planned_strides(graph))))
 
 
-def _with_strides_of_views(graph: fx.GraphModule) -> fx.GraphModule:
-    """`graph`, or a copy whose views have the strides of their fake tensors in dims of size 1, too.
+def _with_planned_strides(graph: fx.GraphModule) -> fx.GraphModule:
+    """`graph`, or a copy in which strides are those of the fake tensors wherever they matter.
 
-    In such dims `aten.view` and `aten.reshape` return other strides for real tensors than for fake ones. Kernels that
-    tell channels-last from contiguous by strides then reject inputs that they accepted in the trace: group norm does,
-    after the attention over a single image.
+    In dims of size 1 `aten.view` and `aten.reshape` return other strides for real tensors than for fake ones. Kernels
+    that tell channels-last from contiguous by strides then reject inputs that they accepted in the trace: group norm
+    does, after the attention over a single image.
+
+    Other kernels keep an order of dims that their fake tensors do not, or the reverse, as paddings of channels-last
+    volumes. So a value is laid out as planned before what takes its memory for that: a view, and a collective.
     """
-    views = {node for node in graph.graph.nodes if _may_differ(node)}
-    if not views:
+    nodes = list(graph.graph.nodes)
+    if not any(_may_differ(node) or _reads_memory(node) for node in nodes):
         return graph
     restored = ConcreteGraph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.graph.nodes:
-        copies[node] = restored.node_copy(node, copies.__getitem__)
-        if node in views:
-            view = tensor(node)
-            copies[node] = restored.call_function(with_strides_of_single, (copies[node], view.stride()))
+    for node in nodes:
+        given = copies
+        if _reads_memory(node):
+            (value, *_) = node.all_input_nodes
+            laid_out = restored.call_function(with_strides, (copies[value], tensor(value).stride()))
+            given = {**copies, value: laid_out}
+        copies[node] = restored.node_copy(node, given.__getitem__)
+        if _may_differ(node):
+            copies[node] = restored.call_function(with_strides_of_single, (copies[node], tensor(node).stride()))
     return lazy_graph_module(graph, restored)
+
+
+def _reads_memory(node: fx.Node) -> bool:
+    """Whether an operation takes its operand's memory to be laid out as planned."""
+    return node.target in (aten.view.default, aten._unsafe_view.default, aten.as_strided.default) or (
+        communication(node) is not None
+    )
+
+
+def with_strides(value: Tensor, strides: Sequence[int]) -> Tensor:
+    """`value` with these strides in dims that have any: a copy, unless it has them."""
+    if value.stride() == strides or all(
+        own == given for size, own, given in zip(value.shape, value.stride(), strides, strict=True) if size != 1
+    ):
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def with_strides_of_single(view: Tensor, strides: Sequence[int]) -> Tensor:

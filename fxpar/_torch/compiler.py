@@ -38,6 +38,12 @@ T = TypeVar("T")
 assert_async = torch._assert_async
 """Raises if a tensor of one element is false, with a message; on a GPU without waiting for it."""
 
+sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
+"""What Dynamo writes for `math.sqrt` of a number that a tensor holds."""
+
+traced_torch_tensor: Callable[..., Any] = torch._refs.tensor
+"""What Dynamo writes for `torch.tensor` of such a number."""
+
 set_tensor_requires_grad = _set_tensor_requires_grad
 """What `torch.func.grad` calls for its argument in a trace; what follows reads the argument, not what it returns."""
 
@@ -86,7 +92,9 @@ __all__ = [
     "set_tensor_requires_grad",
     "skip_frame",
     "storage_of",
+    "sym_sqrt",
     "tag_activation_checkpoint",
+    "traced_torch_tensor",
     "tracing",
     "uncompiled",
     "wider_tracing",

@@ -40,6 +40,7 @@ from fxpar.errors.distributing import (
     StaleOptimizerError,
     SumLossWarning,
     TooFewQueuesError,
+    UnfrozenOnOneStageError,
     UnknownStyleError,
 )
 from fxpar.errors.models import (
@@ -175,6 +176,7 @@ __all__ = [
     "TrainedLossError",
     "UnavailableTensorError",
     "UnevenCallsError",
+    "UnfrozenOnOneStageError",
     "UninitializedModuleError",
     "UnknownAlgorithmError",
     "UnknownClusterError",

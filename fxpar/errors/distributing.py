@@ -142,6 +142,19 @@ class OptimizerAcrossStagesError(FxparError):
         )
 
 
+class UnfrozenOnOneStageError(FxparError):
+    """A parameter of a pipeline was unfrozen after the first step, where ranks of other stages do not see it."""
+
+    def __init__(self, name: str) -> None:
+        path, _, _ = name.rpartition(".")
+        module = f'model.get_submodule("{path}")' if path else "model"
+        super().__init__(
+            f"parameter {name} requires grad, but was frozen in earlier steps of this pipeline, and ranks of other "
+            f"stages, which compute what its gradient needs, do not see it: call {module}.requires_grad_() on all "
+            "ranks, which tells them, or unfreeze it before the first step"
+        )
+
+
 class OptimizerStateError(FxparError):
     """An optimizer's state dict does not fit the optimizer that is to load it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _init_dist_connection
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import ParallelStrategy
@@ -23,13 +25,17 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
 from fxpar.distribute_model import distribute
 from fxpar.errors import InvalidOptionError, OptimizerStateError
 from fxpar.integrations.batch_shards import first_ranks
 from fxpar.integrations.lightning_checkpoints import load_checkpoint, model_state, optimizer_state, save_checkpoint
-from fxpar.integrations.lightning_steps import PREFIX, LightningSteps
+from fxpar.integrations.lightning_steps import OF_WHOLE_BATCH, PREFIX, LightningSteps
 from fxpar.model.clip import clip_grad_norm_
+from fxpar.model.distribution import distribution_of_model
+from fxpar.model.unfrozen import agree_on_unfrozen
 from fxpar.world.mesh import Mesh, batch_rank, init_mesh, num_batch_shards
 
 T = TypeVar("T")
@@ -50,6 +56,15 @@ _REDUCTIONS: Mapping[str, Callable[..., Tensor]] = {
 """By the names that Lightning and `ReduceOp` have for them."""
 
 
+_FIRST_STEPS: Mapping[TrainerFn, tuple[str, str]] = {
+    TrainerFn.FITTING: ("training_step", "fit_loop"),
+    TrainerFn.VALIDATING: ("validation_step", "validate_loop"),
+    TrainerFn.TESTING: ("test_step", "test_loop"),
+    TrainerFn.PREDICTING: ("predict_step", "predict_loop"),
+}
+"""The step that a run begins with, and the loop of the Trainer that reads its batches."""
+
+
 class FxparStrategy(ParallelStrategy):
     """Train a LightningModule on a mesh, whose batch shards are the processes that read data.
 
@@ -61,7 +76,7 @@ class FxparStrategy(ParallelStrategy):
         pipe, data, z, y, x: the sizes of the mesh, as those of `fxpar.init_mesh`.
         cluster: as that of `fxpar.init_mesh`.
         example_batch: a batch of a batch shard, which `training_step` is traced with (default: the first batch of the
-            training's data, which is then read twice).
+            first run's data, which is then read twice).
         options: those of `torch.compile`.
         others: as those of `fxpar.distribute`. Paths of modules are those in the LightningModule, and the one
             argument of the forward is the batch.
@@ -170,30 +185,48 @@ class FxparStrategy(ParallelStrategy):
             raise InvalidOptionError(
                 "automatic_optimization", False, "True: a compiled step has forward and backward, and no optimizer"
             )
-        steps = LightningSteps(self.lightning_module)
-        distribute(steps, self.mesh, example_inputs=self._example_inputs(trainer, steps), **self._distributing)
+        steps = LightningSteps.made_of(self.lightning_module)
+        if steps is None or distribution_of_model(steps, "FxparStrategy").mesh.sizes != self.mesh.sizes:
+            steps = LightningSteps(self.lightning_module)
+            distribute(steps, self.mesh, example_inputs=self._example_inputs(trainer, steps), **self._distributing)
+        _average_shards(trainer)
         self._steps = steps
         self._compiled = torch.compile(steps, backend="fxpar", options={**self._options, "results": "local"})
 
     def _example_inputs(self, trainer: pl.Trainer, steps: LightningSteps) -> tuple[Any] | None:
-        """What the forward is traced with: the example batch, or the first one that a training reads."""
-        takes_index = is_param_in_hook_signature(self.lightning_module.training_step, "batch_idx", min_args=2)
-        steps.choose("training_step", *((0,) if takes_index else ()))
+        """What the forward is traced with: the example batch, or the first one that the run reads."""
+        hook, loop_name = _FIRST_STEPS[TrainerFn.FITTING if self._example_batch is not None else trainer.state.fn]
+        takes_index = is_param_in_hook_signature(getattr(self.lightning_module, hook), "batch_idx", min_args=2)
+        steps.choose(hook, *((0,) if takes_index else ()))
         if self._example_batch is not None:
             return (self._example_batch,)
-        if trainer.state.fn != TrainerFn.FITTING:
-            return None
-        trainer.fit_loop.setup_data()
+        loop = getattr(trainer, loop_name)
+        loop.setup_data()
         with isolate_rng():
-            batch, _, _ = next(iter(CombinedLoader(trainer.train_dataloader, "max_size_cycle")))
-            batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
-            return (self.batch_to_device(batch),)
+            return self._first_batch(loop._combined_loader)
+
+    def _first_batch(self, loader: CombinedLoader | None) -> tuple[Any] | None:
+        """The first batch that a run reads, in an iteration of its own; None if it reads nothing."""
+        if loader is None:
+            return None
+        own = tree_map_only(DataLoader, _without_iterator, loader.iterables)
+        read = next(iter(CombinedLoader(own, loader._mode)), None)
+        if read is None:
+            return None
+        batch = self.lightning_module._on_before_batch_transfer(read[0], dataloader_idx=0)
+        return (self.batch_to_device(batch),)
 
     def model_to_device(self) -> None:
         """Tell the module its device; its shards are there."""
         self.lightning_module.to(self.root_device)
 
     # Steps
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Let all stages know of parameters that callbacks have unfrozen for this epoch."""
+        if batch_idx == 0:
+            assert self._steps is not None, "the Trainer sets up the strategy first"
+            agree_on_unfrozen(distribution_of_model(self._steps, "FxparStrategy"))
 
     def training_step(self, *args: Any, **named: Any) -> Any:
         """Run a step with its backward; `loss.backward()` returns its gradients."""
@@ -215,10 +248,7 @@ class FxparStrategy(ParallelStrategy):
         """Run a step, log what it logs, and return the rows of its results that belong to this rank's batch shard."""
         assert self._steps is not None, "the Trainer sets up the strategy first"
         self._steps.choose(hook, *indices)
-        results, logged = self._compiled(batch)
-        for name, value, others, named in logged:
-            self.lightning_module.log(name, value, *others, **named)
-        return results
+        return self._steps.run(self._compiled, batch)
 
     # Precision and clipping
 
@@ -253,7 +283,7 @@ class FxparStrategy(ParallelStrategy):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce over batch shards: ranks of one shard have the same value, which counts once in a sum or a mean."""
-        if not isinstance(tensor, Tensor):
+        if group == OF_WHOLE_BATCH or not isinstance(tensor, Tensor):
             return tensor
         name = str(getattr(reduce_op, "name", reduce_op)).lower()
         return _REDUCTIONS[name](self.all_gather(tensor), dim=0)
@@ -325,6 +355,28 @@ class _ClippingOverStages(PrecisionPlugin):
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
         clip_grad_norm_(self.main_params(optimizer), clip_val)
+
+
+def _average_shards(trainer: pl.Trainer) -> None:
+    """Let callbacks that average weights begin with the shards: they have copied the module before there were any.
+
+    Raises:
+        InvalidOptionError: one of them would keep the averages of rank 0 alone in checkpoints.
+    """
+    for callback in trainer.callbacks:
+        if isinstance(callback, StochasticWeightAveraging):
+            raise InvalidOptionError(
+                "callbacks", type(callback).__name__, "WeightAveraging, or EMAWeightAveraging, which may be of shards"
+            )
+        if isinstance(callback, WeightAveraging):
+            callback.setup(trainer, trainer.lightning_module, trainer.state.fn)
+
+
+def _without_iterator(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of the same batches; one with persistent workers has one iterator, which who reads it first moves on."""
+    own = copy.copy(loader)
+    own._iterator = None
+    return own
 
 
 def _with_prefix(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpar._torch.branches import begin_branch
-from fxpar._torch.compiler import assert_async
+from fxpar._torch.compiler import assert_async, sym_sqrt, traced_torch_tensor
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.example_values import add_call, value_of_call
 from fxpar.ir.node_meta import source_line
@@ -46,7 +47,65 @@ def _sum(numbers: Sequence[Any]) -> Any:
     return functools.reduce(operator.add, numbers)
 
 
+def _whole(rounded: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As what rounds a number of Python to a whole one."""
+    return lambda number: rounded(number).long() if number.is_floating_point() else number
+
+
+def _round(number: Tensor, digits: int | None = None) -> Tensor:
+    if digits is not None and number.is_floating_point():
+        return torch.round(number, decimals=digits)
+    return _whole(torch.round)(number)
+
+
+def _tensor(data: Any, **options: Any) -> Tensor:
+    """As `torch.tensor`, of numbers and tensors of no dims in lists; of the widest type that any of them has."""
+    if isinstance(data, Tensor):
+        return data
+    if not isinstance(data, list | tuple):
+        return torch.tensor(data)
+    parts = [_tensor(each) for each in data]
+    dtype = torch.float64 if any(each.is_floating_point() for each in parts) else parts[0].dtype
+    return torch.stack([each.to(dtype) for each in parts])
+
+
+def _full(size: Sequence[int], number: Tensor, **options: Any) -> Tensor:
+    return number.expand(size).clone()
+
+
+def _full_like(like: Tensor, number: Tensor, **options: Any) -> Tensor:
+    return _full(like.shape, number)
+
+
+def _new_full(like: Tensor, size: Sequence[int], number: Tensor, **options: Any) -> Tensor:
+    return _full(size, number)
+
+
+def _clamp(tensor: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    bounds = [bound if bound is None else _tensor(bound) for bound in (min, max)]
+    return torch.clamp(tensor, *bounds)
+
+
+_TAKING_TENSORS = frozenset(
+    {"add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "true_divide", "floor_divide", "remainder", "fmod"}
+    | {"pow", "pow_", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "masked_fill_", "fill_"}
+)
+"""Functions of torch and methods of tensors that take, by position, a tensor of no dims for a number."""
+
 _ON_TENSORS: dict[Any, Callable[..., Any]] = {
+    torch.scalar_tensor: _tensor,
+    traced_torch_tensor: _tensor,
+    torch.full: _full,
+    torch.full_like: _full_like,
+    "new_full": _new_full,
+    torch.clamp: _clamp,
+    "clamp": _clamp,
+    "__round__": _round,
+    math.floor: _whole(torch.floor),
+    math.ceil: _whole(torch.ceil),
+    math.trunc: _whole(torch.trunc),
+    torch.sym_int: _whole(torch.trunc),
+    sym_sqrt: torch.sqrt,
     torch.sym_ite: torch.where,
     torch.sym_not: torch.logical_not,
     torch.sym_float: Tensor.double,
@@ -75,7 +134,7 @@ def keep_numbers_as_tensors(module: fx.GraphModule) -> None:
     uses = _uses(module)
     targets = {node: _on_tensors(node, number) for node, number in uses.items() if node.target not in SPLITS}
     for node, target in targets.items():
-        node.op, node.target = "call_function", target
+        node.op, node.target = "call_method" if isinstance(target, str) else "call_function", target
         node.meta.pop("unbacked_bindings", None)  # it binds no symbol any more
         if target is assert_async:
             node.args = (node.args[0], f"an assertion about a number in a tensor failed: {source_line(uses[node])}")
@@ -111,7 +170,7 @@ def _complete(element: fx.Node) -> None:
         element.meta["example_value"] = value_of_call(element.target, element.args)
 
 
-def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
+def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any] | str:
     """What computes `node` if `number`, which it reads or uses, is a tensor."""
     target: Callable[..., Any] | str = node.target
     if node is number:
@@ -120,7 +179,7 @@ def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
         return _quotient
     if target in _ON_TENSORS:
         return _ON_TENSORS[target]
-    if not isinstance(target, str) and _is_operator(target):
+    if _takes_tensors(node) or (not isinstance(target, str) and _is_operator(target)):
         return target
     raise UnsupportedGraphError(
         f"the forward reads a number from a tensor and uses it for {node.name}, which needs its value: "
@@ -130,12 +189,24 @@ def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any]:
     )
 
 
+def _takes_tensors(node: fx.Node) -> bool:
+    """Whether it is a call of torch that takes tensors for numbers, all of which it is given by position."""
+    of_torch = isinstance(node.target, str) or getattr(torch, node.target.__name__, None) is node.target
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    by_keyword = any(isinstance(value, fx.Node) and not _is_tensor(value) for value in node.kwargs.values())
+    return of_torch and name in _TAKING_TENSORS and not by_keyword
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("example_value"), Tensor)
+
+
 def _is_operator(target: Callable[..., Any]) -> bool:
     """Whether it is an operator of Python, which computes on tensors as well."""
     return getattr(operator, target.__name__, None) is target
 
 
-def _note_value(node: fx.Node, target: Callable[..., Any]) -> None:
+def _note_value(node: fx.Node, target: Callable[..., Any] | str) -> None:
     """Let the metadata of `node`, a call of `target`, have the tensor that it returns now, in the dtype of before."""
     before = node.meta["example_value"]
     value = node.meta["example_value"] = value_of_call(target, node.args, node.kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -59,6 +59,8 @@ class Distribution:
     unset: the names of this rank's tensors that have no values yet, for a model that was built on the meta device.
     seed, num_steps: decide which random numbers a step draws; `num_steps` counts the steps with grad.
     loss_scale: the factor on the loss while a step runs; None if `precision` has none.
+    has_begun: whether a forward was called.
+    num_unfrozen: how many parameters were frozen at first, and are trained by now.
     arguments: the pytree structure of the latest call's arguments.
     calls: notices that ranks were called with different shapes.
     compiled: of each step that was compiled, whether with a backward, and its arguments.
@@ -98,6 +100,7 @@ class Distribution:
         self._name, self._num_copies = str(name), 0
         self.calls = CallWatch(self._name)
         self.num_steps = 0
+        self.has_begun, self.num_unfrozen = False, 0
         self.arguments: pytree.TreeSpec | None = None
         self.compiled: list[tuple[bool, str]] = []
         self.unread_arguments: set[str] = set()
@@ -201,6 +204,14 @@ class Distribution:
         """Whether one of the model's parameters on this rank has its `id` among `identities`."""
         homes = (parameter.homes[0] for parameter in self.parameters.values())
         return any(id(module._parameters.get(attribute)) in identities for module, attribute in homes)
+
+    def unfreeze(self, names: Iterable[str]) -> list[LogicalParameter]:
+        """Let traces from now on train these parameters; returns those that were frozen, as they are now."""
+        frozen = [self.parameters[name] for name in dict.fromkeys(names) if not self.parameters[name].requires_grad]
+        thawed = [replace(parameter, requires_grad=True) for parameter in frozen]
+        self.parameters = {**self.parameters, **{parameter.fqn: parameter for parameter in thawed}}
+        self.num_unfrozen += len(thawed)
+        return thawed
 
     def own_parameters(self) -> dict[str, DTensor]:
         """This rank's parameters, as DTensors by name; looked up in each call, since users may replace them."""

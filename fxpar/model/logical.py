@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import never_compiled, recompile_limit, skip_frame
-from fxpar._torch.dynamo.traced_property import PARAMETER_NAMES, TracedProperty
+from fxpar._torch.dynamo.traced_property import PARAMETER_NAMES
 from fxpar.errors import (
     AlreadyDistributedError,
     ForwardRaisesError,
@@ -31,7 +31,7 @@ from fxpar.model.arguments import count_microbatches, prepare_arguments, split_d
 from fxpar.model.changing_numbers import ChangingNumbers, Number
 from fxpar.model.checked_conversions import CHECKED_CONVERSIONS
 from fxpar.model.distribution import Distribution
-from fxpar.model.logical_parameters import LogicalParameter
+from fxpar.model.logical_properties import logical_properties
 from fxpar.model.mixed_precision import compute_dtypes, converting_forward
 from fxpar.model.named_loss import named_loss
 from fxpar.model.one_process_methods import refused_methods
@@ -39,13 +39,11 @@ from fxpar.model.outputs import map_tensors
 from fxpar.model.recording_hooks import install_recording_hooks
 from fxpar.model.recurrent import RECURRENT_MEMBERS
 from fxpar.model.sync_batch_norm import synchronized_forward
+from fxpar.model.unfrozen import train_unfrozen
 from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
 
 _MARK = "_fxpar_distributed"
-
-TRAINED, FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
-"""Two tensors that stand in for all parameters: Dynamo wraps and guards each tensor that it meets, which is slow."""
 
 
 def refuse_distributed(model: nn.Module) -> None:
@@ -71,9 +69,8 @@ def install(distribution: Distribution) -> None:
     dtypes = {} if distribution.precision is None else compute_dtypes(distribution.parameters)
     members: dict[nn.Module, dict[str, Any]] = {module: {} for module in distribution.model.modules()}
     for parameter in distribution.parameters.values():
-        elsewhere = cache(partial(_without_values, parameter))  # one for all homes
-        for module, attribute in parameter.homes:
-            members[module][attribute] = _logical_parameter(parameter, attribute, elsewhere, distribution)
+        for module, attribute, read in logical_properties(parameter, distribution):
+            members[module][attribute] = read
             members[module] |= {**CHECKED_CONVERSIONS, PARAMETER_NAMES: names.get(module, tuple(module._parameters))}
     for path, module in distribution.model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
@@ -112,34 +109,6 @@ def _take_back(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
             names[module] = vars(cls).get(PARAMETER_NAMES, ())
             module.__class__ = cls.__mro__[1]
     return names
-
-
-def _logical_parameter(
-    parameter: LogicalParameter, attribute: str, elsewhere: Callable[[], nn.Parameter], distribution: Distribution
-) -> property:
-    """The local `DTensor`, on other stages what `elsewhere` gives; in a trace, the marker of the logical parameter."""
-    fqn, requires_grad = parameter.fqn, parameter.requires_grad
-    described = tuple(parameter.shape), parameter.compute_dtype, distribution.mesh.device_type, fqn, distribution.handle
-
-    def read(module: nn.Module) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():  # not where Dynamo itself reads it, to make a guard
-            marked: Tensor = torch.ops.fxpar.param(TRAINED if requires_grad else FROZEN, *described)
-            return marked
-        held = module._parameters.get(attribute)
-        return elsewhere() if held is None else held
-
-    stand_in = __name__, "TRAINED" if requires_grad else "FROZEN"
-    return TracedProperty(read, torch.ops.fxpar.param, stand_in, described)
-
-
-def _without_values(parameter: LogicalParameter) -> nn.Parameter:
-    """What ranks of other stages see of a parameter: its shape, and a tensor that can be written to without effect.
-
-    So scripts may show a layer, whose biases are asked whether they are None, and set its parameters, on all ranks. Who
-    needs the values is told by PyTorch that a meta tensor has none.
-    """
-    whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-    return nn.Parameter(whole, parameter.requires_grad)
 
 
 def _hinted_forward(plain: Callable[..., Any], spec: tuple[Any, ...]) -> Callable[..., Any]:
@@ -207,7 +176,7 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
     @skip_frame
     def call(self: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int]) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))
-        shapes = *numbers, *(leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor))
+        shapes = distribution.num_unfrozen, *numbers, *(leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor))
         if tracer.is_called and not torch.is_grad_enabled() and shapes not in traced_apart:
             try:
                 return tracer.evaluate(copy_for((shapes, True)), self, *args, **kwargs)
@@ -253,6 +222,7 @@ def _checked_call(distribution: Distribution) -> Callable[..., Any]:
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if (options := distribution.tracer.requested) is not None:
+            train_unfrozen(distribution)
             return distribution.tracer.run(options, args, kwargs)
         check_loaded(distribution)
         args, kwargs = prepare_arguments(args, kwargs, distribution)

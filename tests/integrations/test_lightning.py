@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning, EMAWeightAveraging, StochasticWeightAveraging
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -136,6 +138,108 @@ def test_all_steps_and_collectives_work_on_batch_shards() -> None:
     assert trained["error"] != pytest.approx(tested["error"])
 
 
+class Habitual(pl.LightningModule):
+    """Logs numbers and sums, and gathers results in a list for the end of an epoch, as modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.outputs: list[dict[str, Tensor]] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = F.mse_loss(self.layers(batch[0]), batch[0])
+        self.log("number", loss.item(), on_epoch=True)
+        self.log("positive", (batch[0] > 0.3).sum(), reduce_fx="sum", on_step=False, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        found = self.layers(batch[0])
+        self.outputs.append({"found": found, "error": (found - batch[0]).abs().mean()})
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("largest", torch.cat([each["found"] for each in self.outputs]).max(), reduce_fx="max", sync_dist=True)
+        self.log("error", torch.stack([each["error"] for each in self.outputs]).mean(), sync_dist=True)
+        self.outputs.clear()
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("tested", self.layers(batch[0]).square().mean(), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([each for each in self.parameters() if each.requires_grad], lr=0.3)
+
+
+def practise(strategy: Callable[[], Any], devices: int, rows: int, folder: Path) -> list[dict[str, float]]:
+    """What is logged by a training with averaged weights, a test, the training resumed, and a test of its file."""
+    # In the order in which Lightning shuffles for several processes.
+    sampler = DistributedSampler(ROWS, num_replicas=1, rank=0) if devices == 1 else None
+    data, path = batches_of(rows, sampler), folder / "last.ckpt"
+
+    def train(epochs: int, resumed: Path | None) -> tuple[Habitual, dict[str, float]]:
+        module = Habitual()
+        trainer = trainer_with(strategy(), devices=devices, callbacks=[EMAWeightAveraging(decay=0.5)])
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module, data, batches_of(rows), ckpt_path=resumed)
+        trainer.save_checkpoint(path)
+        return module, {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+    def test(module: Habitual, file: Path | None) -> dict[str, float]:
+        (found,) = trainer_with(strategy(), devices=devices).test(module, batches_of(rows), file, verbose=False)
+        return dict(found)
+
+    module, first = train(2, None)
+    again = test(module, None)
+    _, resumed = train(3, path)
+    return [first, again, resumed, test(Habitual(), path)]
+
+
+def practise_on(sizes: dict[str, int], rows: int, folder: Path) -> list[dict[str, float]]:
+    set_launcher_environment()
+    return practise(lambda: FxparStrategy(**sizes, options={"lowering": "aten"}), 2, rows, folder)
+
+
+@pytest.mark.parametrize(("sizes", "rows"), [({"pipe": 2}, 2), ({"z": 2}, 1)], ids=str)
+def test_what_modules_log_and_gather_and_callbacks_average_is_that_of_one_process(
+    sizes: dict[str, int], rows: int, tmp_path: Path
+) -> None:
+    expected = practise(lambda: "auto", 1, 2, tmp_path)
+    for found in run_ranks(2, practise_on, sizes, rows, tmp_path / "mesh"):
+        assert found == [pytest.approx(each, abs=1e-5) for each in expected]
+    assert expected[0]["positive"] == (ROWS.tensors[0] > 0.3).sum()
+
+
+class Unfreezing(BaseFinetuning):
+    """Trains the first layer from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Habitual)
+        self.freeze(pl_module.layers[0])
+
+    def finetune_function(self, pl_module: pl.LightningModule, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        assert isinstance(pl_module, Habitual)
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.layers[0], optimizer, lr=0.1)
+
+
+def unfreeze(strategy: Any, devices: int) -> list[float]:
+    sampler = DistributedSampler(ROWS, num_replicas=1, rank=0) if devices == 1 else None
+    trainer = trainer_with(strategy, devices=devices, callbacks=[Unfreezing()])
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(Habitual(), batches_of(2, sampler), batches_of(2))
+    return [trainer.callback_metrics[name].item() for name in ("number_epoch", "error")]
+
+
+def unfreeze_on_stages() -> list[float]:
+    set_launcher_environment()
+    return unfreeze(FxparStrategy(pipe=2, options={"lowering": "aten"}), 2)
+
+
+def test_a_callback_unfreezes_a_part_of_a_pipeline() -> None:
+    expected = unfreeze("auto", 1)
+    for found in run_ranks(2, unfreeze_on_stages):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
 class Manual(Regression):
     def __init__(self) -> None:
         super().__init__()
@@ -159,6 +263,11 @@ def misuse(file: Path) -> None:
         trainer_with(FxparStrategy(), devices=1, precision="bf16-mixed")
     with pytest.raises(InvalidOptionError, match="option 'automatic_optimization' is False: expected True"):
         trainer_with(FxparStrategy(), devices=1).fit(Manual(), batches_of(2))
+    with pytest.raises(
+        InvalidOptionError, match="option 'callbacks' is 'StochasticWeightAveraging': expected WeightAv"
+    ):
+        averaging = StochasticWeightAveraging(swa_lrs=0.1)
+        trainer_with(FxparStrategy(), devices=1, callbacks=[averaging]).fit(Regression(), batches_of(2))
     with pytest.raises(UnavailableTensorError, match=r"keeps a tensor on an object at .*in training_step"):
         trainer_with(FxparStrategy(), devices=1).fit(Measured(), batches_of(2))
     with pytest.raises(OptimizerStateError, match=r"is the file of one process.*load its weights"):

@@ -70,3 +70,14 @@ def test_dims_of_one_element_get_other_strides_and_all_elements_stay() -> None:
     restored = with_strides_of_single(found, (3, 7, 1))
     assert restored.stride() == (1, 7, 2)
     assert torch.equal(restored, found)
+
+
+def test_values_are_laid_out_as_planned_before_views_of_them() -> None:
+    """Fake padding of channels-last volumes returns contiguous ones, of which this view exists; the kernel does not."""
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        return (nn.functional.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate").view(2, -1),)
+
+    x = torch.randn(2, 3, 4, 4, 4).contiguous(memory_format=torch.channels_last_3d)
+    (found,) = lower("aten")(traced(function, x))(x)
+    assert torch.equal(found, nn.functional.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate").reshape(2, -1))

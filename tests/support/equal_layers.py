@@ -40,6 +40,16 @@ class InPlace(Layer):
         return view.view(-1, 8), hidden * 2
 
 
+class InPlaceOfParts(Layer):
+    """Takes its values apart, and sets a part of them to what it computes of these parts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        one, other = hidden[1:].view(-1, 2, 4).unbind(1)
+        hidden[1:] = torch.cat([other, -one], dim=1)
+        return hidden
+
+
 class Numbered(Layer):
     """Reads a number that differs from layer to layer."""
 
@@ -282,6 +292,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "chain": (chain, rows, LAYERS - 2),  # the first one's input requires no gradient
     "tied": (lambda: chain(tie), rows, LAYERS - 2),
     "in place": (lambda: chain(layer=InPlace), rows, LAYERS - 2),
+    "parts in place": (lambda: chain(layer=InPlaceOfParts), rows, LAYERS - 2),
     "half frozen": (lambda: chain(freeze), rows, 2),
     "one has a hook": (lambda: chain(hook), rows, LAYERS - 3),
     "hooks with numbers of their own": (lambda: chain(hook_by_number), rows, 0),

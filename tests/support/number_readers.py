@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -59,6 +60,25 @@ def scales_by_a_bounded_number(h: Tensor, lengths: Tensor) -> Tensor:
     return h / max(lengths.min().item(), 2) + min(3.5, h.detach().sum().item())
 
 
+def makes_tensors(h: Tensor, lengths: Tensor) -> Tensor:
+    largest, total = lengths.max().item(), h.detach().sum().item()
+    mixed = torch.tensor([largest, total, 2])
+    full = torch.full((4,), total) + torch.full_like(h, largest) + h.new_full((4,), total)
+    return h * mixed.sum() + full * torch.tensor(largest) * torch.empty_like(h).fill_(total)
+
+
+def calls_with_numbers(h: Tensor, lengths: Tensor) -> Tensor:
+    largest, total = lengths.max().item(), h.detach().sum().item()
+    h = h.masked_fill(h > total, total).clamp(max=largest) + torch.where(h > 0, total, h.clamp(-0.5, largest))
+    return torch.mul(h.add(total).sub_(largest), total).pow(largest)
+
+
+def rounds(h: Tensor, lengths: Tensor) -> Tensor:
+    number = h.detach().abs().sum().item()
+    near = round(number) + math.floor(number) + 2 * math.ceil(number) + int(number + 0.5)
+    return h * near * round(number, 1) * math.sqrt(number)
+
+
 def as_parts(h: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat([part * 2 for part in h.flatten().split((2 * lengths).tolist())]).view_as(h)
 
@@ -73,6 +93,9 @@ READS = [
     scales_by_a_quotient,
     scales_integers,
     scales_by_a_bounded_number,
+    makes_tensors,
+    calls_with_numbers,
+    rounds,
     as_parts,
 ]
 

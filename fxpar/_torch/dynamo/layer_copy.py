@@ -182,7 +182,7 @@ class LayerCopy:
             self._storages[key] = torch.empty(size, dtype=value.dtype, device=value.device)
         with torch.no_grad():
             made = self._storages[key].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
-            return made.detach().requires_grad_(value.requires_grad) if value.is_leaf else as_computed(made)
+            return as_computed(made) if _is_computed(value) else made.detach().requires_grad_(value.requires_grad)
 
     def _install_guards(self) -> None:
         """Guard this layer as the traced one is guarded."""
@@ -208,6 +208,11 @@ class LayerCopy:
 def _place(value: Tensor) -> tuple[int, int]:
     """Where in its memory a value lies, and how large that is."""
     return int(value.storage_offset()), value.untyped_storage().nbytes()
+
+
+def _is_computed(value: Tensor) -> bool:
+    """Whether it has a gradient, and is no leaf. A view is none, and PyTorch raises when asked of some that changed."""
+    return value.requires_grad and (value._is_view() or not value.is_leaf)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
