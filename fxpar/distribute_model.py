@@ -16,6 +16,7 @@ from fxpar.garbage_collection import garbage_collection_paused
 from fxpar.ir.plan import Plan
 from fxpar.ir.precision import Precision
 from fxpar.make_plan import make_plan
+from fxpar.model.assigned_data import let_data_be_assigned
 from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.clip import let_torch_clip_over_stages
 from fxpar.model.deep_copies import allow_deep_copies
@@ -123,4 +124,5 @@ def _shard(
     let_modules_unfreeze_all_stages()
     warn_of_partial_files()
     let_fused_optimizers_step()
+    let_data_be_assigned()
     detect_anomalies_in_dtensors()

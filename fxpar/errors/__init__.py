@@ -50,6 +50,7 @@ from fxpar.errors.models import (
     NotLoadedError,
     OneProcessMethodError,
     PlainModelError,
+    ReplacedParameterError,
     TrainedLossError,
     UninitializedModuleError,
 )
@@ -165,6 +166,7 @@ __all__ = [
     "RandomGeneratorError",
     "RecompileLimitError",
     "RemoteResultError",
+    "ReplacedParameterError",
     "ReshardError",
     "SecondDerivativeError",
     "SharedBufferError",

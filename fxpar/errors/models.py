@@ -84,6 +84,16 @@ class OneProcessMethodError(FxparError):
         )
 
 
+class ReplacedParameterError(FxparError):
+    """A parameter of a distributed model was taken away, or something else was put in its place."""
+
+    def __init__(self, what: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"{what}: expected {expected}, as a step is planned for it, found {found}; change its values in place, by "
+            "copy_ or load_state_dict, or change the model before fxpar.distribute"
+        )
+
+
 class ConvertedModelError(FxparError):
     """Parameters of a distributed model would be moved to another device, or converted to another type."""
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from fxpar._torch.compiler import uncompiled
-from fxpar.errors import PlainModelError
+from fxpar.errors import PlainModelError, ReplacedParameterError
 from fxpar.ir.capture import Capture
 from fxpar.ir.hints import Hints
 from fxpar.ir.plan import Plan
@@ -214,14 +214,20 @@ class Distribution:
         return thawed
 
     def own_parameters(self) -> dict[str, DTensor]:
-        """This rank's parameters, as DTensors by name; looked up in each call, since users may replace them."""
+        """This rank's parameters, as DTensors by name; looked up in each call, since users may replace them.
+
+        Raises:
+            ReplacedParameterError: by something else.
+        """
         found: dict[str, DTensor] = {}
         for fqn, parameter in self.parameters.items():
             module, attribute = parameter.homes[0]
             held = module._parameters.get(attribute)
-            if held is not None:
-                assert isinstance(held, DTensor), f"parameter {fqn} was replaced by a plain tensor"
+            if isinstance(held, DTensor):
                 found[fqn] = held
+            elif held is not None or attribute in module._parameters:
+                kind = "None" if held is None else "a plain tensor"
+                raise ReplacedParameterError(f"parameter {fqn}", "the DTensor that distribute has put there", kind)
         return found
 
 

@@ -33,6 +33,7 @@ from fxpar.model.checked_conversions import CHECKED_CONVERSIONS
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_properties import logical_properties
 from fxpar.model.mixed_precision import compute_dtypes, converting_forward
+from fxpar.model.module_hooks import ModuleHooks, never_compile_hooks
 from fxpar.model.named_loss import named_loss
 from fxpar.model.one_process_methods import refused_methods
 from fxpar.model.outputs import map_tensors
@@ -148,6 +149,8 @@ def _logical_forward(inner: Callable[..., Any], distribution: Distribution) -> F
 def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) -> Callable[..., Any]:
     """A forward with the signature of `inner` that calls a copy of the logical one for each combination of shapes.
 
+    There are others for other hooks of modules, and where more parameters are trained: Dynamo guards neither.
+
     Numbers that change from call to call are traced as tensors, where the forward does without their values.
 
     Dynamo keeps traces by code object, and gives up on one that it has traced some times: so shapes never end a
@@ -157,6 +160,7 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
     traced, tracer = _logical_forward(inner, distribution), distribution.tracer
     copies: dict[Hashable, FunctionType] = {}
     changing, copy_numbers = ChangingNumbers(distribution.mesh.device_type), count()
+    hooks = ModuleHooks(distribution.model)
     traced_apart: set[Hashable] = set()
 
     @never_compiled
@@ -176,14 +180,15 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
     @skip_frame
     def call(self: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int]) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))
-        shapes = distribution.num_unfrozen, *numbers, *(leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if tracer.is_called and not torch.is_grad_enabled() and shapes not in traced_apart:
+        shapes = [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        called = hooks.registered(), distribution.num_unfrozen, *numbers, *shapes
+        if tracer.is_called and not torch.is_grad_enabled() and called not in traced_apart:
             try:
-                return tracer.evaluate(copy_for((shapes, True)), self, *args, **kwargs)
+                return tracer.evaluate(copy_for((called, True)), self, *args, **kwargs)
             except TraceApartError as error:  # the call below is not made here, so that its error does not tell of this
-                if drop_failed((shapes, True), error.__cause__) is not None:
-                    traced_apart.add(shapes)
-        key = shapes, torch.is_grad_enabled()
+                if drop_failed((called, True), error.__cause__) is not None:
+                    traced_apart.add(called)
+        key = called, torch.is_grad_enabled()
         try:
             return copy_for(key)(self, *args, **kwargs)
         except (GraphBreakError, NotCompiledError) as error:
@@ -225,6 +230,7 @@ def _checked_call(distribution: Distribution) -> Callable[..., Any]:
             train_unfrozen(distribution)
             return distribution.tracer.run(options, args, kwargs)
         check_loaded(distribution)
+        never_compile_hooks(self)
         args, kwargs = prepare_arguments(args, kwargs, distribution)
         try:
             return base(self, *args, **kwargs)

@@ -68,7 +68,20 @@ def _piece(parameter: LogicalParameter, layout: Layout, mesh: Mesh, stage_mesh: 
             .to(mesh.device_type)
             .clone(memory_format=torch.contiguous_format)
         )
-    return nn.Parameter(from_local(local, layout, stage_mesh), requires_grad=parameter.requires_grad)
+    piece = nn.Parameter(from_local(local, layout, stage_mesh), requires_grad=parameter.requires_grad)
+    _carry_over(whole, piece)
+    return piece
+
+
+def _carry_over(whole: nn.Parameter, piece: nn.Parameter) -> None:
+    """Give `piece` the attributes that a user has set on `whole`, and its hooks, which get gradients as DTensors."""
+    vars(piece).update({name: value for name, value in vars(whole).items() if name not in vars(piece)})
+    if not piece.requires_grad:
+        return
+    for hook in (whole._backward_hooks or {}).values():
+        piece.register_hook(hook)
+    for hook in (getattr(whole, "_post_accumulate_grad_hooks", None) or {}).values():
+        piece.register_post_accumulate_grad_hook(hook)
 
 
 def _initialize(
