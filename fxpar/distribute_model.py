@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fxpar._torch.anomaly import detect_anomalies_in_dtensors
-from fxpar._torch.fused_optimizers import let_fused_optimizers_step
+from fxpar._torch.list_ops import register_list_ops
 from fxpar.backend import CapturedSteps, fxpar
 from fxpar.errors import InvalidOptionError
 from fxpar.garbage_collection import garbage_collection_paused
@@ -85,9 +85,10 @@ def distribute(
             taken from it.
 
     Raises:
-        AlreadyDistributedError, InvalidStagesError, StageNotFoundError, HintNotFoundError, InvalidHintError,
-        UnknownStyleError, NoShippedPlanError, PrecisionPatternError, InvalidOptionError, UnknownScheduleError,
-        InvalidScheduleError, InfeasibleLayoutError, GraphBreakError, SharedBufferError, UninitializedModuleError
+        AlreadyDistributedError, CompiledTooEarlyError, InvalidStagesError, StageNotFoundError, HintNotFoundError,
+        InvalidHintError, UnknownStyleError, NoShippedPlanError, PrecisionPatternError, InvalidOptionError,
+        UnknownScheduleError, InvalidScheduleError, InfeasibleLayoutError, GraphBreakError, SharedBufferError,
+        UninitializedModuleError
     """
     name, start = type(model).__name__, time.perf_counter()
     refuse_distributed(model)
@@ -123,6 +124,6 @@ def _shard(
     let_torch_clip_over_stages()
     let_modules_unfreeze_all_stages()
     warn_of_partial_files()
-    let_fused_optimizers_step()
+    register_list_ops()
     let_data_be_assigned()
     detect_anomalies_in_dtensors()

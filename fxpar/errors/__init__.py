@@ -46,6 +46,7 @@ from fxpar.errors.distributing import (
 from fxpar.errors.models import (
     AlreadyDistributedError,
     AmbiguousTargetError,
+    CompiledTooEarlyError,
     ConvertedModelError,
     NotLoadedError,
     OneProcessMethodError,
@@ -113,6 +114,7 @@ __all__ = [
     "BrokenWorldError",
     "ChangingBufferWarning",
     "ClusterUnavailableError",
+    "CompiledTooEarlyError",
     "ConvertedModelError",
     "CoreNotBuiltError",
     "DataDependentShapeError",

@@ -84,6 +84,16 @@ class OneProcessMethodError(FxparError):
         )
 
 
+class CompiledTooEarlyError(FxparError):
+    """A model was compiled before it was distributed, and so not as what it has become."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"{model} was given to torch.compile before fxpar.distribute, which changes how it is called: expected "
+            'fxpar.distribute(model, ...) first; call torch.compile(model, backend="fxpar") after it'
+        )
+
+
 class ReplacedParameterError(FxparError):
     """A parameter of a distributed model was taken away, or something else was put in its place."""
 

@@ -122,8 +122,8 @@ class LightningSteps(nn.Module):
 
 
 def _may_have_tensors(value: Any) -> bool:
-    """Whether it is a list that is empty, or holds tensors."""
-    return type(value) is list and (not value or any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)))
+    """Whether it is a list that is empty, or whose first element has tensors, as those of earlier steps have."""
+    return type(value) is list and (not value or any(isinstance(leaf, Tensor) for leaf in tree_leaves(value[0])))
 
 
 def _scalar(value: Any, device_type: str) -> Any:

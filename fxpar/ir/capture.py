@@ -325,8 +325,8 @@ def _sources(nodes: Sequence[fx.Node], placeholders: Sequence[fx.Node]) -> dict[
             if example(node).requires_grad:
                 raise UnsupportedGraphError(
                     f"the forward reads a tensor that requires grad from {node.meta['grapharg'].source.name}: expected "
-                    "parameters, read as attributes of the modules that they belong to; read it from its module, make "
-                    "it a parameter, pass it as an argument, or detach it"
+                    "parameters that modules had when the model was distributed, read as their attributes; add modules "
+                    "before fxpar.distribute, read it from its module, pass it as an argument, or detach it"
                 )
             sources[node] = Port(PortKind.BUFFER, node.name)
     return sources

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxpar._torch.compiler import never_compiled, recompile_limit, skip_frame
+from fxpar._torch.compiler import never_compiled, recompile_limit, skip_frame, uncompiled
 from fxpar._torch.dynamo.traced_property import PARAMETER_NAMES
 from fxpar.errors import (
     AlreadyDistributedError,
+    CompiledTooEarlyError,
     ForwardRaisesError,
     FxparError,
     GraphBreakError,
@@ -52,7 +53,10 @@ def refuse_distributed(model: nn.Module) -> None:
 
     Raises:
         AlreadyDistributedError: a module of `model` belongs to a distributed model, which may be another one.
+        CompiledTooEarlyError: it is compiled already.
     """
+    if (plain := uncompiled(model)) is not model:
+        raise CompiledTooEarlyError(type(plain).__name__)
     for name, module in model.named_modules():
         if hasattr(type(module), _MARK):
             raise AlreadyDistributedError(type(model).__name__, name)
@@ -195,6 +199,8 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
             raise drop_failed(key, error) or error from None
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if tracer.requested is not None:  # else the model is called by the tracer
+            raise CompiledTooEarlyError(type(self).__name__)
         while True:
             given, named, numbers = changing.as_tensors(args, kwargs)
             try:

@@ -23,11 +23,13 @@ class ModuleHooks:
     def __init__(self, model: nn.Module) -> None:
         self._by_module = [vars(module)[kind] for module in model.modules() if module is not model for kind in _KINDS]
 
+    @never_compiled
     def registered(self) -> tuple[int, ...]:
         """The numbers that PyTorch has given them, in order; every step asks."""
         return tuple(chain.from_iterable(filter(None, self._by_module)))
 
 
+@never_compiled
 def never_compile_hooks(model: nn.Module) -> None:
     """Let hooks of `model` itself run as plain Python, on what a step is given and returns, rather than as graphs."""
     for kind in _OF_FORWARD:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from fxpar._torch.compiler import never_compiled
 from fxpar.errors import UnfrozenOnOneStageError
 from fxpar.model.distribution import Distribution, pipelines
 from fxpar.model.logical_properties import logical_properties
 from fxpar.world.agreement import of_all_ranks
 
 
+@never_compiled  # it is called under the user's `torch.compile`
 def train_unfrozen(distribution: Distribution) -> None:
     """Let steps compute gradients of the parameters that were frozen and require grad by now; all ranks call it.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxpar
-from fxpar.errors import ReplacedParameterError
+from fxpar.errors import CompiledTooEarlyError, ReplacedParameterError
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import ATEN, mesh_of_one_process
 from tests.support.parity import batch_shard
@@ -64,6 +64,10 @@ def check_averages(sizes: Mapping[str, int]) -> None:
     for name, parameter in model.named_parameters():
         parameter.data = 2 * wanted[name].detach()
         torch.testing.assert_close(parameter.full_tensor(), 2 * wanted[name])
+    data = [parameter.data for parameter in model.parameters()]
+    torch._foreach_copy_(data, [each * 2 for each in data])
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.full_tensor(), 4 * wanted[name])
 
 
 @pytest.mark.parametrize("sizes", [{"pipe": 2}, {"x": 2}, {"z": 2}], ids=str)
@@ -97,3 +101,13 @@ def test_what_takes_the_place_of_a_parameter_is_refused(mesh: fxpar.Mesh) -> Non
     first.weight = None
     with pytest.raises(ReplacedParameterError, match=r"parameter layers\.0\.weight: .*found None"):
         step(torch.ones(2, 4))
+
+
+def test_a_model_is_compiled_after_it_is_distributed(mesh: fxpar.Mesh) -> None:
+    model = Small()
+    compiled = torch.compile(model, backend="fxpar", options=ATEN)
+    with pytest.raises(CompiledTooEarlyError, match=r"Small was given to torch.compile before fxpar.distribute"):
+        fxpar.distribute(compiled, mesh)
+    fxpar.distribute(model, mesh, example_inputs=(torch.ones(2, 4),))
+    with pytest.raises(CompiledTooEarlyError, match=r"expected fxpar.distribute\(model, ...\) first"):
+        compiled(torch.ones(2, 4))
