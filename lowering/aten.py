@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 
 import torch
@@ -39,12 +40,11 @@ def _with_planned_strides(graph: fx.GraphModule) -> fx.GraphModule:
     restored = ConcreteGraph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes:
-        given = copies
+        laid_out: dict[fx.Node, fx.Node] = {}
         if _reads_memory(node):
-            (value, *_) = node.all_input_nodes
-            laid_out = restored.call_function(with_strides, (copies[value], tensor(value).stride()))
-            given = {**copies, value: laid_out}
-        copies[node] = restored.node_copy(node, given.__getitem__)
+            value = node.all_input_nodes[0]
+            laid_out[value] = restored.call_function(with_strides, (copies[value], tensor(value).stride()))
+        copies[node] = restored.node_copy(node, ChainMap(laid_out, copies).__getitem__)
         if _may_differ(node):
             copies[node] = restored.call_function(with_strides_of_single, (copies[node], tensor(node).stride()))
     return lazy_graph_module(graph, restored)

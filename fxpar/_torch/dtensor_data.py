@@ -1,6 +1,7 @@
 """Assignments to `DTensor.data`, which PyTorch accepts and forgets; seen in torch 2.13."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +13,13 @@ def let_data_be_assigned(piece_of: Callable[[DTensor, Tensor], Tensor | None]) -
 
     Where that is None, PyTorch's own assignment is made.
     """
-    plain = torch.Tensor.data
-
-    def read(self: DTensor) -> Tensor:
-        data: Tensor = plain.__get__(self)  # type: ignore[attr-defined]
-        return data
+    plain: Any = torch.Tensor.data
 
     def assign(self: DTensor, value: Tensor) -> None:
         piece = piece_of(self, value)
         if piece is None:
-            plain.__set__(self, value)  # type: ignore[attr-defined]
+            plain.__set__(self, value)
         else:
             self._local_tensor = piece
 
-    DTensor.data = property(read, assign)  # type: ignore[assignment]
+    DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]

@@ -15,12 +15,13 @@ from torch.utils._pytree import tree_leaves
 PREFIX = "module."
 """What stands before the LightningModule's own names in those of `LightningSteps`."""
 
-
 OF_WHOLE_BATCH = "the whole batch"
 """In place of a process group, says of a logged value that it is that of all batch shards already."""
 
 EARLIER = object()
 """In a trace, the first element of a list whose tensors come from earlier steps."""
+
+_LOG = inspect.signature(LightningModule.log)
 
 
 class Logged(NamedTuple):
@@ -33,7 +34,7 @@ class Logged(NamedTuple):
 
     def by(self, log: Callable[..., None]) -> None:
         """Make the call. A tensor that a step has returned is not reduced over batch shards once more."""
-        given = inspect.signature(LightningModule.log).bind(None, self.name, self.value, *self.others, **self.named)
+        given = _LOG.bind(None, self.name, self.value, *self.others, **self.named)
         of_whole = {"sync_dist": True, "sync_dist_group": OF_WHOLE_BATCH} if isinstance(self.value, Tensor) else {}
         del given.arguments["self"]
         log(**{**given.arguments, **of_whole})

@@ -82,8 +82,9 @@ def _new_full(like: Tensor, size: Sequence[int], number: Tensor, **options: Any)
 
 
 def _clamp(tensor: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    bounds = [bound if bound is None else _tensor(bound) for bound in (min, max)]
-    return torch.clamp(tensor, *bounds)
+    """One bound after the other: a call takes two numbers or two tensors."""
+    raised = tensor if min is None else torch.clamp(tensor, min=min)
+    return raised if max is None else torch.clamp(raised, max=max)
 
 
 _TAKING_TENSORS = frozenset(
@@ -158,7 +159,7 @@ def _uses(module: fx.GraphModule) -> dict[fx.Node, fx.Node]:
         read = next((numbers[operand] for operand in node.all_input_nodes if operand in numbers), None)
         if read is not None:
             uses[node] = read
-            if not isinstance(node.meta.get("example_value"), Tensor) and node.target not in SPLITS:
+            if not _is_tensor(node) and node.target not in SPLITS:
                 numbers[node] = read
     return uses
 
@@ -175,7 +176,7 @@ def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any] | str:
     target: Callable[..., Any] | str = node.target
     if node is number:
         return _read
-    if target is operator.truediv and not isinstance(node.meta.get("example_value"), Tensor):
+    if target is operator.truediv and not _is_tensor(node):
         return _quotient
     if target in _ON_TENSORS:
         return _ON_TENSORS[target]
@@ -191,8 +192,8 @@ def _on_tensors(node: fx.Node, number: fx.Node) -> Callable[..., Any] | str:
 
 def _takes_tensors(node: fx.Node) -> bool:
     """Whether it is a call of torch that takes tensors for numbers, all of which it is given by position."""
-    of_torch = isinstance(node.target, str) or getattr(torch, node.target.__name__, None) is node.target
     name = node.target if isinstance(node.target, str) else node.target.__name__
+    of_torch = name is node.target or getattr(torch, name, None) is node.target
     by_keyword = any(isinstance(value, fx.Node) and not _is_tensor(value) for value in node.kwargs.values())
     return of_torch and name in _TAKING_TENSORS and not by_keyword
 

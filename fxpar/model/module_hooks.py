@@ -43,7 +43,6 @@ class _PlainHook:
     """A hook that Dynamo does not compile."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
-        self.hook = hook
         self._run = never_compiled(hook)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -49,14 +49,8 @@ def agree_on_unfrozen(distribution: Distribution) -> None:
 
 def _unfrozen(distribution: Distribution) -> list[str]:
     """The parameters of this rank that require grad, but are frozen in traces."""
-    found = []
-    for name, parameter in distribution.parameters.items():
-        if not parameter.requires_grad:
-            module, attribute = parameter.homes[0]
-            held = module._parameters.get(attribute)
-            if held is not None and held.requires_grad:
-                found.append(name)
-    return found
+    held = distribution.own_parameters()
+    return [name for name, p in held.items() if p.requires_grad and not distribution.parameters[name].requires_grad]
 
 
 def _unfreeze(distribution: Distribution, names: Iterable[str]) -> None:

@@ -13,18 +13,9 @@ from fxpar.errors import CompiledTooEarlyError, ReplacedParameterError
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import ATEN, mesh_of_one_process
 from tests.support.parity import batch_shard
+from tests.support.small import Small
 
 mesh = pytest.fixture(mesh_of_one_process)
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).square().mean()
 
 
 def average(model: Small, step: Callable[..., Tensor], batch: Mapping[str, Tensor]) -> list[float]:

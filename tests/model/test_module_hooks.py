@@ -14,20 +14,11 @@ from torch.utils.hooks import RemovableHandle
 import fxpar
 from fxpar.world.launch import run_ranks
 from tests.support.one_process import ATEN, mesh_of_one_process
+from tests.support.small import Small
 
 mesh = pytest.fixture(mesh_of_one_process)
 
 INPUT = torch.linspace(-1, 1, 8).view(2, 4)
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).square().mean()
 
 
 def tripled(module: nn.Module, args: Any, result: Tensor) -> Tensor:
