@@ -21,6 +21,7 @@ from fxpar.model.checkpoint import install_state_dict_hooks
 from fxpar.model.clip import let_torch_clip_over_stages
 from fxpar.model.deep_copies import allow_deep_copies
 from fxpar.model.distribution import Distribution, whole_parameters
+from fxpar.model.equal_values import take_values_of_first_rank
 from fxpar.model.logical import install, refuse_distributed
 from fxpar.model.optimizer_state import watch_optimizers
 from fxpar.model.parameters import shard_parameters
@@ -97,6 +98,7 @@ def distribute(
         distribution = Distribution.of(model, mesh, layouts, count, batch_dims, precision)
         install(distribution)
         distribution.tracer.serve(fxpar, CapturedSteps)
+        take_values_of_first_rank(distribution)
         on_meta = place_buffers(model, mesh.device_type)
         with garbage_collection_paused():
             distribution.plan = plan or make_plan(distribution, stages, schedule_text(schedule), example_inputs)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
-import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -29,7 +28,7 @@ from fxpar.model.logical_parameters import LogicalParameter, logical_parameters
 from fxpar.model.loss_scale import LossScale
 from fxpar.model.mixed_precision import in_precision
 from fxpar.model.resolve_layouts import Layouts, ResolvedLayouts, resolve_layouts
-from fxpar.world.lost_peers import naming_lost_peers
+from fxpar.world.agreement import of_first_rank
 from fxpar.world.mesh import Mesh, num_batch_shards
 from fxpar.world.uneven_calls import CallWatch
 
@@ -96,7 +95,7 @@ class Distribution:
         self.foreign_buffers: set[str] = set()
         self.unset: list[str] = []
         self.handle = next(_handles)
-        self.seed, name = _of_first_rank(own_seed(), self.handle)
+        self.seed, name = of_first_rank((own_seed(), self.handle))
         self._name, self._num_copies = str(name), 0
         self.calls = CallWatch(self._name)
         self.num_steps = 0
@@ -255,15 +254,6 @@ def pipelines() -> list[Distribution]:
 def own_seed() -> int:
     """The seed of torch on this rank; that of rank 0 decides which numbers all ranks draw."""
     return torch.initial_seed() % 2**63  # it must fit in an int64 tensor; unseeded, torch draws 64 bits
-
-
-def _of_first_rank(*numbers: int) -> list[int]:
-    """These numbers of rank 0."""
-    common = list(numbers)
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        with naming_lost_peers("the seed of random numbers"):
-            dist.broadcast_object_list(common, src=0)
-    return common
 
 
 def distribution_of_model(model: nn.Module, call: str) -> Distribution:

@@ -103,6 +103,20 @@ def of_all_ranks(own: T) -> list[T]:
     return of_ranks
 
 
+def of_first_rank(own: T) -> T:
+    """Broadcast rank 0's `own`, which is pickled, to all ranks.
+
+    Raises:
+        PeerLostError: another rank has ended.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return own
+    held = [own]
+    with phase("wait for all ranks"), naming_lost_peers("what rank 0 decides for all ranks"):
+        dist.broadcast_object_list(held, src=0)
+    return held[0]
+
+
 @contextmanager
 def failing_together(work: str) -> Iterator[None]:
     """A context that ends with an error on every rank if it does on any; all ranks enter it. A collective of all ranks.
