@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fxpar.errors.base import FxparError
 
 
@@ -36,6 +38,28 @@ class AllRowsWarning(UserWarning):
             f"{masks} masks select rows of one tensor at {where}. No shape may depend on values, so what is computed "
             f"of the selected rows is computed of all {rows} of a microbatch, once for each mask. To compute each "
             "token by its own experts alone, use a grouped product, torch.nn.functional.grouped_mm"
+        )
+
+
+class CollectiveInForwardError(FxparError):
+    """The model's forward communicates by itself, over a process group that is not that of all ranks."""
+
+    def __init__(self, collective: str, where: str) -> None:
+        super().__init__(
+            f"the model's forward calls {collective} over a process group of its own\n  at {where}\n"
+            "  expected a forward as on one process, since fxpar divides it among the ranks: leave the collective out, "
+            "and let `layouts` shard what the model shards by hand"
+        )
+
+
+class CollectiveInForwardWarning(UserWarning):
+    """The model's forward calls collectives over all ranks, which are traced as on one process."""
+
+    def __init__(self, collectives: Sequence[str]) -> None:
+        super().__init__(
+            f"the model's forward calls {' and '.join(collectives)} of torch.distributed: it is traced as on one "
+            "process, where this communicates nothing, get_world_size() is 1 and get_rank() is 0. A number of ranks "
+            "that the model has kept from before is another one: do not divide by it"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,8 +15,12 @@ from fxpar._torch.compiler import graph_arguments
 from fxpar._torch.concrete_graph import ConcreteGraph
 from fxpar._torch.dynamo.assigned_tensors import carried_over
 from fxpar._torch.dynamo.grad_mode import reads_of_grad_mode
+from fxpar._torch.dynamo.world_of_one import collectives_called
 from fxpar._torch.lazy_graph_module import lazy_graph_module
+from fxpar.environment import is_first_rank
 from fxpar.errors import (
+    CollectiveInForwardError,
+    CollectiveInForwardWarning,
     FxparError,
     GraphBreakError,
     UnavailableTensorError,
@@ -182,7 +187,9 @@ def example(node: fx.Node) -> Tensor:
 _WHOLE = "return_value"
 """Dynamo's reason to end a graph where the function returns."""
 
-_OWN_NAMESPACES = ("aten", "prims", "fxpar", "_c10d_functional", "higher_order")
+_NAMESPACES_OF_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d")
+
+_OWN_NAMESPACES = ("aten", "prims", "fxpar", "higher_order")
 _OWN_MODULES = ("torch", "fxpar", "_operator", "builtins", "math")
 
 
@@ -227,6 +234,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     """Find the borders of Dynamo's graph; to be called while Dynamo calls a backend with it.
 
     Raises:
+        CollectiveInForwardError: the forward communicates over a group that is not that of all ranks.
         GraphBreakError: the graph has no `exit`, so the forward continues in another graph.
         RandomGeneratorError: likewise, at an op that draws random numbers from a generator object.
         UnavailableTensorError: the forward reads a tensor that an earlier one kept on an object, or keeps another one
@@ -236,6 +244,7 @@ def read_capture(module: fx.GraphModule) -> Capture:
     """
     for node in carried_over():
         raise UnavailableTensorError(source_line(node))
+    _see_collectives(module)
     held = graph_arguments(module)
     reads_grad_mode = _reads_grad_mode(module)
     hold_flex_graphs(module)
@@ -287,6 +296,19 @@ def read_capture(module: fx.GraphModule) -> Capture:
         lines,
         reads_grad_mode,
     )
+
+
+def _see_collectives(module: fx.GraphModule) -> None:
+    """Warn of those that are traced as on one process.
+
+    Raises:
+        CollectiveInForwardError: at the first one that is not.
+    """
+    for node in module.graph.nodes:
+        if str(node.target).partition(".")[0] in _NAMESPACES_OF_COLLECTIVES:
+            raise CollectiveInForwardError(str(node.target), source_line(node))
+    if (called := collectives_called()) and is_first_rank():
+        warnings.warn(CollectiveInForwardWarning(called), stacklevel=2)
 
 
 def _reads_grad_mode(module: fx.GraphModule) -> bool:

@@ -25,7 +25,7 @@ def take_values_of_first_rank(distribution: Distribution) -> None:
     on the meta device has none yet.
 
     Raises:
-        PlanMismatchError: ranks have tensors of other names, shapes or dtypes, or have them on meta where others do not.
+        PlanMismatchError: names, shapes or dtypes of tensors differ from rank to rank, or whether they are on meta.
         PeerLostError: another rank has ended.
     """
     if distribution.mesh.num_ranks == 1:
@@ -39,7 +39,9 @@ def take_values_of_first_rank(distribution: Distribution) -> None:
     for name in taken:
         _take(held[name], distribution.mesh.device_type)
     if taken:
-        tell(f"{sum(map(bool, differing))} ranks have taken {len(taken)} of {len(held)} tensors of the model from rank 0")
+        tell(
+            f"{sum(map(bool, differing))} ranks have taken {len(taken)} of {len(held)} tensors of the model from rank 0"
+        )
 
 
 def _tensors(distribution: Distribution) -> dict[str, Tensor]:

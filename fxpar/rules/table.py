@@ -173,6 +173,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.select_scatter.default: EinsumRule(views.selection_replaced, linear_in=TOGETHER),
     aten.split.Tensor: _view(views.split, local_shapes.emit_split),
     aten.split_with_sizes.default: _view(views.split, local_shapes.emit_split_with_sizes),
+    aten.unsafe_split.Tensor: _view(views.split, local_shapes.emit_split),
+    aten.unsafe_split_with_sizes.default: _view(views.split, local_shapes.emit_split_with_sizes),
     aten.unbind.int: _view(views.unbound),
     aten.cat.default: _view(views.concatenated),
     aten.stack.default: _view(views.stacked),

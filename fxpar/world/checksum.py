@@ -30,6 +30,7 @@ def fingerprint(value: Tensor) -> tuple[int, int]:
     total = sum(int(_words(chunk).sum().item()) for chunk in flat.split(_CHUNK_WORDS))
     return total, checksum(flat[:: max(1, -(-flat.numel() // _SAMPLED))])
 
+
 def _words(value: Tensor) -> Tensor:
     """The bytes of `value` in the order of its elements, as int64, padded with zeros."""
     flat = value.detach().reshape(-1).contiguous().view(torch.uint8)

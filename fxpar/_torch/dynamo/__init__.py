@@ -16,6 +16,7 @@ from fxpar._torch.dynamo.replaced_functions import trace_counts_of_known_length,
 from fxpar._torch.dynamo.requires_grad import let_results_depend_on_leaves, let_values_require_grad
 from fxpar._torch.dynamo.set_order import trace_sets_in_one_order
 from fxpar._torch.dynamo.stand_ins import refuse_reads_of_stand_ins
+from fxpar._torch.dynamo.world_of_one import trace_in_world_of_one
 from fxpar._torch.group_norm import correct_strides_of_group_norm
 
 
@@ -30,6 +31,7 @@ def change_tracing() -> None:
     trace_past_flags_of_kernels()
     trace_counts_of_known_length()
     trace_sets_in_one_order()
+    trace_in_world_of_one()
     settle_assignments()
     refuse_reads_of_stand_ins()
     assert_what_branches_raise()
