@@ -94,6 +94,16 @@ class CompiledTooEarlyError(FxparError):
         )
 
 
+class ReplacedForwardError(FxparError):
+    """The forward of a distributed model was replaced by one that does not call it."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"the forward of {model} was set after fxpar.distribute, to a function that does not return what the one "
+            "before it returned: set `model.forward` before fxpar.distribute, which traces it"
+        )
+
+
 class ReplacedParameterError(FxparError):
     """A parameter of a distributed model was taken away, or something else was put in its place."""
 

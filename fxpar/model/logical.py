@@ -23,6 +23,7 @@ from fxpar.errors import (
     GraphBreakError,
     NotCompiledError,
     RecompileLimitError,
+    ReplacedForwardError,
     UnsupportedGraphError,
 )
 from fxpar.ir.failed_trace import error_of_failed_trace
@@ -46,6 +47,9 @@ from fxpar.model.unset import check_loaded
 from fxpar.world.mesh import num_batch_shards
 
 _MARK = "_fxpar_distributed"
+
+_OWN_FORWARD = "_fxpar_own_forward"
+"""The attribute that keeps the forward of a module that has one of its own, as after `module.forward = f`."""
 
 
 def refuse_distributed(model: nn.Module) -> None:
@@ -84,14 +88,14 @@ def install(distribution: Distribution) -> None:
             members[module] |= RECURRENT_MEMBERS
             vars(module).pop("_flat_weights", None)
         if path in distribution.hints.outputs:
-            plain = members[module].get("forward", type(module).forward)
+            plain = members[module].get("forward") or _forward_of(module)
             members[module]["forward"] = hinted_forward(plain, tuple(distribution.hints.outputs[path]))
         if module in dtypes:
-            plain = members[module].get("forward", type(module).forward)
+            plain = members[module].get("forward") or _forward_of(module)
             members[module]["forward"] = in_dtype(plain, dtypes[module])
         members[module] |= refused_methods(type(module))
     root = distribution.model
-    inner = members[root].get("forward", type(root).forward)
+    inner = members[root].get("forward") or _forward_of(root)
     members[root] |= {
         "forward": _forward_by_shapes(inner, distribution),
         "__call__": _checked_call(distribution),
@@ -100,6 +104,27 @@ def install(distribution: Distribution) -> None:
         cls = type(module)
         if namespace:
             module.__class__ = type(cls.__name__, (cls,), {**namespace, _MARK: True, "__module__": cls.__module__})
+
+
+def _forward_of(module: nn.Module) -> Callable[..., Any]:
+    """The forward of a module as a function of `self`: that of its class, or its own one, which would hide others."""
+    if "forward" in vars(module):
+        vars(module)[_OWN_FORWARD] = vars(module).pop("forward")
+    return _own_forward if _OWN_FORWARD in vars(module) else type(module).forward
+
+
+def _own_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return getattr(self, _OWN_FORWARD)(*args, **kwargs)
+
+
+def _signature(model: nn.Module, inner: Callable[..., Any]) -> inspect.Signature:
+    """That of the forward of `model`, with `self`."""
+    if _OWN_FORWARD not in vars(model):
+        return inspect.signature(inner)
+    own = inspect.signature(getattr(model, _OWN_FORWARD))
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    others = [each for each in own.parameters.values() if each.name != "self"]
+    return own.replace(parameters=[first, *others])
 
 
 def _take_back(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
@@ -213,7 +238,7 @@ def _forward_by_shapes(inner: Callable[..., Any], distribution: Distribution) ->
                 return output
 
     # Trainers look up which arguments the model takes.
-    forward.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
+    forward.__signature__ = _signature(distribution.model, inner)  # type: ignore[attr-defined]
     return skip_frame(forward)
 
 
@@ -243,6 +268,10 @@ def _checked_call(distribution: Distribution) -> Callable[..., Any]:
         except (ForwardRaisesError, GraphBreakError):
             if not install_recording_hooks(self):
                 raise
+        except UnsupportedGraphError as error:
+            if "forward" in vars(self):
+                raise ReplacedForwardError(type(self).__name__) from error
+            raise
         return base(self, *args, **kwargs)
 
     return skip_frame(call)

@@ -63,14 +63,17 @@ def _piece(parameter: LogicalParameter, layout: Layout, mesh: Mesh, stage_mesh: 
     if whole.is_meta:
         local = unset_like(whole, layout.local_shape(mesh.coordinate), mesh.device_type)
     else:
-        local = (
-            shard_of(whole.detach(), layout, mesh.coordinate)
-            .to(mesh.device_type)
-            .clone(memory_format=torch.contiguous_format)
-        )
+        local = _own_shard(whole, layout, mesh)
     piece = nn.Parameter(from_local(local, layout, stage_mesh), requires_grad=parameter.requires_grad)
+    if whole.grad is not None:
+        piece.grad = from_local(_own_shard(whole.grad, layout, mesh), layout, stage_mesh)
     _carry_over(whole, piece)
     return piece
+
+
+def _own_shard(whole: Tensor, layout: Layout, mesh: Mesh) -> Tensor:
+    shard = shard_of(whole.detach(), layout, mesh.coordinate).to(mesh.device_type)
+    return shard.clone(memory_format=torch.contiguous_format)
 
 
 def _carry_over(whole: nn.Parameter, piece: nn.Parameter) -> None:

@@ -54,7 +54,7 @@ def decompose_for_sharding(
             with mode:
                 part = _traced(node, *decomposed, traced)
             copies[node] = _inline(graph, node, part, copies, *decomposed[1:])
-        elif node.target is operator.getitem and isinstance(copies[node.args[0]], tuple):
+        elif node.target is operator.getitem and isinstance(copies[node.args[0]], tuple | list):
             copies[node] = copies[node.args[0]][node.args[1]]
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)

@@ -16,6 +16,10 @@ from fxpar.ir.changes import Change
 from fxpar.ir.node_meta import known_value, where
 from fxpar.ir.stage import Port, PortKind
 
+aten = torch.ops.aten
+
+_OF_EQUAL_SHAPE = {aten.clone, aten.copy, aten.detach, aten.alias, aten._to_copy, aten.full_like, aten.zeros_like}
+
 _KEEPS_VALUES = {"requires_grad_", "detach_", set_tensor_requires_grad}
 
 
@@ -98,7 +102,18 @@ class LastingChanges:
                     copies[node].op, copies[node].target = "call_method", "detach"
         graph.output(clones[port])
         module = _functional(graph, [values[each].detach() for each in reads])
-        return Change(port, tuple(reads), module, where(self.last(port)))
+        return Change(port, tuple(reads), module, where(self.last(port)), _is_pointwise(module.graph))
+
+
+def _is_pointwise(graph: fx.Graph) -> bool:
+    """Whether all values of an ATen graph have one shape, and each element depends on those at its place alone."""
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    called: list[Any] = [node.target for node in nodes if node.op == "call_function"]
+    return (
+        all(node.op in ("placeholder", "call_function") for node in nodes)
+        and len({known_value(node).shape for node in nodes}) == 1
+        and all(torch.Tag.pointwise in each.tags or each.overloadpacket in _OF_EQUAL_SHAPE for each in called)
+    )
 
 
 def _functional(graph: fx.Graph, examples: Sequence[Any]) -> fx.GraphModule:

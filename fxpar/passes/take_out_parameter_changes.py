@@ -2,29 +2,22 @@
 
 A stage runs once per microbatch, and its graph takes parameters gathered, in another dtype or from another stage. So
 what a forward does to a parameter itself is taken out of its graph, and runs before the first microbatch. That computes
-the same if nothing has read the parameter before, and if the new value depends on no argument and no buffer; and if it
-is pointwise, a rank changes its shard alone.
+the same if nothing has read the parameter before, and if the new value depends on no argument and no buffer. If it is
+pointwise, a rank changes its shard alone; otherwise it computes the whole parameter.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import fx
 
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.capture import Capture
-from fxpar.ir.changes import Change
-from fxpar.ir.node_meta import known_value, where
+from fxpar.ir.node_meta import where
 from fxpar.ir.stage import Port, PortKind
 from fxpar.passes.lasting_changes import LastingChanges
 from fxpar.progress.phases import as_phase
-
-aten = torch.ops.aten
-
-_OF_EQUAL_SHAPE = {aten.clone, aten.copy, aten.detach, aten.alias, aten._to_copy, aten.full_like, aten.zeros_like}
 
 
 @as_phase
@@ -35,8 +28,8 @@ def take_out_parameter_changes(capture: Capture) -> Capture:
     After:  `w = param(...); y = linear(x, w)`, and the change `w -> clamp(w, -1, 1)`
 
     Raises:
-        UnsupportedGraphError: the new value depends on something else than parameters and constants, or is not computed
-            element by element; or the parameter is read before it is changed.
+        UnsupportedGraphError: the new value depends on something else than parameters and constants, or is random; or
+            the parameter is read before it is changed.
     """
     if not LastingChanges(capture, PortKind.PARAMETER).changes:
         return capture
@@ -46,8 +39,6 @@ def take_out_parameter_changes(capture: Capture) -> Capture:
     every = set().union(*closures.values())
     _check_reads(found, every)
     changes = tuple(found.change(port, closure) for port, closure in closures.items())
-    for change in changes:
-        _check_pointwise(change)
     replaced = _remove(found, every, capture)
     results = [replaced.get(node, node) for node in capture.results]
     return replace(capture, parameter_changes=changes, results=results)
@@ -95,21 +86,9 @@ def _remove(found: LastingChanges, closure: set[fx.Node], capture: Capture) -> d
     return replaced
 
 
-def _check_pointwise(change: Change) -> None:
-    nodes = list(change.module.graph.nodes)
-    shape = known_value(nodes[0]).shape
-    for node in nodes:
-        operands = [*node.all_input_nodes, node] if node.op == "call_function" else []
-        target: Any = node.target
-        is_pointwise = not operands or torch.Tag.pointwise in target.tags or target.overloadpacket in _OF_EQUAL_SHAPE
-        if not is_pointwise or any(known_value(each).shape != shape for each in operands):
-            reason = f"{target} does not compute its new value element by element"
-            raise _unsupported(change.port, change.line, reason)
-
-
 def _unsupported(port: Port, line: str, reason: str) -> UnsupportedGraphError:
     return UnsupportedGraphError(
         f"{line} changes parameter {port.name} in place, and {reason}: expected changes that depend on parameters "
-        "alone, element by element, before the forward reads them; write the operation out of place, or change "
+        "alone, before the forward reads them; write the operation out of place, or change "
         "parameters between steps"
     )

@@ -12,7 +12,9 @@ from fxpar._torch.distributed import piece_of
 from fxpar._torch.lazy_graph_module import code_of
 from fxpar.errors import UnsupportedGraphError
 from fxpar.ir.changes import Change
+from fxpar.ir.dtensor import layout_of
 from fxpar.ir.plan import PlannedParameter
+from fxpar.ir.tiles import shard_of
 from fxpar.runtime.microbatches import Microbatches
 
 
@@ -20,12 +22,13 @@ def check_parameter_changes(changes: Iterable[Change], planned: Mapping[str, Pla
     """Check that the rank that holds a piece of a parameter which a change is made to holds all that it reads.
 
     Raises:
-        UnsupportedGraphError: it reads a parameter that is on another stage, or sharded otherwise.
+        UnsupportedGraphError: it reads a parameter that is on another stage, or, element by element, sharded otherwise.
     """
     for change in changes:
         own = planned[change.port.name]
         for port in change.reads:
-            if (other := planned[port.name]) != own:
+            other = planned[port.name]
+            if other.stage != own.stage or (change.is_pointwise and other.layout != own.layout):
                 raise UnsupportedGraphError(
                     f"{change.line} changes parameter {change.port.name} in place by {port.name}, which is on stage "
                     f"{other.stage} with the layout {other.layout}, instead of stage {own.stage} and {own.layout}: "
@@ -34,23 +37,32 @@ def check_parameter_changes(changes: Iterable[Change], planned: Mapping[str, Pla
 
 
 class ParameterChanges:
-    """The changes of parameters, each by a rank on its own piece."""
+    """The changes of parameters, each by a rank on its own piece.
 
-    def __init__(self, changes: Iterable[Change]) -> None:
+    coordinate: this rank's, by axis.
+    """
+
+    def __init__(self, changes: Iterable[Change], coordinate: Mapping[str, int]) -> None:
         self._changes = [(change, code_of(change.module)) for change in changes]
+        self._coordinate = coordinate
 
     def make(self, held: Mapping[str, DTensor]) -> None:
-        """Make those of the changes whose parameters this rank holds.
+        """Make those of the changes whose parameters this rank holds; a collective of the ranks of its stages.
 
         Args:
-            held: this rank's parameters by name; those that one change reads have the same layout.
+            held: this rank's parameters by name; those that one pointwise change reads have the same layout.
         """
-        pieces = {name: piece_of(parameter) for name, parameter in held.items()}
         own = [(change, compute) for change, compute in self._changes if change.port.name in held]
         with torch.no_grad():
-            found = [compute(*(pieces[port.name] for port in change.reads)) for change, compute in own]
+            found = [self._new_piece(change, compute, held) for change, compute in own]
             for (change, _), value in zip(own, found, strict=True):
-                pieces[change.port.name].copy_(value)
+                piece_of(held[change.port.name]).copy_(value)
+
+    def _new_piece(self, change: Change, compute: Callable[..., Tensor], held: Mapping[str, DTensor]) -> Tensor:
+        read = [held[port.name] for port in change.reads]
+        if change.is_pointwise:
+            return compute(*map(piece_of, read))
+        return shard_of(compute(*(each.full_tensor() for each in read)), layout_of(read[0]), self._coordinate)
 
 
 class ArgumentChanges:

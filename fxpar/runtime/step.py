@@ -67,7 +67,7 @@ class Step:
         self._gather = gather
         self._check_inputs = check_inputs
         self._totals = totals
-        self._parameter_changes = ParameterChanges(capture.parameter_changes)
+        self._parameter_changes = ParameterChanges(capture.parameter_changes, distribution.mesh.coordinate)
         self._arithmetic = arithmetic
         self._batch_dims = {port.name: dim for port, dim in capture.batch_dims.items()}
         self._argument_changes = ArgumentChanges(

@@ -76,11 +76,23 @@ def _without_grad(block: Block) -> None:
         weight.masked_fill_(weight.abs() < 0.01, 0.05)
 
 
+def _rows_of_norm_one(block: Block) -> None:
+    with torch.no_grad():
+        block.first.weight.copy_(nn.functional.normalize(block.first.weight, dim=1))
+        block.last.weight.sub_(block.last.weight.mean(0)).div_(block.first.weight.norm())
+
+
+def _first_row(block: Block) -> None:
+    block.last.weight.data[0].zero_()
+
+
 PARAMETER_CHANGES: Mapping[str, Callable[[Block], Any]] = {
     "data": lambda block: block.last.weight.data.clamp_(-0.1, 0.1),
     "detached": lambda block: block.last.weight.detach().mul_(0.9).add_(0.1),
     "several": _half_of_the_first,
     "without grad": _without_grad,
+    "rows": _rows_of_norm_one,
+    "first row": _first_row,
 }
 
 
@@ -240,8 +252,8 @@ def _read_before(block: Block) -> Tensor:
     return norm
 
 
-def _by_the_first_row(block: Block) -> None:
-    block.last.weight.data[0].zero_()
+def _by_chance(block: Block) -> None:
+    block.last.weight.data.mul_(torch.rand_like(block.last.weight))
 
 
 def _by_a_buffer(block: Block) -> None:
@@ -252,7 +264,7 @@ def _by_a_buffer(block: Block) -> None:
     ("change", "reason"),
     [
         (_read_before, "has read it before"),
-        (_by_the_first_row, "does not compute its new value element by element"),
+        (_by_chance, "its new value depends on more than parameters"),
         (_by_a_buffer, "its new value depends on more than parameters"),
     ],
 )

@@ -309,6 +309,40 @@ def tangent_of_zeros(size: Sequence[int], **options: Any) -> Tensor:
     return made
 
 
+def cleared(value: Tensor) -> Tensor:
+    """zero, which `zero_` becomes."""
+    return torch.zeros_like(value)
+
+
+def one_by_one(op: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+    """What `_foreach_` ops do, by the `op` of one tensor: other lists have an element for each tensor, too."""
+
+    def decomposed(tensors: Sequence[Tensor], *others: Any, **options: Any) -> list[Tensor]:
+        return [
+            op(tensor, *(other[i] if isinstance(other, list | tuple) else other for other in others), **options)
+            for i, tensor in enumerate(tensors)
+        ]
+
+    return decomposed
+
+
+_OF_LISTS = (
+    *("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max", "lerp"),
+    *("abs", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "clone"),
+)
+"""The ops that have a `_foreach_` variant which takes what they take."""
+
+
+def _of_lists() -> dict[Callable[..., Any], Callable[..., Any]]:
+    variants = {name: getattr(aten, f"_foreach_{name}") for name in _OF_LISTS}
+    return {
+        getattr(variant, overload): one_by_one(getattr(aten, name))
+        for name, variant in variants.items()
+        for overload in variant.overloads()
+        if overload in ("default", "Scalar", "List", "ScalarList", "Tensor")
+    }
+
+
 DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.addmm.default: add_product,
     aten.baddbmm.default: add_product,
@@ -335,5 +369,7 @@ DECOMPOSITIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.new_full.default: filled,
     aten.new_zeros.default: zeros,
     aten.new_ones.default: ones,
+    aten.zero.default: cleared,
+    **_of_lists(),
 }
 """Each op's decomposition takes the op's own arguments."""
