@@ -43,6 +43,12 @@ def along_dim(call: OpCall) -> Einsum:
     return Einsum((tuple(dims),) * len(call.inputs), (tuple(dims),) * len(call.outputs))
 
 
+def contained(call: OpCall) -> Einsum:
+    """isin: each element is looked for among all those of the second operand."""
+    dims = tuple(free_dims(len(call.inputs[0])))
+    return Einsum((dims, (None,) * len(call.inputs[1])), (dims,))
+
+
 def of_matrices(call: OpCall) -> Einsum:
     """An op of linear algebra: the last two dims of its first operand are matrices, which are whole."""
     outer = call.inputs[0][:-2]

@@ -53,7 +53,10 @@ _pool_backward = EinsumRule("... H W, ... H W -> ... H W", linear_in=(0,))
 _sized_pool = EinsumRule("... H W -> ... H W", linear_in=TOGETHER, emit_local=sized_like_result("input_size"))
 _box = EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER)
 _box_backward = EinsumRule("... D H W, ... D H W -> ... D H W", linear_in=(0,))
+_max_box = EinsumRule("... D H W -> ... D H W, ... D H W")
+_max_box_backward = EinsumRule("... D H W, ... D H W, ... D H W -> ... D H W", linear_in=(0,))
 _row = EinsumRule("... L -> ... L", linear_in=TOGETHER)
+_row_backward = EinsumRule("... L, ... L -> ... L", linear_in=(0,))
 _sized_row = EinsumRule("... L -> ... L", linear_in=TOGETHER, emit_local=sized_like_result("input_size"))
 
 TABLE: Mapping[Callable[..., Any], Rule] = {
@@ -102,6 +105,10 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.fill.Scalar: POINTWISE,
     aten.fill.Tensor: POINTWISE,
     aten.floor_divide.default: POINTWISE,
+    aten.rsub.Tensor: _linear,
+    aten.complex.default: POINTWISE,
+    aten.bucketize.Tensor: EinsumRule("..., B -> ..."),
+    aten.isin.Tensor_Tensor: EinsumRule(notations.contained),
     **dict.fromkeys(
         (
             aten.softplus_backward.default,
@@ -220,6 +227,17 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.all.dim: _whole_reduction,
     aten.var.correction: _whole_reduction,
     aten.var_mean.correction: _whole_reduction,
+    aten.std.correction: _whole_reduction,
+    aten.std_mean.correction: _whole_reduction,
+    aten.norm.ScalarOpt_dim: _whole_reduction,
+    aten.median.default: _whole_reduction,
+    aten.median.dim: _whole_reduction,
+    aten.nanmedian.default: _whole_reduction,
+    aten.nanmedian.dim: _whole_reduction,
+    aten.mode.default: _whole_reduction,
+    aten.aminmax.default: _whole_reduction,
+    aten.prod.default: _whole_reduction,
+    aten.nansum.default: _whole_reduction,
     aten.logsumexp.default: _whole_reduction,
     aten.linalg_vector_norm.default: _whole_reduction,
     aten.histc.default: EinsumRule(notations.counted_in_bins),
@@ -240,6 +258,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.glu.default: _along_dim,
     aten.glu_backward.default: _along_dim,
     aten.kthvalue.default: _whole_reduction,
+    aten.linalg_cross.default: EinsumRule(along_dim, linear_in=EACH),
+    aten.channel_shuffle.default: EinsumRule("n C ... -> n C ...", linear_in=TOGETHER, moves_only=True),
     aten.flip.default: _view(notations.along_dims),
     aten.roll.default: _view(notations.along_dims),
     aten._fft_r2c.default: EinsumRule(notations.transformed),
@@ -259,10 +279,16 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.upsample_bilinear2d_backward.default: _sized_pool,
     aten.upsample_bicubic2d.default: _pool,
     aten.upsample_bicubic2d_backward.default: _sized_pool,
+    aten._upsample_bilinear2d_aa.default: _pool,
+    aten._upsample_bilinear2d_aa_backward.default: _sized_pool,
+    aten._upsample_bicubic2d_aa.default: _pool,
+    aten._upsample_bicubic2d_aa_backward.default: _sized_pool,
     aten.reflection_pad1d.default: _row,
+    aten.reflection_pad1d_backward.default: _row_backward,
     aten.reflection_pad2d.default: _pool,
     aten.reflection_pad2d_backward.default: _pool_backward,
     aten.replication_pad1d.default: _row,
+    aten.replication_pad1d_backward.default: _row_backward,
     aten.replication_pad2d.default: _pool,
     aten.replication_pad2d_backward.default: _pool_backward,
     aten.reflection_pad3d.default: _box,
@@ -271,6 +297,8 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten.replication_pad3d_backward.default: _box_backward,
     aten.grid_sampler_2d.default: EinsumRule("n c H W, n P Q D -> n c P Q", linear_in=(0,)),
     aten.grid_sampler_2d_backward.default: EinsumRule("n c P Q, n c H W, n P Q D -> n c H W, n P Q D"),
+    aten.grid_sampler_3d.default: EinsumRule("n c D H W, n P Q R E -> n c P Q R", linear_in=(0,)),
+    aten.grid_sampler_3d_backward.default: EinsumRule("n c P Q R, n c D H W, n P Q R E -> n c D H W, n P Q R E"),
     # Pools: the dims that a window moves over are whole
     aten.avg_pool2d.default: _pool,
     aten.avg_pool2d_backward.default: _pool_backward,
@@ -280,6 +308,16 @@ TABLE: Mapping[Callable[..., Any], Rule] = {
     aten._adaptive_avg_pool2d_backward.default: _pool_backward,
     aten._adaptive_avg_pool3d.default: EinsumRule("... D H W -> ... D H W", linear_in=TOGETHER),
     aten.adaptive_max_pool2d.default: EinsumRule("... H W -> ... H W, ... H W"),
+    aten.adaptive_max_pool2d_backward.default: EinsumRule("... H W, ... H W, ... H W -> ... H W", linear_in=(0,)),
+    aten.adaptive_max_pool3d.default: _max_box,
+    aten.adaptive_max_pool3d_backward.default: EinsumRule(
+        "... D H W, ... D H W, ... D H W -> ... D H W",
+        linear_in=(0,),
+        emit_local=local_indices.emit_dense("indices"),  # which it reads on CPUs as if they were contiguous
+    ),
+    aten._adaptive_avg_pool3d_backward.default: _box_backward,
+    aten.max_pool3d_with_indices.default: _max_box,
+    aten.max_pool3d_with_indices_backward.default: _max_box_backward,
     aten.max_pool2d_with_indices.default: EinsumRule("... H W -> ... H W, ... H W"),
     aten.max_pool2d_with_indices_backward.default: EinsumRule("... H W, ... H W, ... H W -> ... H W", linear_in=(0,)),
     # Norms: rows may be sharded, normalised dims are whole

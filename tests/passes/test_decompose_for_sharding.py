@@ -345,3 +345,23 @@ def test_parts_know_where_they_come_from_and_what_they_give(model_joint: fx.Grap
 
 def test_checks_of_logical_metadata_are_dropped(model_joint: fx.GraphModule) -> None:
     assert aten._assert_tensor_metadata.default not in ops(decompose_for_sharding(model_joint))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: torch._foreach_mul([a, b], 2.0),
+        lambda a, b: torch._foreach_add([a, b], [b, a], alpha=2),
+        lambda a, b: torch._foreach_div([a, b], [2.0, 3.0]),
+        lambda a, b: torch._foreach_mul([a, b], torch.tensor(3.0)),
+        lambda a, b: torch._foreach_lerp([a], [b], 0.3),
+        lambda a, b: torch._foreach_pow([a, b], 2),
+        lambda a, b: torch._foreach_clamp_min([a, b], 0.5),
+        lambda a, b: torch._foreach_abs([a, b]),
+    ],
+)
+def test_ops_of_lists_are_those_of_their_tensors(function: Callable[..., Any]) -> None:
+    joint = joint_of(function, torch.randn(3, 4), torch.randn(3, 4))
+    assert any("_foreach_" in str(op) for op in ops(joint))
+    decomposed = assert_same_function(joint)
+    assert not any(op is operator.getitem for op in ops(decomposed))

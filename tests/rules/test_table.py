@@ -166,6 +166,7 @@ def _shapes(x: Tensor, row: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
         (aten.split.Tensor, (torch.randn(4, 24), 8, 1)),
         (aten.split_with_sizes.default, (torch.randn(4, 24), [8, 8, 8], 1)),
         (aten.split_with_sizes.default, (torch.randn(4, 24), [16, 4, 4], 1)),
+        (aten.unsafe_split_with_sizes.default, (torch.randn(4, 24), [16, 4, 4], 1)),
         (aten.cat.default, ([torch.randn(4, 8)] * 3, 1)),
         (aten.cat.default, ([torch.randn(4, 16), torch.randn(4, 8)], 1)),
         (aten.stack.default, ([torch.randn(4, 8)] * 3, 1)),
@@ -271,6 +272,9 @@ def _solved() -> list[Call]:
 def _pools() -> list[tuple[Any, tuple[Any, ...]]]:
     plane, box = torch.randn(4, 6, 5, 4), torch.randn(2, 3, 3, 4, 4)
     taken, where = aten.max_pool2d_with_indices.default(plane, [2, 2])
+    of_plane, place = aten.adaptive_max_pool2d.default(plane, [2, 2])
+    in_box, at = aten.max_pool3d_with_indices.default(box, [2] * 3)
+    adapted, places = aten.adaptive_max_pool3d.default(box, [2] * 3)
     window, of_box = ([2, 2], [2, 2], [0, 0], False, True, None), ([2] * 3, [2] * 3, [0] * 3, False, True, None)
     return [
         (aten.avg_pool2d.default, (plane, *window)),
@@ -279,6 +283,13 @@ def _pools() -> list[tuple[Any, tuple[Any, ...]]]:
         (aten.avg_pool3d_backward.default, (torch.randn(2, 3, 1, 2, 2), box, *of_box)),
         (aten._adaptive_avg_pool2d.default, (plane, [2, 2])),
         (aten._adaptive_avg_pool2d_backward.default, (torch.randn_like(taken), plane)),
+        (aten._adaptive_avg_pool3d_backward.default, (torch.randn(2, 3, 2, 2, 2), box)),
+        (aten.adaptive_max_pool2d_backward.default, (torch.randn_like(of_plane), plane, place)),
+        (aten.adaptive_max_pool3d_backward.default, (torch.randn_like(adapted), box, places)),
+        (
+            aten.max_pool3d_with_indices_backward.default,
+            (torch.randn_like(in_box), box, [2] * 3, [2] * 3, [0] * 3, [1] * 3, False, at),
+        ),
         (
             aten.max_pool2d_with_indices_backward.default,
             (torch.randn_like(taken), plane, [2, 2], [2, 2], [0, 0], [1, 1], False, where),
@@ -290,17 +301,25 @@ def _resampled() -> list[tuple[Any, tuple[Any, ...]]]:
     plane, large, grid = torch.randn(4, 6, 4, 3), torch.randn(4, 6, 8, 6), torch.rand(4, 5, 5, 2) * 2 - 1
     sizes = [8, 6], [4, 6, 4, 3]
     padded, box = torch.randn(4, 6, 6, 5), torch.randn(4, 6, 4, 3, 3)
+    row, points = torch.randn(4, 6, 8), torch.rand(4, 5, 5, 5, 3) * 2 - 1
     return [
         (aten.upsample_nearest1d_backward.default, (torch.randn(4, 6, 8), [8], [4, 6, 4])),
         (aten.upsample_nearest2d_backward.default, (large, *sizes)),
         (aten.upsample_bilinear2d_backward.default, (large, *sizes, False)),
         (aten.upsample_bicubic2d_backward.default, (large, *sizes, False)),
+        (aten._upsample_bilinear2d_aa.default, (plane, [8, 6], False)),
+        (aten._upsample_bilinear2d_aa_backward.default, (large, *sizes, False)),
+        (aten._upsample_bicubic2d_aa.default, (plane, [8, 6], False)),
+        (aten._upsample_bicubic2d_aa_backward.default, (large, *sizes, False)),
+        (aten.reflection_pad1d_backward.default, (torch.randn(4, 6, 11), row, [1, 2])),
+        (aten.replication_pad1d_backward.default, (torch.randn(4, 6, 11), row, [1, 2])),
         (aten.reflection_pad2d_backward.default, (padded, plane, [1, 1, 1, 1])),
         (aten.replication_pad2d_backward.default, (padded, plane, [1, 1, 1, 1])),
         (aten.reflection_pad3d.default, (box, [1] * 6)),
         (aten.reflection_pad3d_backward.default, (torch.randn(4, 6, 6, 5, 5), box, [1] * 6)),
         (aten.replication_pad3d.default, (box, [1] * 6)),
         (aten.replication_pad3d_backward.default, (torch.randn(4, 6, 6, 5, 5), box, [1] * 6)),
+        (aten.grid_sampler_3d_backward.default, (torch.randn(4, 6, 5, 5, 5), box, points, 0, 0, False, [True, True])),
         (aten.grid_sampler_2d_backward.default, (torch.randn(4, 6, 5, 5), plane, grid, 0, 0, False, [True, True])),
     ]
 
