@@ -10,6 +10,7 @@ from fxpar._torch.compiler import ignore_logging_calls, name_functions_for_logs_
 from fxpar._torch.dynamo.assigned_tensors import settle_assignments
 from fxpar._torch.dynamo.both_branches import trace_both_branches
 from fxpar._torch.dynamo.grad_mode import note_reads_of_grad_mode
+from fxpar._torch.dynamo.known_values import trace_by_known_values
 from fxpar._torch.dynamo.printing import trace_prints
 from fxpar._torch.dynamo.raising_branches import assert_what_branches_raise
 from fxpar._torch.dynamo.replaced_functions import trace_counts_of_known_length, trace_past_flags_of_kernels
@@ -36,6 +37,7 @@ def change_tracing() -> None:
     refuse_reads_of_stand_ins()
     assert_what_branches_raise()
     trace_both_branches()
+    trace_by_known_values()
     correct_strides_of_group_norm()
 
 

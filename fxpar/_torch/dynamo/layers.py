@@ -18,6 +18,7 @@ from torch._dynamo.variables import UnspecializedNNModuleVariable
 from torch._dynamo.variables.base import VariableTracker
 
 from fxpar._torch.dynamo.descriptions import NotEqualError
+from fxpar._torch.dynamo.known_values import values_known_behind
 from fxpar._torch.dynamo.layer_call import LayerCall
 from fxpar._torch.dynamo.layer_copy import LayerCopy
 from fxpar._torch.dynamo.traced_layer import TracedLayer, describe_trace
@@ -88,7 +89,8 @@ class Layers:
         others = tracer.traced_sources
         tracer.traced_sources, self._is_tracing = type(others)(), True
         try:
-            result = trace(call.layer, call.tx, call.args, call.kwargs)
+            with values_known_behind(output, last):
+                result = trace(call.layer, call.tx, call.args, call.kwargs)
         finally:
             own, self._is_tracing = tracer.traced_sources, False
             others.update(own)
