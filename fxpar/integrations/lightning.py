@@ -266,16 +266,31 @@ class FxparStrategy(ParallelStrategy):
         # A strategy that has a plugin before the Trainer gives it one overrules the Trainer's `precision`.
         self._precision_plugin = None if plugin is None else _ClippingOverStages()
 
-    # Collectives
+    # Collectives: while a step is traced, those of one process
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank."""
+        return 0 if torch.compiler.is_compiling() else int(super().global_rank)
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank among those of its host."""
+        return 0 if torch.compiler.is_compiling() else int(super().local_rank)
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return 1 if torch.compiler.is_compiling() else int(super().world_size)
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks."""
-        if dist.is_initialized():
+        if dist.is_initialized() and not torch.compiler.is_compiling():
             dist.barrier()
 
     def broadcast(self, obj: T, src: int = 0) -> T:
         """The object of rank `src`."""
-        if not dist.is_initialized():
+        if torch.compiler.is_compiling() or not dist.is_initialized():
             return obj
         held = [obj]
         dist.broadcast_object_list(held, src)
@@ -283,13 +298,15 @@ class FxparStrategy(ParallelStrategy):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce over batch shards: ranks of one shard have the same value, which counts once in a sum or a mean."""
-        if group == OF_WHOLE_BATCH or not isinstance(tensor, Tensor):
+        if group == OF_WHOLE_BATCH or torch.compiler.is_compiling() or not isinstance(tensor, Tensor):
             return tensor
         name = str(getattr(reduce_op, "name", reduce_op)).lower()
         return _REDUCTIONS[name](self.all_gather(tensor), dim=0)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """The values of all batch shards, stacked."""
+        """The values of all batch shards, stacked; on one process, the tensor."""
+        if torch.compiler.is_compiling():
+            return tensor
         gathered: Tensor = super().all_gather(tensor)
         return gathered[first_ranks(self.mesh)]
 

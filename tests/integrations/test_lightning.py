@@ -139,7 +139,7 @@ def test_all_steps_and_collectives_work_on_batch_shards() -> None:
 
 
 class Habitual(pl.LightningModule):
-    """Logs numbers and sums, and gathers results in a list for the end of an epoch, as modules do."""
+    """Logs numbers, sums and what it gathers, and keeps results in a list for the end of an epoch, as modules do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,6 +151,11 @@ class Habitual(pl.LightningModule):
         loss = F.mse_loss(self.layers(batch[0]), batch[0])
         self.log("number", loss.item(), on_epoch=True)
         self.log("positive", (batch[0] > 0.3).sum(), reduce_fx="sum", on_step=False, on_epoch=True, sync_dist=True)
+        gathered = self.all_gather(loss.detach())
+        self.trainer.strategy.barrier()
+        if self.trainer.is_global_zero and self.local_rank == 0:
+            reduced = self.trainer.strategy.reduce(loss.detach(), reduce_op="sum")
+            self.log("gathered", gathered.mean() + reduced / self.trainer.world_size, on_epoch=True)
         return loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
