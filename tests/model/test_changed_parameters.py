@@ -66,6 +66,28 @@ def test_data_may_be_assigned(sizes: dict[str, int]) -> None:
     run_ranks(2, check_averages, sizes)
 
 
+def check_gradients(sizes: Mapping[str, int]) -> None:
+    """Add the gradients of a step to those from before `distribute`, on a mesh and on one process. For `run_ranks`."""
+    mesh = fxpar.init_mesh(**sizes)
+    alone, model = Small(), Small()
+    torch.manual_seed(1)
+    whole = {"x": torch.randn(4, 4)}
+    part = batch_shard(whole, mesh)
+    for each in (alone, model):
+        each(**whole).backward()
+    fxpar.distribute(model, mesh, stages=["layers.2"][: mesh.pipe - 1], example_inputs=part)
+    torch.compile(model, backend="fxpar", options=ATEN)(**part).backward()
+    alone(**whole).backward()
+    wanted = dict(alone.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad.full_tensor(), wanted[name].grad)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sizes", [{"pipe": 2}, {"x": 2}, {"z": 2}], ids=str)
+def test_gradients_from_before_distribute_are_added_to(sizes: dict[str, int]) -> None:
+    run_ranks(2, check_gradients, sizes)
+
+
 def test_attributes_and_hooks_of_parameters_stay_theirs(mesh: fxpar.Mesh) -> None:
     model, seen = Small(), list[Tensor]()
     weight = model.layers[0].weight
