@@ -51,5 +51,5 @@ def random_state(seed: int, step: int, first: int, microbatches: int, device: to
     states = torch.empty(microbatches, 3, dtype=torch.int64, device=device)
     states[:, 0].fill_(seed)
     states[:, 1].fill_(step)
-    torch.arange(first, first + microbatches, out=states[:, 2])
+    torch.arange(first, first + microbatches, device=device, out=states[:, 2])
     return states

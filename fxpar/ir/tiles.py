@@ -46,7 +46,9 @@ def assemble(pieces: Iterable[tuple[Mapping[str, int], Tensor]], layout: Layout)
     whole: Tensor | None = None
     for coordinate, piece in pieces:
         if whole is None:
-            whole = torch.full(layout.shape, _least(piece.dtype) if "max" in reductions else 0, dtype=piece.dtype)
+            whole = torch.full(
+                layout.shape, _least(piece.dtype) if "max" in reductions else 0, dtype=piece.dtype, device=piece.device
+            )
         places = logical_indices(layout, coordinate).reshape(-1)
         values = piece.reshape(-1)
         if "sum" in reductions:
@@ -64,7 +66,7 @@ def _least(dtype: torch.dtype) -> float:
 
 def logical_indices(layout: Layout, coordinate: Mapping[str, int]) -> Tensor:
     """The row-major logical index of every element of the local piece; int64, of the local shape."""
-    return shard_of(torch.arange(math.prod(layout.shape)).view(layout.shape), layout, coordinate)
+    return shard_of(torch.arange(math.prod(layout.shape), device="cpu").view(layout.shape), layout, coordinate)
 
 
 @dataclass(frozen=True, slots=True)

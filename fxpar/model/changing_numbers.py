@@ -20,7 +20,7 @@ class Number:
 
     def __init__(self, value: float, device_type: str) -> None:
         dtype = torch.int64 if isinstance(value, int) else torch.float64
-        self.tensor = torch.tensor(value, dtype=dtype).to(device_type)
+        self.tensor = torch.tensor(value, dtype=dtype, device="cpu").to(device_type)
 
 
 class ChangingNumbers:

@@ -12,7 +12,7 @@ from fxpar._torch.dynamo.traced_property import TracedProperty
 from fxpar.model.distribution import Distribution
 from fxpar.model.logical_parameters import LogicalParameter
 
-TRAINED, FROZEN = torch.empty(0, requires_grad=True), torch.empty(0)
+TRAINED, FROZEN = torch.empty(0, device="cpu", requires_grad=True), torch.empty(0, device="cpu")
 """Two tensors that stand in for all parameters: Dynamo wraps and guards each tensor that it meets, which is slow."""
 
 

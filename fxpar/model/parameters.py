@@ -158,7 +158,7 @@ class _LogicalRandom(TorchDispatchMode):
 
     def _skip(self) -> Tensor:
         self._num_draws += 1
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
 
     def _draw(self, layout: Layout) -> Tensor:
         """Uniform numbers in [0, 1) of the local shape; a new stream at every call."""

@@ -114,7 +114,7 @@ class DifferentiableStep:
         self._differentiable = [i for i in capture.differentiable if i != capture.loss]
         self._inputs = {port: i for port, i in capture.arguments.items() if port.kind is PortKind.INPUT}
         self._changes_arguments = bool(capture.argument_changes)
-        self._anchor = torch.zeros((), requires_grad=True)  # see `Step`
+        self._anchor = torch.zeros((), device="cpu", requires_grad=True)  # see `Step`
 
     def __call__(self, *args: Tensor) -> tuple[Any, ...]:
         """The results of the forward, in its order."""

@@ -13,7 +13,7 @@ from fxpar.errors import NotTheLossError
 def refuse_backward(result: Tensor, name: str, loss: str) -> Tensor:
     """`result` with requires_grad; a backward through it raises NotTheLossError with its name and the loss's."""
     refused: Tensor = _NoGradient.apply(  # type: ignore[no-untyped-call]
-        result, name, loss, torch.zeros((), requires_grad=True)
+        result, name, loss, torch.zeros((), device="cpu", requires_grad=True)
     )
     return refused
 

@@ -80,7 +80,7 @@ class Step:
         self._buffers = {p.name: i for p, i in capture.arguments.items() if p.kind is PortKind.BUFFER}
         self._wrap: dict[str, Callable[[Tensor], DTensor]] = {}
         # Stays a leaf of the loss on a rank that holds no parameter, where nothing else would require grad.
-        self._anchor = torch.zeros((), requires_grad=True)
+        self._anchor = torch.zeros((), device="cpu", requires_grad=True)
 
     def __call__(self, *args: Tensor) -> tuple[Tensor | None, ...]:
         """Run a step on Dynamo's arguments; returns the results of the forward, in its order."""

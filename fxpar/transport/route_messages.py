@@ -18,7 +18,7 @@ from fxpar.world.lost_peers import naming_lost_peers
 TAG_KINDS = 5
 """Tags per microbatch: for sends, for forwarded chunks, for the answers to each of these, and for the send order."""
 
-ANSWER = torch.zeros(1, dtype=torch.uint8)
+ANSWER = torch.zeros(1, dtype=torch.uint8, device="cpu")
 """What a rank sends back when it has received all of a relay, or so much that the next relay may be sent."""
 
 

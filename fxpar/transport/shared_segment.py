@@ -53,7 +53,7 @@ class Segment:
     def bytes_at(self, offset: int, num_bytes: int) -> Tensor:
         """A view of the memory at `offset`, uint8 (num_bytes,). The segment stays mapped while such a tensor exists."""
         if num_bytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=num_bytes, offset=offset)
 
     def signal_at(self, offset: int) -> Signal:

@@ -238,7 +238,7 @@ def mesh_of_this_world() -> Mesh | None:
 
 def make_device_mesh(shape: Mesh, device_type: str) -> DeviceMesh:
     """The DeviceMesh of `shape`, with process groups along its axes. A collective."""
-    ranks = torch.arange(shape.num_ranks).view(*shape.sizes.values()).permute(0, 1, 3, 4, 2)
+    ranks = torch.arange(shape.num_ranks, device="cpu").view(*shape.sizes.values()).permute(0, 1, 3, 4, 2)
     return DeviceMesh(device_type, ranks, mesh_dim_names=("pipe", *STAGE_AXES))
 
 
