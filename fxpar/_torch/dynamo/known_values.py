@@ -21,7 +21,7 @@ _READS_NUMBERS = ("item", "tolist")
 
 _OWN_MODULES = ("torch", "_operator", "builtins", "math")
 
-_KNOWN_BEHIND = "_fxpar_known_behind"
+_CONSTANTS = "_fxpar_constants"
 
 
 @functools.cache
@@ -56,18 +56,19 @@ def _by_known_conditions(jump: Jump, jumps_if: bool) -> Jump:
 @contextmanager
 def values_known_behind(output: Any, last: fx.Node | None) -> Iterator[None]:
     """Within, no values are known of what the graph of `output` computes up to `last`: other calls are given others."""
-    vars(output)[_KNOWN_BEHIND] = last
+    before = vars(output).get(_CONSTANTS)
+    vars(output)[_CONSTANTS] = _Constants(last)
     try:
         yield
     finally:
-        del vars(output)[_KNOWN_BEHIND]
+        vars(output)[_CONSTANTS] = before or _Constants()
 
 
 def _value(tx: Any, variable: VariableTracker) -> Tensor | None:
     """The value of a tensor of a trace; None where it depends on inputs, parameters or random numbers."""
     last: fx.Node = variable.as_proxy().node
-    known = _of_constants(last.graph, vars(tx.output).get(_KNOWN_BEHIND))
-    if last not in known:
+    known = vars(tx.output).setdefault(_CONSTANTS, _Constants()).of(last.graph)
+    if last not in known or torch._C._functorch.peek_interpreter_stack() is not None:  # it would take part in a vmap
         return None
     values: dict[fx.Node, Any] = {}
     connected = _connected(last, known)
@@ -76,35 +77,52 @@ def _value(tx: Any, variable: VariableTracker) -> Tensor | None:
             for node in known:
                 if node in connected:
                     values[node] = _computed(node, values)
-    except _RandomError:
+    except Exception:  # of whatever kernel; Dynamo traces it as it can
         return None
     is_changed_by_others = any(_version(node.meta.get("example_value")) != _version(values[node]) for node in values)
     found = values[last]
     return found if isinstance(found, Tensor) and not is_changed_by_others else None
 
 
-def _of_constants(graph: fx.Graph, behind: fx.Node | None) -> dict[fx.Node, None]:
-    """The calls behind a node that are given nothing but results of such calls, in order."""
-    found: dict[fx.Node, None] = {}
-    for node in graph.nodes:
-        if (
-            (behind is None or behind < node)
-            and _is_torchs(node)
-            and all(used in found for used in node.all_input_nodes)
-        ):
-            found[node] = None
-    return found
+class _Constants:
+    """The calls in the graphs of a trace that are given nothing but results of such calls.
+
+    behind: of the graph that this node is in, those behind it.
+    """
+
+    def __init__(self, behind: fx.Node | None = None) -> None:
+        self._behind = behind
+        self._seen: dict[fx.Graph, tuple[fx.Node, dict[fx.Node, None]]] = {}
+
+    def of(self, graph: fx.Graph) -> Mapping[fx.Node, None]:
+        """Those of `graph` so far, in order; a trace appends to its graphs."""
+        last, found = self._seen.get(graph, (graph._root, {}))
+        if last._erased:
+            last, found = graph._root, {}
+        for node in _after(last, graph):
+            last = node
+            if _is_torchs(node) and self._is_behind(node) and all(used in found for used in node.all_input_nodes):
+                found[node] = None
+        self._seen[graph] = last, found
+        return found
+
+    def _is_behind(self, node: fx.Node) -> bool:
+        return self._behind is None or self._behind.graph is not node.graph or self._behind < node
+
+
+def _after(last: fx.Node, graph: fx.Graph) -> Iterator[fx.Node]:
+    node = last.next
+    while node is not graph._root:
+        yield node
+        node = node.next
 
 
 def _is_torchs(node: fx.Node) -> bool:
     """Whether it is a call that takes all it computes with from its arguments; markers of fxpar do not."""
     if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return str(node.target).partition(".")[0] in ("aten", "prims")
-    return node.op == "call_method" or (
-        node.op == "call_function"
-        and (getattr(node.target, "__module__", None) or "").partition(".")[0]
-        in ("torch", "_operator", "builtins", "math")
-    )
+    module: str = getattr(node.target, "__module__", None) or ""
+    return node.op == "call_method" or (node.op == "call_function" and module.partition(".")[0] in _OWN_MODULES)
 
 
 def _connected(last: fx.Node, known: Mapping[fx.Node, None]) -> set[fx.Node]:
@@ -124,10 +142,6 @@ def _version(value: Any) -> int:
     return value._version if isinstance(value, Tensor) else 0
 
 
-class _RandomError(Exception):
-    """A random number was about to be drawn."""
-
-
 class _Repeatable(TorchDispatchMode):
     """A mode in which ops that draw random numbers raise an error."""
 
@@ -136,7 +150,7 @@ class _Repeatable(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise _RandomError
+            raise RuntimeError("a random number is no constant")
         return func(*args, **(kwargs or {}))
 
 
