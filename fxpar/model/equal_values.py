@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from operator import itemgetter
 
 import torch
 import torch.distributed as dist
@@ -45,17 +46,17 @@ def take_values_of_first_rank(distribution: Distribution) -> None:
 
 
 def _tensors(distribution: Distribution) -> dict[str, Tensor]:
-    """Parameters, buffers, and tensors that are attributes of modules, each once; sparse ones are left as they are."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in (*whole_parameters(distribution).items(), *_other_tensors(distribution.model)):
-        if tensor.layout == torch.strided:
-            found.setdefault(id(tensor), (name, tensor))
-    return dict(found.values())
+    """Parameters, buffers, and tensors that are attributes of modules, in the order of their names.
+
+    That in which modules have them may be that of a set. Sparse ones are left as they are.
+    """
+    found = (*whole_parameters(distribution).items(), *_other_tensors(distribution.model))
+    return {name: each for name, each in sorted(found, key=itemgetter(0)) if each.layout == torch.strided}
 
 
 def _other_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_buffers()
-    for path, module in model.named_modules():
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
         for attribute, value in vars(module).items():
             if isinstance(value, Tensor):
                 yield f"{path}.{attribute}".lstrip("."), value
