@@ -86,7 +86,7 @@ def _world_size(group: Any = None) -> int:
     return 1
 
 
-def _barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> _Done | None:
+def _barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> _Done | None:
     return _Done() if async_op else None
 
 
@@ -113,8 +113,10 @@ def _reduce(
     return _Done() if async_op else None
 
 
-def _all_gather_into(output: Tensor, input: Tensor, group: Any = None, async_op: bool = False) -> _Done | None:
-    return _all_to_all([output], [input], group, async_op)
+def _all_gather_into(
+    output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
+) -> _Done | None:
+    return _all_to_all([output_tensor], [input_tensor], group, async_op)
 
 
 def _reduce_scatter_into(
@@ -134,18 +136,20 @@ def _all_to_all_into(
     return _all_to_all([output], [input], group, async_op)
 
 
-def _all_gather(outputs: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> _Done | None:
-    return _all_to_all(outputs, [tensor], group, async_op)
+def _all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> _Done | None:
+    return _all_to_all(tensor_list, [tensor], group, async_op)
 
 
 def _reduce_scatter(
-    output: Tensor, inputs: list[Tensor], op: Any = None, group: Any = None, async_op: bool = False
+    output: Tensor, input_list: list[Tensor], op: Any = None, group: Any = None, async_op: bool = False
 ) -> _Done | None:
-    return _all_to_all([output], inputs, group, async_op)
+    return _all_to_all([output], input_list, group, async_op)
 
 
-def _all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: Any = None, async_op: bool = False) -> _Done | None:
-    output, input = _only(outputs), _only(inputs)
+def _all_to_all(
+    output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: Any = None, async_op: bool = False
+) -> _Done | None:
+    output, input = _only(output_tensor_list), _only(input_tensor_list)
     if output.numel() != input.numel():
         raise ValueError(_OTHER_SIZE)
     output.copy_(input.detach().reshape(output.shape))
@@ -154,24 +158,24 @@ def _all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: Any = None, 
 
 def _gather(
     tensor: Tensor,
-    outputs: Any = None,
+    gather_list: Any = None,
     dst: Any = None,
     group: Any = None,
     async_op: bool = False,
     group_dst: Any = None,
 ) -> _Done | None:
-    return _all_to_all(outputs, [tensor], group, async_op)
+    return _all_to_all(gather_list, [tensor], group, async_op)
 
 
 def _scatter(
     tensor: Tensor,
-    inputs: Any = None,
+    scatter_list: Any = None,
     src: Any = None,
     group: Any = None,
     async_op: bool = False,
     group_src: Any = None,
 ) -> _Done | None:
-    return _all_to_all([tensor], inputs, group, async_op)
+    return _all_to_all([tensor], scatter_list, group, async_op)
 
 
 # Collectives that return their results, which have gradients.

@@ -60,21 +60,21 @@ def from_first(h: Tensor) -> Tensor:
 
 def gathered(h: Tensor) -> Tensor:
     parts = [torch.empty_like(h) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, h)
+    dist.all_gather(tensor_list=parts, tensor=h)
     parts[dist.get_rank()] = h
     return h @ torch.cat(parts).T @ torch.ones(len(h), WIDTH)
 
 
 def gathered_into(h: Tensor) -> Tensor:
     whole = h.new_empty(dist.get_world_size() * len(h), WIDTH)
-    dist.all_gather_into_tensor(whole, h.detach())
+    dist.all_gather_into_tensor(output_tensor=whole, input_tensor=h.detach())
     return h * whole.mean()
 
 
 def scattered(h: Tensor) -> Tensor:
     own, all_own = torch.empty_like(h), torch.empty_like(h)
-    dist.scatter(own, [h.detach()], src=0)
-    dist.gather(h.detach(), [all_own], dst=0)
+    dist.scatter(own, scatter_list=[h.detach()], src=0)
+    dist.gather(h.detach(), gather_list=[all_own], dst=0)
     return h * own * all_own
 
 
